@@ -1,0 +1,61 @@
+"""Fixtures of the whole suite: after every test torch must be as it was, and tests can be told to run complete sweeps."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("TORCHDEVICE_TARGET", None)
+
+import pytest
+import snapshot
+import torch
+
+import torchdevice
+from torchdevice import _active
+
+torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sweep",
+        choices=("sample", "full"),
+        default="sample",
+        help="run a seeded sample of the large sweeps (the default) or all of them",
+    )
+    parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
+
+
+@pytest.fixture(scope="session")
+def sweep(request: pytest.FixtureRequest) -> tuple[bool, int]:
+    """Whether sweeps are complete, and the seed of the sample otherwise."""
+    return request.config.getoption("--sweep") == "full", request.config.getoption("--sweep-seed")
+
+
+@pytest.fixture(autouse=True)
+def torch_is_restored() -> Iterator[None]:
+    """Undo is sacred: everything in torch is the same object after a test as before it."""
+    state = torch.get_rng_state()
+    before = snapshot.take()
+    yield
+    assert not _active.state.entered, "a scope is still active after the test"
+    gc.collect()
+    assert snapshot.differences(before, snapshot.take()) == []
+    torch.set_rng_state(state)
+
+
+@pytest.fixture
+def cuda() -> Iterator[torchdevice.Scope]:
+    """An active scope on the CPU, as a CUDA program would run in."""
+    with torchdevice.portable("cpu") as scope:
+        yield scope
+
+
+@pytest.fixture
+def no_cuda_build() -> bool:
+    """Whether the installed torch was built without CUDA."""
+    return torch.version.cuda is None

@@ -1,0 +1,142 @@
+"""What torch looks like to this process, so that a test can tell whether all of it is as it was."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.amp.autocast_mode
+import torch.distributed
+import torch.nn.parallel
+import torch.utils._device
+import torch.utils.data
+from torch.overrides import _get_current_function_mode_stack
+
+MODULES = [
+    torch,
+    torch._C,
+    torch._utils,
+    torch.accelerator,
+    torch.amp.autocast_mode,
+    torch.autograd,
+    torch.autograd.graph,
+    torch.backends.cuda,
+    torch.backends.cudnn,
+    torch.cuda,
+    torch.cuda._utils,
+    torch.cuda.graphs,
+    torch.cuda.memory,
+    torch.cuda.nvtx,
+    torch.cuda.random,
+    torch.cuda.streams,
+    torch.distributed,
+    torch.distributed.distributed_c10d,
+    torch.nested,
+    torch.serialization,
+    torch.storage,
+    torch.utils._device,
+    torch.utils.data.dataloader,
+    torch.version,
+    sys.modules["torch.nn.parallel.data_parallel"],
+    sys.modules["torch.nn.parallel.distributed"],
+    threading,
+    concurrent.futures.thread,
+]
+
+CLASSES = [
+    torch.Tensor,
+    torch.TypedStorage,
+    torch.UntypedStorage,
+    torch.amp.autocast_mode.autocast,
+    torch.amp.GradScaler,
+    torch.cuda.Event,
+    torch.cuda.ExternalStream,
+    torch.cuda.Stream,
+    torch.nn.DataParallel,
+    torch.nn.parallel.DistributedDataParallel,
+    torch.utils._device.DeviceContext,
+    torch.utils.data.DataLoader,
+    threading.Thread,
+    concurrent.futures.ThreadPoolExecutor,
+]
+
+# Changed by torch itself when it is used, scope or no scope.
+OWN_LIFE = {
+    ("torch", "_dynamo"),
+    ("torch", "_inductor"),
+    ("torch", "onnx"),
+    ("torch", "export"),
+    ("torch.cuda", "_queued_calls"),
+    ("threading", "_active"),
+    ("threading", "_dangling"),
+    ("threading", "_limbo"),
+    ("threading", "_counter"),
+    ("concurrent.futures.thread", "_threads_queues"),
+}
+
+
+def _members(owner: Any, name: str) -> dict[tuple[str, str], int]:
+    return {
+        (name, key): id(value)
+        for key, value in vars(owner).items()
+        if (name, key) not in OWN_LIFE and not isinstance(value, (ModuleType, int, float, str))
+    }
+
+
+def _plain_values(owner: Any, name: str) -> dict[tuple[str, str], Any]:
+    return {
+        (name, key): repr(value)
+        for key, value in vars(owner).items()
+        if (name, key) not in OWN_LIFE and isinstance(value, (int, float, str)) and not key.startswith("__")
+    }
+
+
+def take() -> dict[str, Any]:
+    """Return a snapshot that compares equal to another one if nothing changed."""
+    members: dict[tuple[str, str], Any] = {}
+    for owner in (*MODULES, *CLASSES):
+        name = owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+        members.update(_members(owner, name))
+        members.update(_plain_values(owner, name))
+    return {
+        "members": members,
+        "module types": {module.__name__: type(module) for module in MODULES},
+        "packages": list(torch.serialization._package_registry),
+        "function modes": list(_get_current_function_mode_stack()),
+        "autocast": {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda", "mps")},
+        "autocast dtype": {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda", "mps")},
+        "default dtype": torch.get_default_dtype(),
+        "visible": {
+            "is_available": torch.cuda.is_available(),
+            "is_initialized": torch.cuda.is_initialized(),
+            "device_count": torch.cuda.device_count(),
+            "version": torch.version.cuda,
+            "binding": hasattr(torch._C, "_cuda_getDeviceCount"),
+            "accelerator": torch.accelerator.is_available(),
+        },
+    }
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return what changed, one line each. Names that torch added by importing its own submodules do not count."""
+    found = []
+    for part, value in before.items():
+        if part != "members":
+            if value != after[part]:
+                found.append(f"{part}: {value!r} -> {after[part]!r}")
+            continue
+        for key, member in value.items():
+            if after[part].get(key, "gone") != member:
+                found.append(f"{'.'.join(key)} is another object")
+        found.extend(
+            f"{'.'.join(key)} is new" for key in after[part].keys() - value.keys() if not _imported(key)
+        )
+    return found
+
+
+def _imported(key: tuple[str, str]) -> bool:
+    return f"{key[0]}.{key[1]}" in sys.modules

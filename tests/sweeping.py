@@ -1,0 +1,53 @@
+"""What the sweeps over torch's own databases share: choosing a sample, comparing bit for bit, counting."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+T = TypeVar("T")
+
+
+def choose(items: Sequence[T], sweep: tuple[bool, int], size: int) -> list[T]:
+    """Return all items in a complete sweep, else ``size`` of them drawn with the seed, in their order."""
+    complete, seed = sweep
+    if complete or size >= len(items):
+        return list(items)
+    chosen = set(random.Random(seed).sample(range(len(items)), size))
+    return [item for index, item in enumerate(items) if index in chosen]
+
+
+def identical(expected: Any, actual: Any) -> str:
+    """Return "" if two results are the same to the bit in values, dtypes, shapes and strides, else what differs."""
+    expected_leaves, expected_spec = pytree.tree_flatten(expected)
+    actual_leaves, actual_spec = pytree.tree_flatten(actual)
+    if expected_spec != actual_spec:
+        return f"structure {actual_spec} instead of {expected_spec}"
+    for one, other in zip(expected_leaves, actual_leaves, strict=True):
+        difference = _leaf_difference(one, other)
+        if difference:
+            return difference
+    return ""
+
+
+def _leaf_difference(one: Any, other: Any) -> str:
+    if not isinstance(one, torch.Tensor):
+        return "" if one == other or (one != one and other != other) else f"{other!r} instead of {one!r}"
+    if not isinstance(other, torch.Tensor):
+        return f"{other!r} instead of a tensor"
+    if (one.dtype, one.shape, one.layout, one.device) != (other.dtype, other.shape, other.layout, other.device):
+        return f"{other.dtype} {other.shape} {other.layout} on {other.device} instead of {one.dtype} {one.shape}"
+    if one.is_nested or one.layout is not torch.strided or one.is_quantized:
+        return "" if str(one) == str(other) else "values differ"
+    if one.stride() != other.stride():
+        return f"strides {other.stride()} instead of {one.stride()}"
+    return "" if _bytes(one) == _bytes(other) else "values differ"
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).tolist()) if flat.numel() < 64 else flat.view(torch.uint8).numpy().tobytes()

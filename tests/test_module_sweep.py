@@ -1,0 +1,154 @@
+"""Every module and optimizer of torch's own databases behaves in a scope, spelled for CUDA, as on the plain CPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from sweeping import choose, identical
+from torch.testing._internal.common_modules import module_db
+from torch.testing._internal.common_optimizers import optim_db
+
+import torchdevice
+
+
+def _inputs(info: Any, device: str) -> list[Any]:
+    torch.manual_seed(5)
+    return info.module_inputs_func(
+        info, device=device, dtype=torch.float32, requires_grad=False, training=True
+    )
+
+
+def _run_module(info: Any, module_input: Any, device: str) -> Any:
+    torch.manual_seed(6)
+    arguments = module_input.constructor_input
+    module = info.module_cls(*arguments.args, **arguments.kwargs)
+    module = module.cuda() if device == "cuda" else module
+    module.train()
+    forward = module_input.forward_input
+    if forward is None:
+        return None
+    args, kwargs = torch.utils._pytree.tree_map(lambda x: _placed(x, device), (forward.args, forward.kwargs))
+    result = module(*args, **kwargs)
+    outputs = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if outputs:
+        sum(o.abs().sum() for o in outputs).backward()
+    return result, [p.grad for p in module.parameters()], list(module.state_dict().values())
+
+
+def _placed(value: Any, device: str) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach().clone()
+    return value.to("cuda") if device == "cuda" else value
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_module_gives_the_same_bits(sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]) -> None:
+    modules = choose(module_db, sweep, 60)
+    compared, differences, empty = 0, [], []
+    for info in modules:
+        before = compared
+        for plain in _inputs(info, "cpu"):
+            try:
+                expected = _run_module(info, plain, "cpu")
+            except Exception:  # this configuration does not run on the plain CPU
+                continue
+            with torchdevice.portable("cpu"):
+                actual = _run_module(info, plain, "cuda")
+            difference = identical(expected, actual)
+            compared += 1
+            if difference:
+                differences.append(f"{info.name}: {difference}")
+        if compared == before:
+            empty.append(info.name)
+    with capsys.disabled():
+        print(f"\nmodule_db: {len(modules)} of {len(module_db)} modules, {compared} configurations compared")
+        for name in empty:
+            print(f"  nothing to compare: {name}: no configuration runs on the plain CPU")
+    assert differences == []
+    assert compared >= len(modules)
+
+
+IMPLEMENTATIONS = ("default", "foreach", "fused", "capturable")
+
+
+def _options(info: Any, base: dict[str, Any], implementation: str) -> dict[str, Any] | None:
+    if implementation == "default":
+        return dict(base)
+    if implementation == "capturable":
+        supports = "capturable" in info.supported_impls or "capturable" in _constructor_names(info)
+    else:
+        supports = implementation in info.supported_impls
+    return {**base, implementation: True} if supports else None
+
+
+def _constructor_names(info: Any) -> set[str]:
+    import inspect
+
+    return set(inspect.signature(info.optim_cls.__init__).parameters)
+
+
+def _train(info: Any, options: dict[str, Any], device: str) -> Any:
+    torch.manual_seed(8)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias=False))
+    data = torch.randn(6, 4)
+    if device == "cuda":
+        model, data = model.cuda(), data.to("cuda")
+    parameters = list(model.parameters())
+    if info.optim_cls.__name__ == "Muon":
+        parameters = [p for p in parameters if p.ndim == 2]
+    if info.only_supports_sparse_grads:
+        table = torch.nn.Embedding(8, 3, sparse=True)
+        table = table.cuda() if device == "cuda" else table
+        parameters = list(table.parameters())
+    optimizer = info.optim_cls(parameters, **options)
+    for step in range(4):
+        if step == 2:
+            # Its state is saved and loaded on the way.
+            state = copy.deepcopy(optimizer.state_dict())
+            optimizer = info.optim_cls(parameters, **options)
+            optimizer.load_state_dict(state)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            if info.only_supports_sparse_grads:
+                loss = table(torch.tensor([1, 2, 5], device=device)).square().sum()
+            else:
+                loss = model(data).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return [p.detach().clone() for p in parameters]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("info", optim_db, ids=lambda info: info.optim_cls.__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_every_optimizer_trains_the_same(info: Any, implementation: str) -> None:
+    """Also with its state saved and loaded. ``capturable`` needs CUDA, so it is compared with the default there."""
+    compared = 0
+    for configuration in info.optim_inputs_func(device="cpu"):
+        options = _options(info, configuration.kwargs, implementation)
+        if options is None or "foreach" in configuration.kwargs:
+            continue
+        plain = {k: v for k, v in options.items() if k != "capturable"}
+        try:
+            expected = _train(info, plain, "cpu")
+        except (RuntimeError, ValueError, TypeError) as refused:
+            with torchdevice.portable("cpu"), pytest.raises(type(refused)):
+                _train(info, options, "cuda")
+            continue
+        with torchdevice.portable("cpu"):
+            actual = _train(info, options, "cuda")
+        if implementation == "capturable":
+            # The plain CPU refuses it, and its tensor arithmetic rounds otherwise than the default's.
+            torch.testing.assert_close(actual, expected)
+        else:
+            assert identical(expected, actual) == "", (configuration.desc, options)
+        compared += 1
+    supported = _options(info, {}, implementation) is not None
+    assert compared > 0 or not supported

@@ -1,0 +1,41 @@
+"""Which scope is active in this thread.
+
+A thread's state is plain data of that thread. It is no ContextVar, because torch keeps its stack of function modes
+per thread too: the two must agree, also when an asyncio task is suspended inside a ``with`` block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchdevice._scope import Scope
+
+
+class ThreadState(threading.local):
+    """The scopes entered in this thread, outermost first, and the innermost of them for quick reading."""
+
+    def __init__(self) -> None:
+        self.entered: list[Scope] = []
+        self.scope: Scope | None = None
+
+
+state = ThreadState()
+
+
+def current() -> Scope | None:
+    """Return the innermost scope entered in this thread, or None."""
+    return state.scope
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Let torch answer for itself in this thread: what is guarded by the active scope behaves as if there were none."""
+    scope, state.scope = state.scope, None
+    try:
+        yield
+    finally:
+        state.scope = scope

@@ -1,0 +1,39 @@
+"""Everything that is in place while a scope is active, in the order of installation."""
+
+from __future__ import annotations
+
+from torchdevice import bindings
+from torchdevice._patching import Installation, Patch
+from torchdevice.shims import (
+    autocast,
+    autograd,
+    cuda_module,
+    data_parallel,
+    distributed,
+    generator,
+    serialization,
+    storages,
+    stream_types,
+    tensor_types,
+    threads,
+)
+
+
+def _patches() -> list[Patch]:
+    shims = (
+        cuda_module,
+        stream_types,
+        generator,
+        tensor_types,
+        storages,
+        autocast,
+        autograd,
+        serialization,
+        threads,
+        data_parallel,
+        distributed,
+    )
+    return [*bindings.patches(), *(patch for shim in shims for patch in shim.patches())]
+
+
+INSTALLATION = Installation(_patches)

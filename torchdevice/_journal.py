@@ -1,0 +1,173 @@
+"""What happened, where: rewritten and supplied calls, counted by the line of the program that made them.
+
+The memory is bounded: a journal keeps at most ``MAX_ENTRIES`` distinct entries and counts the rest in ``overflow``.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+import torch
+
+logger = logging.getLogger("torchdevice")
+
+MAX_ENTRIES = 10_000
+
+
+class Fidelity(enum.Enum):
+    """How close a supplied name or a rewritten call comes to what CUDA does."""
+
+    EXACT = "exact"
+    """The same meaning on the target."""
+    APPROXIMATE = "approximate"
+    """A plausible value or a coarser behaviour; reported once per call site."""
+    INERT = "inert"
+    """A hint with nothing to do on the target."""
+    UNSUPPORTED = "unsupported"
+    """Raises, and names the way out."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line of the program.
+
+    Attributes:
+        file: Path of the source file, as the code object has it.
+        line: Line number, from 1.
+        function: Qualified name of the function.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass
+class Entry:
+    """One thing that was asked for at one site.
+
+    Attributes:
+        site: Where.
+        requested: What the program asked for, as it wrote it: ``"cuda:0"``, ``"torch.autocast(float16)"``.
+        done: What was done instead: ``"cpu"``, ``"bfloat16"``.
+        fidelity: How close that is.
+        count: How often.
+    """
+
+    site: Site
+    requested: str
+    done: str
+    fidelity: Fidelity
+    count: int = 0
+
+
+class Journal:
+    """Entries aggregated by call site. Safe to use from several threads; counts may lag by a few under contention."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES):
+        self.overflow = 0
+        self._max_entries = max_entries
+        self._entries: dict[tuple[CodeType, int, str, str], Entry] = {}
+
+    def record(self, requested: str, done: str, fidelity: Fidelity, frame: FrameType | None = None) -> bool:
+        """Count one event at the program's current line.
+
+        Returns:
+            True when this is the first such event at this line.
+        """
+        frame = frame or user_frame()
+        key = (frame.f_code, frame.f_lasti, requested, done)
+        entry = self._entries.get(key)
+        first = entry is None
+        if entry is None:
+            if len(self._entries) >= self._max_entries:
+                self.overflow += 1
+                return False
+            site = Site(frame.f_code.co_filename, frame.f_lineno, _function_name(frame.f_code))
+            entry = self._entries.setdefault(key, Entry(site, requested, done, fidelity))
+        entry.count += 1
+        return first
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All entries, the most frequent first."""
+        return sorted(self._entries.values(), key=lambda entry: -entry.count)
+
+    @property
+    def degraded(self) -> list[Entry]:
+        """The entries that are not exact, the most frequent first."""
+        return [entry for entry in self.entries if entry.fidelity is not Fidelity.EXACT]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        total = sum(entry.count for entry in self._entries.values())
+        return f"<Journal: {total} calls at {len(self._entries)} sites, {len(self.degraded)} of them degraded>"
+
+
+def _function_name(code: CodeType) -> str:
+    return getattr(code, "co_qualname", code.co_name)  # co_qualname came with Python 3.11
+
+
+_LIBRARY_FOLDERS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__ or "", __file__))
+_is_library: dict[CodeType, bool] = {}
+
+
+def user_frame() -> FrameType:
+    """Return the innermost frame that is neither torch's nor this package's; the outermost frame if all are."""
+    frame = sys._getframe(1)
+    while True:
+        code = frame.f_code
+        library = _is_library.get(code)
+        if library is None:
+            if len(_is_library) > MAX_ENTRIES:
+                _is_library.clear()
+            library = _is_library[code] = code.co_filename.startswith(_LIBRARY_FOLDERS)
+        if not library or frame.f_back is None:
+            return frame
+        frame = frame.f_back
+
+
+class _OncePerFile(logging.FileHandler):
+    """The handler that ``TORCHDEVICE_LOG_FILE`` asks for."""
+
+
+_configured = threading.Lock()
+
+
+def configure_logging() -> None:
+    """Apply ``TORCHDEVICE_LOG`` (a level name) and ``TORCHDEVICE_LOG_FILE`` (a path) to the package's logger.
+
+    Called at each activation; does nothing where neither variable is set, and attaches each handler once.
+    """
+    level = os.environ.get("TORCHDEVICE_LOG")
+    path = os.environ.get("TORCHDEVICE_LOG_FILE")
+    if not level and not path:
+        return
+    with _configured:
+        number = logging.getLevelName((level or "INFO").upper())
+        if not isinstance(number, int):
+            raise ValueError(f"TORCHDEVICE_LOG={level!r} is not a level. Use DEBUG, INFO, WARNING or ERROR.")
+        logger.setLevel(number)
+        line = logging.Formatter("%(levelname)s torchdevice: %(message)s")
+        if path and not any(
+            isinstance(h, _OncePerFile) and h.baseFilename == os.path.abspath(path) for h in logger.handlers
+        ):
+            _attach(_OncePerFile(path, delay=True), line)
+        if level and not path and not logger.handlers and not logging.getLogger().handlers:
+            _attach(logging.StreamHandler(), line)
+
+
+def _attach(handler: logging.Handler, formatter: logging.Formatter) -> None:
+    handler.setFormatter(formatter)
+    logger.addHandler(handler)

@@ -1,0 +1,39 @@
+"""The mode: look a torch call up, hand it to its rewriter, or call it as it is. Nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.overrides import TorchFunctionMode
+
+from torchdevice import _rewriters
+
+if TYPE_CHECKING:
+    from torchdevice._scope import Scope
+
+_UNSEEN = object()
+
+
+class DeviceMode(TorchFunctionMode):
+    """Sees every torch call of a thread. One per thread: nested scopes exchange ``scope`` instead of stacking modes.
+
+    Attributes:
+        scope: The innermost scope of the thread.
+    """
+
+    def __init__(self, scope: Scope):
+        super().__init__()
+        self.scope = scope
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        scope = self.scope
+        rewriter = scope.table.get(func, _UNSEEN)
+        if rewriter is _UNSEEN:
+            rewriter = _rewriters.classify(func, scope.table)
+        try:
+            if rewriter is None:
+                return func(*args, **kwargs) if kwargs else func(*args)
+            return rewriter(scope, func, args, kwargs or {})
+        except RuntimeError as error:
+            scope.raise_out_of_memory(error)
+            raise

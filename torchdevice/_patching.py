@@ -1,0 +1,208 @@
+"""How a replacement is put in and taken out.
+
+Three kinds, all of them undone in reverse order when the last activation in the process ends, and all of them
+transparent to threads without a scope:
+
+- :class:`Replaced` sets an attribute that torch's Python looks up when it runs. A function put there with
+  :func:`per_scope` calls the original wherever no scope is active.
+- :class:`Guarded` gives a module names that only threads with a scope can see. The module's class becomes a subclass
+  with properties, so the module's own dictionary is not touched.
+- :class:`Callback` runs a pair of functions, for what is neither.
+
+Activations are counted: the first installs, the last removes.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+
+from torchdevice import _active
+from torchdevice.errors import TorchVersionError
+
+logger = logging.getLogger("torchdevice")
+
+_ABSENT = object()
+
+
+class Patch(Protocol):
+    """One reversible change."""
+
+    def install(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+def require(owner: Any, name: str) -> Any:
+    """Return ``owner.name``, a private name of torch.
+
+    Raises:
+        TorchVersionError: The installed torch no longer has it.
+    """
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        label = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
+        raise TorchVersionError(f"{label}.{name}", torch.__version__) from None
+
+
+def per_scope(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls ``replacement(scope, original, ...)`` where a scope is active, else ``original``.
+
+    The result keeps the original's name, documentation and signature.
+    """
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        scope = _active.state.scope
+        if scope is None:
+            return original(*args, **kwargs)
+        return replacement(scope, original, *args, **kwargs)
+
+    return function
+
+
+class Replaced:
+    """An attribute of a module or class, replaced by what ``make(original)`` returns.
+
+    Args:
+        owner: A module or a Python class.
+        name: The attribute.
+        make: Called with the current value at installation; what it returns is set.
+        may_be_absent: The attribute need not exist; ``make`` then gets None, and removal deletes it.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], *, may_be_absent: bool = False):
+        if not may_be_absent:
+            require(owner, name)
+        self._owner, self._name, self._make = owner, name, make
+        self._previous: Any = _ABSENT
+        self._value: Any = _ABSENT
+
+    def install(self) -> None:
+        self._previous = vars(self._owner).get(self._name, _ABSENT)
+        self._value = self._make(getattr(self._owner, self._name, None))
+        setattr(self._owner, self._name, self._value)
+
+    def remove(self) -> None:
+        if vars(self._owner).get(self._name, _ABSENT) is not self._value:
+            logger.info("%s.%s was set to something else during the scope and stays so", self._owner, self._name)
+        elif self._previous is _ABSENT:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._previous)
+
+
+def replaced_function(owner: Any, name: str, replacement: Callable[..., Any]) -> Replaced:
+    """Return the patch that routes ``owner.name`` to ``replacement(scope, original, ...)`` where a scope is active."""
+    return Replaced(owner, name, lambda original: per_scope(original, replacement))
+
+
+def replaced_everywhere(owner: ModuleType, name: str, replacement: Callable[..., Any]) -> list[Patch]:
+    """Return the patches of a function of torch in each of torch's modules that has imported it by value."""
+    function = require(owner, name)
+    holders = [
+        module
+        for key, module in list(sys.modules.items())
+        if key.startswith("torch.") and vars(module).get(name) is function
+    ]
+    return [replaced_function(module, name, replacement) for module in holders]
+
+
+class Guarded:
+    """Names of a module that answer by scope.
+
+    Args:
+        module: The module, for example ``torch._C``.
+        names: For each name, a function of the active scope that returns its value.
+    """
+
+    def __init__(self, module: ModuleType, names: Mapping[str, Callable[[Any], Any]]):
+        self._module = module
+        self._previous: type[ModuleType] = type(module)
+        properties = {name: _guarded_property(name, value) for name, value in names.items()}
+        self._class = type(f"Guarded[{module.__name__}]", (self._previous,), properties)
+
+    def install(self) -> None:
+        self._module.__class__ = self._class
+
+    def remove(self) -> None:
+        self._module.__class__ = self._previous
+
+
+def _guarded_property(name: str, value: Callable[[Any], Any]) -> property:
+    def get(module: ModuleType) -> Any:
+        scope = _active.state.scope
+        if scope is not None:
+            return value(scope)
+        try:
+            return vars(module)[name]
+        except KeyError:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}") from None
+
+    def set_(module: ModuleType, new: Any) -> None:
+        vars(module)[name] = new
+
+    return property(get, set_)
+
+
+class Callback:
+    """A change made and undone by two functions."""
+
+    def __init__(self, install: Callable[[], None], remove: Callable[[], None]):
+        self.install = install
+        self.remove = remove
+
+
+class Installation:
+    """A list of patches, in place while at least one activation holds it.
+
+    Args:
+        build: Returns the patches; called at the first acquisition, so that importing the package builds nothing.
+    """
+
+    def __init__(self, build: Callable[[], list[Patch]]):
+        self._build = build
+        self._patches: list[Patch] | None = None
+        self._installed: list[Patch] = []
+        self._holders = 0
+        self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
+
+    def acquire(self) -> None:
+        """Install everything if nobody holds it yet. A failure half-way leaves nothing installed."""
+        with self._lock:
+            if self._holders == 0:
+                if self._patches is None:
+                    self._patches = self._build()
+                try:
+                    for patch in self._patches:
+                        patch.install()
+                        self._installed.append(patch)
+                except BaseException:
+                    self._remove_all()
+                    raise
+            self._holders += 1
+
+    def release(self) -> None:
+        """Remove everything if nobody else holds it."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                self._remove_all()
+
+    def _remove_all(self) -> None:
+        while self._installed:
+            self._installed.pop().remove()

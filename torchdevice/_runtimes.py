@@ -1,0 +1,397 @@
+"""What each kind of device can do: one class per backend behind one interface.
+
+Differences between devices live here and nowhere else; the rest of the package asks a :class:`Runtime`.
+Ordinals are those of the target: 0 .. ``device_count() - 1``. Sizes are bytes, times are milliseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+import time
+from typing import Any, NamedTuple, Protocol
+
+import psutil
+import torch
+
+from torchdevice.errors import NotSupportedError
+
+
+class Mark(Protocol):
+    """A point in a device's work, as an event records it."""
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end: Any) -> float: ...
+
+
+class HostMark:
+    """A point in time on the host, for devices whose work is done when the call returns."""
+
+    def __init__(self) -> None:
+        self._time = time.perf_counter_ns()
+
+    def synchronize(self) -> None:
+        """Return at once: the work is done."""
+
+    def query(self) -> bool:
+        """Return True: the work is done."""
+        return True
+
+    def elapsed_time(self, end: HostMark) -> float:
+        """Return the milliseconds from this mark to ``end``."""
+        return (end._time - self._time) / 1e6
+
+
+class Memory(NamedTuple):
+    """Memory figures of one device, in bytes."""
+
+    allocated: int
+    reserved: int
+    peak_allocated: int
+    peak_reserved: int
+
+
+class Runtime:
+    """A kind of device. The base class describes one that computes where it is called and needs no waiting.
+
+    Attributes:
+        kind: The device type, as ``torch.device`` has it.
+        unsupported_dtypes: Dtypes the device cannot hold.
+        pins_memory: Whether torch can allocate page-locked memory for this device.
+        blocking_copies_only: Whether ``non_blocking=True`` must be dropped to get whole data.
+        shares_host_memory: Whether a tensor of the device is a CPU tensor, so that a move moves nothing.
+        takes_device_ids: Whether ``DistributedDataParallel(device_ids=[i])`` is accepted.
+        exact_memory: Whether the memory figures are those of the device's own allocator.
+    """
+
+    kind: str
+    unsupported_dtypes: frozenset[torch.dtype] = frozenset()
+    pins_memory = False
+    blocking_copies_only = False
+    shares_host_memory = False
+    takes_device_ids = False
+    exact_memory = True
+
+    def is_available(self) -> bool:
+        """Return whether this machine and torch build have the device."""
+        raise NotImplementedError
+
+    def device_count(self) -> int:
+        """Return how many there are."""
+        return 1
+
+    def device(self, index: int) -> torch.device:
+        """Return the device of that ordinal, as a tensor on it reports it."""
+        return torch.device(self.kind, index)
+
+    def name(self, index: int) -> str:
+        """Return a name for people."""
+        return f"{self.kind}:{index}"
+
+    def total_memory(self, index: int) -> int:
+        """Return the size of the memory the device computes in."""
+        return psutil.virtual_memory().total
+
+    def free_memory(self, index: int) -> int:
+        """Return how much of it is free."""
+        return psutil.virtual_memory().available
+
+    def memory(self, index: int) -> Memory:
+        """Return what this process has of it."""
+        raise NotImplementedError
+
+    def reset_peak_memory(self, index: int) -> None:
+        """Let the peaks start at the present figures."""
+        raise NotImplementedError
+
+    def empty_cache(self) -> None:
+        """Give unused memory back."""
+
+    def synchronize(self, index: int) -> None:
+        """Wait for the device's work."""
+
+    def mark(self, index: int, *, timing: bool) -> Mark:
+        """Record a point in the device's work."""
+        return HostMark()
+
+    def default_generator(self, index: int) -> torch.Generator:
+        """Return the generator that the device's random functions draw from."""
+        raise NotImplementedError
+
+    def generator(self, index: int) -> torch.Generator:
+        """Return a new generator for the device."""
+        return torch.Generator(self.device(index))
+
+    def multiprocessor_count(self) -> int:
+        """Return the number of units that compute in parallel."""
+        return torch.get_num_threads()
+
+    def supports_bfloat16(self) -> bool:
+        """Return whether the device computes in bfloat16."""
+        return True
+
+    def autocast_dtype(self, requested: torch.dtype) -> torch.dtype:
+        """Return the dtype in which autocast of ``requested`` gives finite results where CUDA does."""
+        return requested
+
+    def out_of_memory(self, error: BaseException) -> str | None:
+        """Return the size part of an out-of-memory message if ``error`` is one, else None."""
+        return None
+
+
+class CpuRuntime(Runtime):
+    """The CPU standing in for an accelerator.
+
+    Memory figures are those of the process heap since the first use: what malloc has handed out (psutil reads the
+    C library's own statistics). The peak is the largest figure seen when asked, or the growth of the resident set's
+    high-water mark where the system reports one. Both include what the program allocates outside torch.
+    """
+
+    kind = "cpu"
+    shares_host_memory = True
+    exact_memory = False
+
+    def __init__(self) -> None:
+        self._heap_base = _heap_in_use()
+        self._resident_base = psutil.Process().memory_info().rss
+        self._peak_allocated = self._peak_reserved = 0
+        self._high_water_base: tuple[int, int] | None = None
+        self.reset_peak_memory(0)
+
+    def is_available(self) -> bool:
+        return True
+
+    def device(self, index: int) -> torch.device:
+        return torch.device("cpu")
+
+    def name(self, index: int) -> str:
+        return f"{_processor_name()} (CPU standing in)"
+
+    def memory(self, index: int) -> Memory:
+        allocated = max(0, _heap_in_use() - self._heap_base)
+        reserved = max(allocated, psutil.Process().memory_info().rss - self._resident_base)
+        peak = allocated
+        if self._high_water_base is not None:
+            high_water, allocated_then = self._high_water_base
+            peak = max(peak, allocated_then + (_high_water_mark() or 0) - high_water)
+        self._peak_allocated = max(self._peak_allocated, peak)
+        self._peak_reserved = max(self._peak_reserved, reserved, self._peak_allocated)
+        return Memory(allocated, reserved, self._peak_allocated, self._peak_reserved)
+
+    def reset_peak_memory(self, index: int) -> None:
+        self._peak_allocated = self._peak_reserved = 0
+        self._high_water_base = None
+        allocated = self.memory(0).allocated
+        if _reset_high_water_mark() and (mark := _high_water_mark()) is not None:
+            self._high_water_base = (mark, allocated)
+
+    def empty_cache(self) -> None:
+        if hasattr(psutil, "heap_trim"):
+            psutil.heap_trim()
+
+    def default_generator(self, index: int) -> torch.Generator:
+        return torch.default_generator
+
+    def autocast_dtype(self, requested: torch.dtype) -> torch.dtype:
+        # In float16, CPU autocast leaves exp, softmax, layer_norm, sum and others in half where CUDA computes them in
+        # float32: a public toy task gives NaN at its first step. bfloat16 has float32's range.
+        return torch.bfloat16 if requested is torch.float16 else requested
+
+    def out_of_memory(self, error: BaseException) -> str | None:
+        found = re.search(
+            r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).*?allocate (\d+) bytes", str(error), re.S
+        )
+        return f"Tried to allocate {_mebibytes(int(found[1]))}. " if found else None
+
+
+class MpsRuntime(Runtime):
+    """Apple's GPU through ``torch.mps``.
+
+    Sources: torch/mps/__init__.py and torch/mps/event.py. There is no peak statistic in ``torch.mps``; the peak is the
+    largest figure seen when asked.
+    """
+
+    kind = "mps"
+    unsupported_dtypes = frozenset({torch.float64, torch.complex128})
+    # pytorch issues 139550 and 189690: an asynchronous copy can return partly copied data.
+    blocking_copies_only = True
+    exact_memory = False
+
+    def __init__(self) -> None:
+        self._peak_allocated = self._peak_reserved = 0
+
+    def is_available(self) -> bool:
+        return torch.backends.mps.is_available()
+
+    def name(self, index: int) -> str:
+        return f"{_processor_name()} (MPS)"
+
+    def total_memory(self, index: int) -> int:
+        return torch.mps.recommended_max_memory()
+
+    def free_memory(self, index: int) -> int:
+        return max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+
+    def memory(self, index: int) -> Memory:
+        allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        self._peak_allocated = max(self._peak_allocated, allocated)
+        self._peak_reserved = max(self._peak_reserved, reserved)
+        return Memory(allocated, reserved, self._peak_allocated, self._peak_reserved)
+
+    def reset_peak_memory(self, index: int) -> None:
+        self._peak_allocated = self._peak_reserved = 0
+        self.memory(index)
+
+    def empty_cache(self) -> None:
+        torch.mps.empty_cache()
+
+    def synchronize(self, index: int) -> None:
+        torch.mps.synchronize()
+
+    def mark(self, index: int, *, timing: bool) -> Mark:
+        event = torch.mps.event.Event(enable_timing=timing)
+        event.record()
+        return event
+
+    def default_generator(self, index: int) -> torch.Generator:
+        return torch.mps._get_default_mps_generator()
+
+    def supports_bfloat16(self) -> bool:
+        # Metal has bfloat16 since macOS 14 (torch raises "BFloat16 is not supported on MPS" before that).
+        return torch.backends.mps.is_macos_or_newer(14, 0)
+
+    def autocast_dtype(self, requested: torch.dtype) -> torch.dtype:
+        return torch.float16 if requested is torch.bfloat16 and not self.supports_bfloat16() else requested
+
+    def out_of_memory(self, error: BaseException) -> str | None:
+        text = str(error)
+        return text if text.startswith("MPS backend out of memory") else None
+
+
+class ModuleRuntime(Runtime):
+    """A device with a module of its own that follows torch's device-module convention: CUDA, XPU, any PrivateUse1.
+
+    The convention is that of ``torch.cuda`` and ``torch.xpu``; a backend that leaves a function out gets a clear error
+    when a program needs it.
+    """
+
+    pins_memory = True
+    takes_device_ids = True
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    @property
+    def module(self) -> Any:
+        """The module, for example ``torch.xpu``."""
+        return getattr(torch, self.kind, None)
+
+    def _call(self, name: str, *args: Any) -> Any:
+        function = getattr(self.module, name, None)
+        if function is None:
+            raise NotSupportedError(f"torch.{self.kind}.{name}", f"The {self.kind!r} backend does not provide it.")
+        return function(*args)
+
+    def is_available(self) -> bool:
+        return self.module is not None and self._call("is_available")
+
+    def device_count(self) -> int:
+        return self._call("device_count")
+
+    def name(self, index: int) -> str:
+        return self._call("get_device_name", index)
+
+    def total_memory(self, index: int) -> int:
+        return self._call("get_device_properties", index).total_memory
+
+    def free_memory(self, index: int) -> int:
+        return self._call("mem_get_info", index)[0]
+
+    def memory(self, index: int) -> Memory:
+        names = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+        return Memory(*(self._call(name, index) for name in names))
+
+    def reset_peak_memory(self, index: int) -> None:
+        self._call("reset_peak_memory_stats", index)
+
+    def empty_cache(self) -> None:
+        self._call("empty_cache")
+
+    def synchronize(self, index: int) -> None:
+        self._call("synchronize", index)
+
+    def mark(self, index: int, *, timing: bool) -> Mark:
+        event = self.module.Event(enable_timing=timing)
+        event.record(self._call("current_stream", index))
+        return event
+
+    def default_generator(self, index: int) -> torch.Generator:
+        self._call("init") if hasattr(self.module, "init") else None
+        generators = getattr(self.module, "default_generators", None)
+        if not generators:
+            raise NotSupportedError(
+                f"torch.{self.kind}.default_generators", f"The {self.kind!r} backend does not provide it."
+            )
+        return generators[index]
+
+    def multiprocessor_count(self) -> int:
+        properties = self._call("get_device_properties", 0)
+        return getattr(properties, "multi_processor_count", None) or getattr(properties, "gpu_eu_count", 1)
+
+    def supports_bfloat16(self) -> bool:
+        function = getattr(self.module, "is_bf16_supported", None)
+        return True if function is None else function()
+
+
+@functools.lru_cache(maxsize=None)
+def runtime(kind: str) -> Runtime:
+    """Return the runtime of a device type. One per process, because its figures (a peak) are the process's."""
+    if kind == "cpu":
+        return CpuRuntime()
+    if kind == "mps":
+        return MpsRuntime()
+    return ModuleRuntime(kind)
+
+
+@functools.lru_cache(maxsize=1)
+def _processor_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            found = re.search(r"^model name\s*:\s*(.+)$", file.read(), re.M)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _heap_in_use() -> int:
+    if hasattr(psutil, "heap_info"):
+        heap = psutil.heap_info()
+        return heap.heap_used + heap.mmap_used
+    return psutil.Process().memory_info().rss
+
+
+def _high_water_mark() -> int | None:
+    try:
+        with open("/proc/self/status") as file:
+            found = re.search(r"^VmHWM:\s*(\d+) kB$", file.read(), re.M)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def _reset_high_water_mark() -> bool:
+    # proc(5): writing 5 to clear_refs resets the peak resident set size to the present one.
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        return False
+    return True
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"

@@ -1,0 +1,501 @@
+"""The scope: what ``portable``, ``enable`` and the others make, and the one place where everything meets.
+
+Entering a scope resolves its target, puts the patches in (if this is the first active scope of the process), puts the
+mode on this thread's stack (if this is the first of the thread) and makes the scope the thread's innermost. Leaving
+undoes exactly that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torchdevice import _active, _rewriters, _target
+from torchdevice._decorating import decorated
+from torchdevice._installed import INSTALLATION
+from torchdevice._journal import Fidelity, Journal, configure_logging, logger, user_frame
+from torchdevice._mode import DeviceMode
+from torchdevice._runtimes import Runtime
+from torchdevice._spelling import Spelling, parse
+from torchdevice.errors import AnotherPatcherError, FidelityError, PortabilityWarning, ScopeError
+from torchdevice.shims import tensor_types
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MAX_REDIRECTS = 4096
+
+_OTHER_PATCHERS = ("torch_npu.contrib.transfer_to_npu", "torchada", "TorchDevice", "mpsify", "ipex_to_cuda")
+
+_FALLBACK_DTYPES = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+
+
+class _PerThread(threading.local):
+    """What each thread has of its own in a scope, as CUDA keeps a current device and current streams per thread."""
+
+    def __init__(self) -> None:
+        self.device_index = 0
+        self.streams: dict[int, int] = {}
+        self.depth = 0
+        self.forced_cpu = False
+
+
+class Scope(contextlib.AbstractContextManager["Scope"]):
+    """Programs written for one accelerator run on another while this is active. Made by :func:`portable`.
+
+    Usable with ``with``, as a decorator, again and again, and inside itself.
+
+    Attributes:
+        identity: ``"target"`` if tensors report the device they are on, ``"cuda"`` if they say cuda.
+        strict: Whether what would be approximate, ignored or downgraded raises.
+        float64: ``"float32"`` or ``"error"``: what becomes of float64 where the target lacks it.
+        capability: The CUDA compute capability that the stand-in answers.
+        journal: What was rewritten and supplied, by call site.
+    """
+
+    def __init__(
+        self,
+        target: str | torch.device | None = None,
+        *,
+        devices: int | None = None,
+        identity: Literal["target", "cuda"] = "target",
+        strict: bool = False,
+        float64: Literal["float32", "error"] = "float32",
+        capability: tuple[int, int] = (8, 0),
+    ):
+        _check_options(devices, identity, float64, capability)
+        self._requested_target = target
+        self._devices = devices
+        self.identity = identity
+        self.strict = strict
+        self.float64 = float64
+        self.capability = tuple(capability)
+        self.journal = Journal()
+        self.thread = _PerThread()
+        self.started = time.time()
+        self._runtime: Runtime | None = None
+        self._redirects: dict[Any, torch.device | None] = {}
+        self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._bound: dict[Any, Any] = {}
+        self.table: _rewriters.Table = {}
+        self.settings: dict[Any, Any] = {}
+
+    # ---- what it stands for ------------------------------------------------------------------------------------------
+
+    @property
+    def runtime(self) -> Runtime:
+        """What the target can do. Resolved at the first entry."""
+        if self._runtime is None:
+            self._resolve()
+        assert self._runtime is not None
+        return self._runtime
+
+    @property
+    def target(self) -> torch.device:
+        """The device that stands in for the program's current accelerator."""
+        return self.device(self.thread.device_index)
+
+    @property
+    def device_count(self) -> int:
+        """How many accelerators the program sees."""
+        return self._devices or max(1, self.runtime.device_count())
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the target is a real CUDA device, so that CUDA programs need nothing from us."""
+        return self.runtime.kind == "cuda"
+
+    def device(self, index: int) -> torch.device:
+        """Return the target's device for one of the program's ordinals."""
+        return self.runtime.device(index if index < self.runtime.device_count() else 0)
+
+    @property
+    def unsupported_dtypes(self) -> frozenset[torch.dtype]:
+        """The dtypes the target cannot hold."""
+        return self.runtime.unsupported_dtypes
+
+    def _resolve(self) -> None:
+        runtime = _target.resolve(self._requested_target)
+        if runtime is self._runtime:
+            return
+        if self.identity == "cuda" and runtime.shares_host_memory:
+            raise ValueError(
+                f"identity='cuda' needs a target whose tensors can be told from CPU tensors, and {runtime.kind!r} is not "
+                f"one. Use identity='target', or a target such as 'mps', 'xpu' or a simulated device."
+            )
+        self._runtime = runtime
+        self._redirects.clear()
+        self._bound.clear()
+        self.table = _rewriters.TABLE if self.identity == "target" else {**_rewriters.TABLE, **_rewriters.READS}
+        if runtime.kind == "cpu":
+            _say_once("no accelerator is in use: what the program asks of CUDA runs on the CPU")
+
+    # ---- device arguments --------------------------------------------------------------------------------------------
+
+    def redirect(self, value: Any) -> torch.device | None:
+        """Return the device to use for a device argument, or None if the argument is to be left alone."""
+        try:
+            found = self._redirects[value]
+        except KeyError:
+            found = self._redirect_new(value)
+        except TypeError:  # unhashable, so no device
+            return None
+        if found is not None:
+            self.journal.record(str(value), str(found), Fidelity.EXACT, user_frame())
+        return found
+
+    def _redirect_new(self, value: Any) -> torch.device | None:
+        spelling = parse(value)
+        if spelling is None:
+            found = None
+        elif self.thread.forced_cpu:
+            return torch.device("cpu")
+        elif spelling.family == self.runtime.kind and not isinstance(value, int):
+            found = None
+        else:
+            found = self.device(self.ordinal(spelling))
+            if spelling.index is None and found.index is not None:
+                # The current device may change: do not remember.
+                return found
+            if spelling.index is not None and spelling.index >= self.device_count:
+                return found
+        if len(self._redirects) < _MAX_REDIRECTS:
+            self._redirects[value] = found
+        return found
+
+    def ordinal(self, spelling: Spelling) -> int:
+        """Return which of the program's accelerators a spelling means.
+
+        Raises:
+            torch.AcceleratorError: ``devices`` were advertised, and it is none of them; worded as CUDA words it.
+        """
+        if spelling.index is None:
+            return self.thread.device_index
+        if spelling.index < self.device_count:
+            return spelling.index
+        if self._devices is not None:
+            raise invalid_ordinal(spelling.index, self.device_count)
+        self.report(str(spelling), str(self.device(0)), Fidelity.APPROXIMATE)
+        return 0
+
+    def current_spelling(self, family: str) -> torch.device | str:
+        """Return how the program would spell its current accelerator of that family."""
+        return f"{family}:{self.thread.device_index}"
+
+    def force_cpu(self) -> torch.device:
+        """Send the rest of this scope, in this thread, to the CPU."""
+        self.thread.forced_cpu = True
+        self._redirects.clear()
+        return torch.device("cpu")
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def fit_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return a dtype that the target can hold, or let torch complain under ``float64="error"``."""
+        fitting = _FALLBACK_DTYPES.get(dtype)
+        if dtype not in self.unsupported_dtypes or fitting is None or self.float64 == "error":
+            return dtype
+        if self.report(str(dtype), str(fitting), Fidelity.APPROXIMATE):
+            warnings.warn(
+                f"{self.runtime.kind} has no {dtype}; {fitting} is used. Use float64='error' to be told where.",
+                PortabilityWarning,
+                stacklevel=2,
+            )
+        return fitting
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Remember that the program pinned this tensor, on a target that needs no page-locked memory."""
+        self._pinned[tensor] = True
+        return tensor
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Return whether the program pinned this tensor."""
+        return tensor in self._pinned
+
+    def is_borrowed(self, tensor: torch.Tensor) -> bool:
+        """Return whether somebody may rewrite the tensor's memory: NumPy, a file mapping, a pinned staging buffer."""
+        if tensor in self._pinned:
+            return True
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            return False
+        try:
+            return not tensor.untyped_storage().resizable()
+        except (RuntimeError, ValueError):  # no storage: a tensor subclass, a functorch wrapper, a lazy parameter
+            return False
+
+    def legacy_dtype(self, wanted: Any) -> torch.dtype | None:
+        """Return the dtype of a legacy type such as ``torch.cuda.HalfTensor`` or its name, None if it is none of ours."""
+        return tensor_types.dtype_of(wanted)
+
+    def legacy_type_name(self, name: str) -> str:
+        """Return what ``Tensor.type()`` answers: the truth, or CUDA's name under ``identity="cuda"``."""
+        prefix = f"torch.{self.runtime.kind}."
+        return f"torch.cuda.{name[len(prefix) :]}" if self.identity == "cuda" and name.startswith(prefix) else name
+
+    # ---- reports -----------------------------------------------------------------------------------------------------
+
+    def report(self, requested: str, done: str, fidelity: Fidelity) -> bool:
+        """Note that something is not exactly what was asked for.
+
+        Returns:
+            True the first time at a line of the program.
+
+        Raises:
+            FidelityError: The scope is strict and it matters: hints with nothing to do are let pass.
+        """
+        if self.strict and fidelity is Fidelity.APPROXIMATE:
+            raise FidelityError(requested, done)
+        frame = user_frame()
+        first = self.journal.record(requested, done, fidelity, frame)
+        if first:
+            logger.info(
+                "%s -> %s (%s) at %s:%d", requested, done, fidelity.value, frame.f_code.co_filename, frame.f_lineno
+            )
+        return first
+
+    def raise_out_of_memory(self, error: BaseException) -> None:
+        """Raise CUDA's out-of-memory error if ``error`` is the target's own."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return
+        size = self.runtime.out_of_memory(error)
+        if size is not None:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. {size}({self.runtime.kind} stands in.)") from error
+
+    def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a supplied function with this scope as its first argument, the same object each time."""
+        found = self._bound.get(function)
+        if found is None:
+            found = self._bound[function] = functools.wraps(function)(functools.partial(function, self))
+        return found
+
+    # ---- entering and leaving ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Scope:
+        self._resolve()
+        state = _active.state
+        if not state.entered:
+            _refuse_other_patchers()
+            configure_logging()
+        if self.is_native and state.scope is None:
+            state.entered.append(_Activation(self, None))
+        else:
+            INSTALLATION.acquire()
+            try:
+                state.entered.append(_Activation(self, _mode_for(self)))
+            except BaseException:
+                INSTALLATION.release()
+                raise
+        state.scope = None if self.is_native else self
+        self.thread.depth += 1
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        entered = _active.state.entered
+        positions = [i for i, activation in enumerate(entered) if activation.scope is self]
+        if not positions:
+            raise ScopeError(
+                f"{self!r} was left in a thread where it was not entered. Enter it with 'with' or enable()."
+            )
+        innermost = positions[-1] == len(entered) - 1
+        self._leave(entered.pop(positions[-1]))
+        if not innermost:
+            raise ScopeError(
+                f"{self!r} was left before a scope entered after it. Leave scopes in the reverse order of entry; "
+                f"it has been left, and the later one is still active."
+            )
+
+    def _leave(self, activation: _Activation) -> None:
+        state = _active.state
+        innermost = state.entered[-1].scope if state.entered else None
+        state.scope = innermost if innermost is not None and not innermost.is_native else None
+        self.thread.depth -= 1
+        if self.thread.depth == 0 and self.thread.forced_cpu:
+            self.thread.forced_cpu = False
+            self._redirects.clear()
+        if activation.mode is None:
+            return
+        try:
+            _settle_mode(activation.mode)
+        finally:
+            INSTALLATION.release()
+
+    @overload
+    def __call__(self, function: F) -> F: ...
+    @overload
+    def __call__(self, function: Any) -> Any: ...
+    def __call__(self, function: Any) -> Any:
+        """Decorate a function, method, generator, coroutine or asynchronous generator."""
+        return decorated(self, function)
+
+    def __repr__(self) -> str:
+        kind = self._runtime.kind if self._runtime else self._requested_target or "to be chosen"
+        return f"<torchdevice.Scope target={str(kind)!r}>"
+
+
+class _Activation:
+    """One entry of a scope in a thread: the scope, and the mode that serves it."""
+
+    __slots__ = ("mode", "scope")
+
+    def __init__(self, scope: Scope, mode: DeviceMode | None):
+        self.scope = scope
+        self.mode = mode
+
+
+def _mode_for(scope: Scope) -> DeviceMode:
+    """Return the mode on this thread's stack, switched to ``scope``; push one if there is none.
+
+    There is none although a scope is active inside a torch function that is being handled, such as ``backward``.
+    """
+    for mode in _get_current_function_mode_stack():
+        if isinstance(mode, DeviceMode):
+            mode.scope = scope
+            return mode
+    mode = DeviceMode(scope)
+    _push_mode(mode)
+    return mode
+
+
+def _settle_mode(mode: DeviceMode) -> None:
+    """Switch a mode to the innermost scope it still serves, or take it off the stack if it serves none."""
+    served = [activation.scope for activation in _active.state.entered if activation.mode is mode]
+    if served:
+        mode.scope = served[-1]
+        return
+    above = []
+    while stack := _get_current_function_mode_stack():
+        top = stack[-1]
+        _pop_mode()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        _push_mode(other)
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logger.warning(message)
+
+
+def _refuse_other_patchers() -> None:
+    for name in _OTHER_PATCHERS:
+        if name in sys.modules:
+            raise AnotherPatcherError(name)
+
+
+def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:
+    """Return CUDA's error for an ordinal that does not exist."""
+    error = torch.AcceleratorError("CUDA error: invalid device ordinal")
+    if hasattr(error, "add_note"):
+        error.add_note(
+            f"cuda:{index} was asked for and {count} device(s) are advertised. Raise devices= in portable()."
+        )
+    return error
+
+
+def _check_options(devices: Any, identity: Any, float64: Any, capability: Any) -> None:
+    if devices is not None and (not isinstance(devices, int) or isinstance(devices, bool) or devices < 1):
+        raise ValueError(f"devices={devices!r} is not a number of devices. Use an int of 1 or more, or None.")
+    if identity not in ("target", "cuda"):
+        raise ValueError(f"identity={identity!r} is not known. Use 'target' or 'cuda'.")
+    if float64 not in ("float32", "error"):
+        raise ValueError(f"float64={float64!r} is not known. Use 'float32' or 'error'.")
+    valid = isinstance(capability, tuple) and len(capability) == 2 and all(isinstance(n, int) for n in capability)
+    if not valid:
+        raise ValueError(f"capability={capability!r} is not a compute capability. Use a pair such as (8, 0).")
+
+
+_enabled: list[Scope] = []
+
+
+@overload
+def portable(target: F, /) -> F: ...
+@overload
+def portable(
+    target: str | torch.device | None = None,
+    *,
+    devices: int | None = None,
+    identity: Literal["target", "cuda"] = "target",
+    strict: bool = False,
+    float64: Literal["float32", "error"] = "float32",
+    capability: tuple[int, int] = (8, 0),
+) -> Scope: ...
+def portable(target: Any = None, **options: Any) -> Any:
+    """Run programs written for one accelerator on another.
+
+    Use as ``with torchdevice.portable():``, as ``@torchdevice.portable`` or as ``@torchdevice.portable(...)``.
+
+    Args:
+        target: The device that stands in: ``"cpu"``, ``"mps"``, ``"xpu"``, a PrivateUse1 backend's name, ``"cuda"``, a
+            ``torch.device``, or None for ``TORCHDEVICE_TARGET`` and then the best there is.
+        devices: How many accelerators the program sees; an ordinal beyond them raises CUDA's "invalid device ordinal".
+            None: as many as the target has, and higher ordinals are folded onto device 0.
+        identity: ``"cuda"`` lets tensors of the target say they are on cuda.
+        strict: Raise :class:`~torchdevice.errors.FidelityError` instead of approximating.
+        float64: What becomes of float64 on a target that lacks it: ``"float32"`` with a warning, or torch's ``"error"``.
+        capability: The CUDA compute capability that ``torch.cuda.get_device_capability()`` answers.
+
+    Returns:
+        A :class:`Scope`, or the decorated function.
+
+    Raises:
+        UnknownTargetError: On entry, if the target is no device type.
+        TargetUnavailableError: On entry, if it is not available here.
+        ValueError: If an option has an unknown value.
+    """
+    if callable(target) or isinstance(target, (staticmethod, classmethod)):
+        return Scope(**options)(target)
+    return Scope(target, **options)
+
+
+def enable(target: str | torch.device | None = None, *, propagate: bool = False, **options: Any) -> Scope:
+    """Activate a scope for the rest of the process: this thread and the ones it starts, until :func:`disable`.
+
+    Args:
+        target: As for :func:`portable`.
+        propagate: Also set ``TORCHDEVICE=1`` (and ``TORCHDEVICE_TARGET``) in the environment, so that spawned Python
+            processes activate themselves when they import torch.
+        **options: As for :func:`portable`.
+
+    Returns:
+        The scope.
+    """
+    scope = Scope(target, **options)
+    scope.__enter__()
+    _enabled.append(scope)
+    if propagate:
+        from torchdevice._autoload import propagate_to_children
+
+        propagate_to_children(scope.runtime.kind)
+    return scope
+
+
+def disable() -> None:
+    """Undo the last :func:`enable`.
+
+    Raises:
+        ScopeError: None is in force, or it was made in another thread, or a scope entered after it is still active.
+    """
+    if not _enabled:
+        raise ScopeError("disable() was called without enable(). Call enable() first.")
+    scope = _enabled[-1]
+    if not any(activation.scope is scope for activation in _active.state.entered):
+        raise ScopeError("disable() was called in another thread than enable(). Call it where enable() was called.")
+    _enabled.pop()
+    scope.__exit__(None, None, None)
+
+
+def current() -> Scope | None:
+    """Return the innermost active scope of this thread, or None."""
+    entered = _active.state.entered
+    return entered[-1].scope if entered else None

@@ -1,0 +1,110 @@
+"""The C-level names that ``torch.cuda`` is written on.
+
+``torch.cuda`` is ordinary Python on top of about a hundred names of ``torch._C``. A build without CUDA lacks them, a CUDA
+build without a GPU has them raise. Each file here supplies those that one file of ``torch.cuda`` uses; torch's own
+Python runs on them unmodified, so argument checks, keys and wording come from torch itself.
+
+Every name declares its fidelity; the coverage table in the documentation is made from :data:`SUPPLIED`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchdevice._journal import Fidelity
+from torchdevice._patching import Guarded, Patch
+
+if TYPE_CHECKING:
+    from torchdevice._scope import Scope
+
+
+class Supplied(NamedTuple):
+    """One supplied name.
+
+    Attributes:
+        name: Its dotted name: ``"torch._C._cuda_getDevice"``.
+        value: A function of the scope that returns what the name stands for.
+        fidelity: How close that comes to CUDA.
+        note: What it does, in a few words.
+    """
+
+    name: str
+    value: Callable[[Scope], Any]
+    fidelity: Fidelity
+    note: str
+
+
+SUPPLIED: dict[str, Supplied] = {}
+
+_C = "torch._C."
+
+
+def supplies(name: str, fidelity: Fidelity = Fidelity.EXACT, *, note: str = "") -> Callable[[Any], Any]:
+    """Register a function ``(scope, *args)`` as what ``torch._C.<name>`` does.
+
+    An approximate or inert one is reported once per call site with ``note`` as what is done instead.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        called = (
+            function
+            if fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)
+            else _reporting(function, name, fidelity, note)
+        )
+        _add(Supplied(_C + name, lambda scope: scope.bound(called), fidelity, note or _first_line(function)))
+        return function
+
+    return register
+
+
+def answers(name: str, fidelity: Fidelity = Fidelity.EXACT) -> Callable[[Any], Any]:
+    """Register a function of the scope as the value of the dotted ``name``."""
+
+    def register(function: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
+        _add(Supplied(name, function, fidelity, _first_line(function)))
+        return function
+
+    return register
+
+
+def _add(supplied: Supplied) -> None:
+    if supplied.name in SUPPLIED:
+        raise ValueError(f"{supplied.name!r} is supplied already")
+    SUPPLIED[supplied.name] = supplied
+
+
+def _reporting(function: Callable[..., Any], name: str, fidelity: Fidelity, note: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def reporting(scope: Scope, *args: Any, **kwargs: Any) -> Any:
+        scope.report(name, note, fidelity)
+        return function(scope, *args, **kwargs)
+
+    return reporting
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    return (function.__doc__ or "").strip().split("\n")[0]
+
+
+def patches() -> list[Patch]:
+    """Return the patches that make every supplied name visible to threads with a scope."""
+    from torchdevice.bindings import (  # noqa: F401  (importing registers)
+        accelerator,
+        device,
+        graphs,
+        memory,
+        nvtx,
+        random,
+        streams,
+        unsupported,
+        versions,
+    )
+
+    modules: dict[str, dict[str, Callable[[Any], Any]]] = {}
+    for supplied in SUPPLIED.values():
+        module, _, name = supplied.name.rpartition(".")
+        modules.setdefault(module, {})[name] = supplied.value
+    return [Guarded(importlib.import_module(module), names) for module, names in modules.items()]

@@ -1,0 +1,132 @@
+"""Memory figures and limits. For ``torch/cuda/memory.py``.
+
+The figures are the runtime's. Where those are not an allocator's own (CPU, MPS) each call site is reported as
+approximate; what a runtime cannot know, such as the number of allocations, is 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchdevice._journal import Fidelity
+from torchdevice.bindings import supplies
+
+if TYPE_CHECKING:
+    from torchdevice._scope import Scope
+
+_BYTES = ("active_bytes", "allocated_bytes", "inactive_split_bytes", "requested_bytes", "reserved_bytes")
+_COUNTS = ("active", "allocation", "inactive_split", "segment")
+_POOLS = ("all", "large_pool", "small_pool")
+_SCALARS = (
+    "max_split_size",
+    "num_alloc_retries",
+    "num_device_alloc",
+    "num_device_free",
+    "num_ooms",
+    "num_oom_rejections",
+    "num_sync_all_streams",
+)
+_OVERSIZE = ("oversize_allocations", "oversize_segments")
+
+
+def _zeros() -> dict[str, int]:
+    return {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+
+
+def _figures(current: int, peak: int) -> dict[str, int]:
+    return {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
+
+
+def _report(scope: Scope, name: str) -> None:
+    if not scope.runtime.exact_memory:
+        scope.report(name, f"figures of the {scope.runtime.kind} process", Fidelity.APPROXIMATE)
+
+
+@supplies("_cuda_memoryStats")
+def memory_stats(scope: Scope, device: int) -> dict[str, Any]:
+    """The runtime's figures under CUDA's keys; unknown ones are 0."""
+    _report(scope, "torch.cuda.memory_stats")
+    memory = scope.runtime.memory(scope.device(device).index or 0)
+    stats: dict[str, Any] = {name: {pool: _zeros() for pool in _POOLS} for name in (*_BYTES, *_COUNTS)}
+    allocated = _figures(memory.allocated, memory.peak_allocated)
+    for name in ("active_bytes", "allocated_bytes", "requested_bytes"):
+        stats[name]["all"] = dict(allocated)
+    stats["reserved_bytes"]["all"] = _figures(memory.reserved, memory.peak_reserved)
+    return {**stats, **{name: _zeros() for name in _OVERSIZE}, **{name: 0 for name in _SCALARS}}
+
+
+@supplies("_cuda_resetPeakMemoryStats")
+def reset_peak_memory_stats(scope: Scope, device: int) -> None:
+    """Let the peaks start at the present figures."""
+    scope.runtime.reset_peak_memory(scope.device(device).index or 0)
+
+
+@supplies("_cuda_resetAccumulatedMemoryStats", Fidelity.INERT, note="no accumulated figures are kept")
+def reset_accumulated_memory_stats(scope: Scope, device: int) -> None:
+    """Nothing to reset."""
+
+
+@supplies("_cuda_hostMemoryStats")
+def host_memory_stats(scope: Scope) -> dict[str, Any]:
+    """Zeros: no page-locked host memory is allocated."""
+    names = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
+    times = {"total": 0, "max": 0, "min": 0, "count": 0, "avg": 0}
+    counters = {"num_host_alloc": 0, "num_host_free": 0}
+    return {
+        **{name: _zeros() for name in names},
+        **counters,
+        "host_alloc_time": dict(times),
+        "host_free_time": dict(times),
+    }
+
+
+@supplies("_cuda_resetPeakHostMemoryStats")
+def reset_peak_host_memory_stats(scope: Scope) -> None:
+    """Nothing to reset: the figures are 0."""
+
+
+@supplies("_cuda_resetAccumulatedHostMemoryStats")
+def reset_accumulated_host_memory_stats(scope: Scope) -> None:
+    """Nothing to reset: the figures are 0."""
+
+
+@supplies("_cuda_emptyCache")
+def empty_cache(scope: Scope) -> None:
+    """Give the target's unused memory back."""
+    scope.runtime.empty_cache()
+
+
+@supplies("_cuda_setMemoryFraction", Fidelity.APPROXIMATE, note="stored; allocations are not limited")
+def set_memory_fraction(scope: Scope, fraction: float, device: int) -> None:
+    """Store the fraction."""
+    scope.settings["memory_fraction", device] = fraction
+
+
+@supplies("_cuda_getMemoryFraction")
+def get_memory_fraction(scope: Scope, device: int) -> float:
+    """The fraction that was set, 1.0 before."""
+    return scope.settings.get(("memory_fraction", device), 1.0)
+
+
+@supplies("_cuda_getAllocatorBackend")
+def get_allocator_backend(scope: Scope) -> str:
+    """The name of CUDA's default allocator."""
+    return "native"
+
+
+@supplies("_cuda_cudaCachingAllocator_is_enabled")
+def caching_allocator_is_enabled(scope: Scope) -> bool:
+    """The value that was set, True before."""
+    return scope.settings.get("caching_allocator", True)
+
+
+@supplies("_cuda_cudaCachingAllocator_enable", Fidelity.INERT, note="stored; there is no caching allocator")
+def caching_allocator_enable(scope: Scope, value: bool) -> None:
+    """Store the value."""
+    scope.settings["caching_allocator"] = value
+
+
+def mem_get_info(scope: Scope, device: int) -> tuple[int, int]:
+    """Return free and total bytes of a device, for ``cudaMemGetInfo``."""
+    index = scope.device(device).index or 0
+    return scope.runtime.free_memory(index), scope.runtime.total_memory(index)

@@ -1,0 +1,134 @@
+"""The ``torchdevice`` command: run a program in a scope, or say what this machine has."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import types
+from collections.abc import Sequence
+
+import torch
+
+from torchdevice import __version__, _target
+from torchdevice._autoload import propagate_to_children
+from torchdevice._device import TorchDevice
+from torchdevice._journal import Journal
+from torchdevice._scope import Scope
+from torchdevice.errors import TorchDeviceError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The arguments after the command's name; None takes ``sys.argv``.
+
+    Returns:
+        The exit status: 0, or 2 for a command that could not be understood or carried out.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        return options.action(parser, options)
+    except TorchDeviceError as error:
+        print(f"torchdevice: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchdevice", description="Run CUDA-written PyTorch programs where there is no CUDA."
+    )
+    parser.add_argument("--version", action="version", version=f"torchdevice {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        help="run a Python program in a scope",
+        usage="torchdevice run [options] SCRIPT [args ...]\n       torchdevice run [options] -m MODULE [args ...]",
+    )
+    run.add_argument("--target", help="device that stands in: cpu, mps, xpu, ... (default: the best there is)")
+    run.add_argument("--devices", type=int, help="number of accelerators the program sees")
+    run.add_argument("--strict", action="store_true", help="raise instead of approximating")
+    run.add_argument("--report", action="store_true", help="print what was rewritten when the program ends")
+    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    run.add_argument("program", metavar="SCRIPT", help="path of the program")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="args", help="arguments of the program")
+    run.set_defaults(action=_run)
+
+    doctor = commands.add_parser("doctor", help="say which device would stand in here")
+    doctor.set_defaults(action=_doctor)
+    return parser
+
+
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if not options.module and not os.path.exists(options.program):
+        # Python's own words for it.
+        print(
+            f"{sys.executable}: can't open file {os.path.abspath(options.program)!r}: [Errno 2] No such file or directory",
+            file=sys.stderr,
+        )
+        return 2
+    scope = Scope(options.target, devices=options.devices, strict=options.strict)
+    with scope:
+        propagate_to_children(scope.runtime.kind)
+        try:
+            _run_as_main(options.program, options.arguments, module=options.module)
+        finally:
+            if options.report:
+                _print_report(scope.journal)
+    return 0
+
+
+def _run_as_main(program: str, arguments: list[str], *, module: bool) -> None:
+    """Run a program as ``python program arguments`` would: its own ``sys.argv``, ``sys.path[0]`` and ``__main__``."""
+    sys.argv[:] = [program, *arguments]
+    if module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return
+    if os.path.isdir(program) or program.endswith((".zip", ".pyz")):
+        runpy.run_path(program, run_name="__main__")
+        return
+    sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = program
+    main_module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    with open(program, "rb") as file:
+        code = compile(file.read(), program, "exec")
+    # Functions of the program pickle as __main__.name, also for worker processes, so it must be the real __main__.
+    sys.modules["__main__"] = main_module
+    _run_traced(code, main_module)
+
+
+def _run_traced(code: types.CodeType, main_module: types.ModuleType) -> None:
+    """Execute the program's code; a traceback starts at the program's first line, as under plain Python."""
+    try:
+        exec(code, main_module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code is not code:
+            frames = frames.tb_next
+        raise error.with_traceback(frames) from error.__cause__
+
+
+def _print_report(journal: Journal) -> None:
+    print("\ntorchdevice: what was rewritten or supplied", file=sys.stderr)
+    for entry in journal.entries:
+        print(
+            f"  {entry.count:>8} x {entry.requested} -> {entry.done} [{entry.fidelity.value}]  {entry.site}",
+            file=sys.stderr,
+        )
+
+
+def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    print(f"torchdevice {__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
+    print(f"would stand in: {TorchDevice()!r}")
+    for name in _target.known():
+        available = _target.runtime(name).is_available()
+        print(f"  {name}: {'available' if available else 'not available'}")
+    return 0

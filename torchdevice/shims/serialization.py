@@ -1,0 +1,46 @@
+"""``torch.load`` of storages tagged cuda, mps or xpu.
+
+``torch.serialization.register_package`` is torch's public way in. The entry is taken out again with the last scope.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import serialization
+
+from torchdevice import _active
+from torchdevice._patching import Callback, Patch, require
+from torchdevice._spelling import parse
+
+_PRIORITY = 5  # before torch's own: cpu 10, cuda 20
+
+
+def _tag(storage: Any) -> str | None:
+    """Leave tagging to torch: what is saved is tagged with the device it is on."""
+    return None
+
+
+def _deserialize(storage: Any, location: str) -> Any:
+    """Return the storage on the device that stands in for its tag, or None to let torch go on."""
+    scope = _active.current()
+    if scope is None or parse(location) is None:
+        return None
+    device = scope.redirect(location)
+    return None if device is None else storage.to(device=device)
+
+
+def _register() -> None:
+    serialization.register_package(_PRIORITY, _tag, _deserialize)
+
+
+def _unregister() -> None:
+    registry = require(serialization, "_package_registry")
+    registry[:] = [entry for entry in registry if entry[2] is not _deserialize]
+
+
+def patches() -> list[Patch]:
+    """Return the patch of torch's registry of storage locations."""
+    assert torch.serialization is serialization
+    return [Callback(_register, _unregister)]

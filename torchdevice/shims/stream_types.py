@@ -1,0 +1,234 @@
+"""``torch.cuda.Stream`` and ``torch.cuda.Event``.
+
+Their C base classes cannot be instantiated without a driver, so the classes' ``__new__`` returns a stand-in instead. A
+stand-in is a ``torch.Stream`` or ``torch.Event`` and says ``__class__`` is the CUDA class, so ``isinstance`` holds for
+both. Work is done in the order of the calls, so streams need no waiting; events record real points of the target's work.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdevice import _active
+from torchdevice._patching import Patch, Replaced
+from torchdevice._runtimes import Mark
+from torchdevice._spelling import Spelling
+from torchdevice.bindings.streams import CUDA_DEVICE_TYPE
+from torchdevice.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    from torchdevice._scope import Scope
+
+_ids = itertools.count(1)
+
+
+class StreamStandIn(torch.Stream):
+    """A stream of the program: a name for an order that is kept anyway."""
+
+    _cuda_class: type = torch.cuda.Stream
+    priority: int
+
+    def __new__(cls, scope: Scope, stream_id: int, device_index: int, priority: int = 0) -> StreamStandIn:
+        self = super().__new__(  # type: ignore[call-arg]
+            cls, stream_id=stream_id, device_index=device_index, device_type=CUDA_DEVICE_TYPE
+        )
+        self.priority = priority
+        self._scope = scope
+        self._entered: list[tuple[int, int, int]] = []
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+    __class__ = property(lambda self: self._cuda_class)  # type: ignore[assignment]
+
+    @property
+    def cuda_stream(self) -> int:
+        """The ``cudaStream_t``: 0, as for CUDA, for the default stream; there is none for another."""
+        if self.stream_id == 0:
+            return 0
+        raise NotSupportedError("torch.cuda.Stream.cuda_stream", "There is no cudaStream_t. Use the stream's methods.")
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return CUDA's lowest and highest priority."""
+        return 0, -3
+
+    def wait_event(self, event: Any) -> None:
+        """Make later work wait for the event; returns at once."""
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Make later work wait for the stream; the order is kept anyway."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Record an event in this stream and return it; a new one if none is given."""
+        event = torch.cuda.Event() if event is None else event
+        event.record(self)
+        return event
+
+    def is_capturing(self) -> bool:
+        """Return False: nothing is being captured."""
+        return False
+
+    def query(self) -> bool:
+        """Return whether the work is done."""
+        mark = self._scope.runtime.mark(self._target_index, timing=False)
+        return mark.query()
+
+    def synchronize(self) -> None:
+        """Wait for the work."""
+        self._scope.runtime.synchronize(self._target_index)
+
+    @property
+    def _target_index(self) -> int:
+        return self._scope.device(self.device_index).index or 0
+
+    def __enter__(self) -> StreamStandIn:
+        thread = self._scope.thread
+        self._entered.append((thread.device_index, self.device_index, thread.streams.get(self.device_index, 0)))
+        thread.streams[self.device_index] = self.stream_id
+        thread.device_index = self.device_index
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        thread = self._scope.thread
+        thread.device_index, device_index, stream_id = self._entered.pop()
+        thread.streams[device_index] = stream_id
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, torch.Stream):
+            return False
+        return (self.stream_id, self.device_index) == (other.stream_id, other.device_index)
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device_index))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} stream_id={self.stream_id}>"
+
+
+class EventStandIn(torch.Event):
+    """An event of the program: a point in the target's work."""
+
+    def __new__(cls, scope: Scope, enable_timing: bool, interprocess: bool = False) -> EventStandIn:
+        self = super().__new__(cls, device="cpu")
+        self._scope = scope
+        self._timing = enable_timing
+        self._mark: Mark | None = None
+        self._device_index: int | None = None
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+    __class__ = property(lambda self: torch.cuda.Event)  # type: ignore[assignment]
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device it was recorded on, None before."""
+        return None if self._device_index is None else _cuda_device(self._device_index)
+
+    @property
+    def cuda_event(self) -> int:
+        """The ``cudaEvent_t``: 0, as for CUDA, before recording; there is none after."""
+        if self._mark is None:
+            return 0
+        raise NotSupportedError("torch.cuda.Event.cuda_event", "There is no cudaEvent_t. Use the event's methods.")
+
+    def record(self, stream: Any = None) -> None:
+        """Record a point in the stream, the current one if None."""
+        index = self._scope.thread.device_index if stream is None else stream.device_index
+        if self._device_index is not None and self._device_index != index:
+            raise RuntimeError(f"Event device {self._device_index} does not match recording stream's device {index}.")
+        self._device_index = index
+        self._mark = self._scope.runtime.mark(self._scope.device(index).index or 0, timing=self._timing)
+
+    def wait(self, stream: Any = None) -> None:
+        """Make later work of the stream wait for this event; the order is kept anyway."""
+
+    def query(self) -> bool:
+        """Return whether what was recorded is done; True if nothing was."""
+        return self._mark is None or self._mark.query()
+
+    def synchronize(self) -> None:
+        """Wait for what was recorded."""
+        if self._mark is not None:
+            self._mark.synchronize()
+
+    def elapsed_time(self, end_event: EventStandIn) -> float:
+        """Return the milliseconds from this event to ``end_event``; CUDA's errors where there are none."""
+        if not self._timing or not end_event._timing:
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._mark is None or end_event._mark is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return self._mark.elapsed_time(end_event._mark)
+
+    def ipc_handle(self) -> bytes:
+        """There is none."""
+        raise NotSupportedError("torch.cuda.Event.ipc_handle", "Share an event between threads, not processes.")
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {'recorded' if self._mark is not None else 'uninitialized'}>"
+
+
+def _cuda_device(index: int) -> torch.device:
+    with torch._C.DisableTorchFunction():
+        return torch.device("cuda", index)
+
+
+def _new_stream(original: Any) -> Any:
+    def __new__(cls: type, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
+        scope = _active.state.scope
+        if scope is None:
+            return original(cls, device=device, priority=priority, **kwargs)
+        if "stream_ptr" in kwargs:
+            raise NotSupportedError(
+                "torch.cuda.ExternalStream", "There is no CUDA stream to wrap. Use torch.cuda.Stream."
+            )
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        index = scope.ordinal(Spelling("cuda", index))
+        if "stream_id" in kwargs:
+            return StreamStandIn(scope, kwargs["stream_id"], kwargs.get("device_index", index), priority)
+        return StreamStandIn(scope, next(_ids), index, max(-3, min(0, priority)))
+
+    return __new__
+
+
+def _new_external_stream(original: Any) -> Any:
+    def __new__(cls: type, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
+        if _active.state.scope is None:
+            return original(cls, stream_ptr, device, **kwargs)
+        raise NotSupportedError("torch.cuda.ExternalStream", "There is no CUDA stream to wrap. Use torch.cuda.Stream.")
+
+    return __new__
+
+
+def _new_event(original: Any) -> Any:
+    def __new__(
+        cls: type,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> Any:
+        scope = _active.state.scope
+        if scope is None:
+            return original(
+                cls, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess, external=external
+            )
+        return EventStandIn(scope, enable_timing, interprocess)
+
+    return __new__
+
+
+def patches() -> list[Patch]:
+    """Return the patches of the stream and event classes."""
+    return [
+        Replaced(torch.cuda.Stream, "__new__", _new_stream),
+        Replaced(torch.cuda.ExternalStream, "__new__", _new_external_stream),
+        Replaced(torch.cuda.Event, "__new__", _new_event),
+    ]
