@@ -15,7 +15,7 @@ import snapshot
 import torch
 
 import torchdevice
-from torchdevice import _active
+from torchdevice import _active, _runtimes, _target
 
 torch.set_num_threads(1)
 
@@ -59,3 +59,42 @@ def cuda() -> Iterator[torchdevice.Scope]:
 def no_cuda_build() -> bool:
     """Whether the installed torch was built without CUDA."""
     return torch.version.cuda is None
+
+
+class MetaRuntime(_runtimes.Runtime):
+    """A target whose tensors can be told from CPU tensors on any machine: torch's meta device, which has no values."""
+
+    kind = "meta"
+    unsupported_dtypes = frozenset({torch.float64, torch.complex128})
+    blocking_copies_only = True
+
+    def is_available(self) -> bool:
+        return True
+
+    def device(self, index: int) -> torch.device:
+        return torch.device("meta")
+
+    def default_generator(self, index: int) -> torch.Generator:
+        return torch.default_generator
+
+    def memory(self, index: int) -> _runtimes.Memory:
+        return _runtimes.Memory(0, 0, 0, 0)
+
+    def reset_peak_memory(self, index: int) -> None:
+        pass
+
+
+@pytest.fixture
+def meta_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``"meta"`` be a target."""
+    runtime = MetaRuntime()
+    known, find = _target.known, _target.runtime
+    monkeypatch.setattr(_target, "known", lambda: (*known(), "meta"))
+    monkeypatch.setattr(_target, "runtime", lambda kind: runtime if kind == "meta" else find(kind))
+
+
+@pytest.fixture
+def distinct(meta_target: None) -> Iterator[torchdevice.Scope]:
+    """An active scope on a target that is not the CPU, lacks float64 and must not copy asynchronously."""
+    with torchdevice.portable("meta") as scope:
+        yield scope

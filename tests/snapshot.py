@@ -70,6 +70,8 @@ OWN_LIFE = {
     ("torch", "_inductor"),
     ("torch", "onnx"),
     ("torch", "export"),
+    ("torch", "manual_seed"),
+    ("torch.Tensor", "__slotnames__"),
     ("torch.cuda", "_queued_calls"),
     ("threading", "_active"),
     ("threading", "_dangling"),

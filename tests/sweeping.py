@@ -49,5 +49,6 @@ def _leaf_difference(one: Any, other: Any) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).tolist()) if flat.numel() < 64 else flat.view(torch.uint8).numpy().tobytes()
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    flat.copy_(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
+    return flat.view(torch.uint8).numpy().tobytes()

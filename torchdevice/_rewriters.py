@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdevice._journal import Fidelity
+from torchdevice._journal import Fidelity, user_frame
 from torchdevice._spelling import FORCE_CPU
 
 if TYPE_CHECKING:
@@ -53,6 +53,22 @@ def rewrites(*functions: Any, table: Table = TABLE) -> Callable[[Rewriter], Rewr
 # ---- construction ----------------------------------------------------------------------------------------------------
 
 
+INSISTS_ON_CUDA = frozenset(
+    {
+        "accelerate.state",  # leaves mixed precision off, without a word, on a device that says cpu
+        "lightning.fabric.accelerators.cuda",  # these raise "Device should be GPU"
+        "lightning.pytorch.accelerators.cuda",
+        "lightning_fabric.accelerators.cuda",
+        "pytorch_lightning.accelerators.cuda",
+    }
+)
+"""Modules that make a device and later ask it whether it says cuda. They keep it; it is rewritten where it is used."""
+
+
+def _module_of(frame: types.FrameType) -> str:
+    return frame.f_globals.get("__name__", "")
+
+
 @rewrites(torch.device)
 def _device(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     """``torch.device`` in all its forms; torch checks the spelling before we look at the result."""
@@ -62,7 +78,7 @@ def _device(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if type(lone) is int and lone >= 0:
         return scope.redirect(lone) or func(lone)
     made = func(*args, **kwargs)
-    if scope.identity == "cuda" and made.type == "cuda":
+    if made.type == "cuda" and (scope.identity == "cuda" or _module_of(user_frame()) in INSISTS_ON_CUDA):
         return made
     return scope.redirect(made) or made
 

@@ -146,31 +146,30 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         try:
             found = self._redirects[value]
         except KeyError:
-            found = self._redirect_new(value)
+            found, stays, folded = self._resolve_argument(value)
+            if stays and len(self._redirects) < _MAX_REDIRECTS:
+                self._redirects[value] = found
+            if folded:  # reported already
+                return found
         except TypeError:  # unhashable, so no device
             return None
         if found is not None:
             self.journal.record(str(value), str(found), Fidelity.EXACT, user_frame())
         return found
 
-    def _redirect_new(self, value: Any) -> torch.device | None:
+    def _resolve_argument(self, value: Any) -> tuple[torch.device | None, bool, bool]:
+        """Return the device for an argument, whether the answer stays so, and whether its ordinal was folded."""
         spelling = parse(value)
         if spelling is None:
-            found = None
-        elif self.thread.forced_cpu:
-            return torch.device("cpu")
-        elif spelling.family == self.runtime.kind and not isinstance(value, int):
-            found = None
-        else:
-            found = self.device(self.ordinal(spelling))
-            if spelling.index is None and found.index is not None:
-                # The current device may change: do not remember.
-                return found
-            if spelling.index is not None and spelling.index >= self.device_count:
-                return found
-        if len(self._redirects) < _MAX_REDIRECTS:
-            self._redirects[value] = found
-        return found
+            return None, True, False
+        if self.thread.forced_cpu:
+            return torch.device("cpu"), False, False
+        if spelling.family == self.runtime.kind and not isinstance(value, int):
+            return None, True, False
+        found = self.device(self.ordinal(spelling))
+        folded = spelling.index is not None and spelling.index >= self.device_count
+        follows_current_device = spelling.index is None and found.index is not None
+        return found, not folded and not follows_current_device, folded
 
     def ordinal(self, spelling: Spelling) -> int:
         """Return which of the program's accelerators a spelling means.

@@ -6,6 +6,7 @@ and the like then answer. Beside it, autocast of the target is entered and left.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from torch.amp.autocast_mode import autocast
@@ -31,6 +32,7 @@ def _enter(scope: Scope, original: Any, self: autocast) -> Any:
 
 
 def _exit(original: Any) -> Any:
+    @functools.wraps(original)
     def __exit__(self: autocast, exc_type: Any, exc_val: Any, exc_tb: Any) -> Any:
         companions = self.__dict__.get(_COMPANIONS)
         companion = companions.pop() if companions else None
@@ -44,9 +46,13 @@ def _exit(original: Any) -> Any:
 def _companion(scope: Scope, requested: autocast) -> autocast | None:
     """Return autocast of the target, with the dtype that gives finite results where CUDA does."""
     kind = scope.runtime.kind
-    if requested.device not in ACCELERATORS or requested.device == kind:
-        return None
     dtype = scope.runtime.autocast_dtype(requested.fast_dtype)
+    if requested.device == kind:
+        # Programs also write torch.autocast(device.type), with the device they got for "cuda".
+        if dtype is requested.fast_dtype:
+            return None
+    elif requested.device not in ACCELERATORS:
+        return None
     if requested._enabled and dtype is not requested.fast_dtype:
         scope.report(f"autocast({requested.fast_dtype})", str(dtype), Fidelity.APPROXIMATE)
     return autocast(kind, dtype=dtype, enabled=requested._enabled, cache_enabled=requested._cache_enabled)

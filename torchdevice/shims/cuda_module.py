@@ -96,6 +96,14 @@ def _cudnn_version(scope: Scope, original: Any) -> int:
     return versions.CUDNN
 
 
+def _get_device_module(scope: Scope, original: Any, device: Any = None) -> Any:
+    """The module of the family that the program spelled: that of a rewritten device cannot do what the program asks."""
+    if scope.runtime.shares_host_memory and isinstance(device, torch.device) and device.type == scope.runtime.kind:
+        return torch.cuda
+    spelling = parse(device) if isinstance(device, str) else None
+    return getattr(torch, spelling.family) if spelling is not None else original(device)
+
+
 def _capturable_devices(scope: Scope, original: Any, supports_xla: bool = True) -> list[str]:
     """Optimizers with ``capturable=True`` run their tensor arithmetic on the target; nothing is captured."""
     return [*original(supports_xla), scope.runtime.kind]
@@ -125,6 +133,7 @@ def patches() -> list[Patch]:
         replaced_function(torch.cuda, "utilization", _utilization),
         replaced_function(torch.backends.cudnn, "version", _cudnn_version),
         replaced_function(torch._utils, "_get_current_device_index", _current_index),
+        replaced_function(torch, "get_device_module", _get_device_module),
         *replaced_everywhere(torch.cuda._utils, "_get_device_index", _get_device_index),
         *replaced_everywhere(optimizer, "_get_capturable_supported_devices", _capturable_devices),
     ]

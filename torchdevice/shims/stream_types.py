@@ -7,6 +7,7 @@ both. Work is done in the order of the calls, so streams need no waiting; events
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,7 @@ def _cuda_device(index: int) -> torch.device:
 
 
 def _new_stream(original: Any) -> Any:
+    @functools.wraps(original)
     def __new__(cls: type, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
         scope = _active.state.scope
         if scope is None:
@@ -199,6 +201,7 @@ def _new_stream(original: Any) -> Any:
 
 
 def _new_external_stream(original: Any) -> Any:
+    @functools.wraps(original)
     def __new__(cls: type, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
         if _active.state.scope is None:
             return original(cls, stream_ptr, device, **kwargs)
@@ -208,6 +211,7 @@ def _new_external_stream(original: Any) -> Any:
 
 
 def _new_event(original: Any) -> Any:
+    @functools.wraps(original)
     def __new__(
         cls: type,
         enable_timing: bool = False,

@@ -6,6 +6,7 @@ calling one makes a tensor on the target, ``isinstance`` asks for a tensor of th
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,7 @@ def dtype_of(wanted: Any) -> torch.dtype | None:
 
 
 def _set_default_tensor_type(original: Any) -> Any:
+    @functools.wraps(original)
     def set_default_tensor_type(kind: Any) -> None:
         scope = _active.current()
         dtype = dtype_of(kind) if scope is not None else None

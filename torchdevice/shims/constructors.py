@@ -1,7 +1,8 @@
-"""Storages and nested tensors: constructors with a device argument that are not torch functions."""
+"""Constructors with a device argument that torch does not show to modes: storages, nested tensors, ``torch.range``."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ def _with_device(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _new(original: Any) -> Any:
+    @functools.wraps(original)
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         scope = _active.state.scope
         return original(cls, *args, **kwargs) if scope is None else _with_device(scope, original, cls, *args, **kwargs)
@@ -37,11 +39,12 @@ def _device_of_module(scope: Scope, original: Any, module: str) -> str:
 
 
 def patches() -> list[Patch]:
-    """Return the patches of the storage and nested tensor constructors."""
+    """Return the patches of these constructors."""
     return [
         Replaced(torch.UntypedStorage, "__new__", _new),
         replaced_function(torch.TypedStorage, "__init__", _typed_storage),
         replaced_function(torch.storage, "_get_device_from_module", _device_of_module),
+        replaced_function(torch, "range", _with_device),
         replaced_function(torch.nested, "nested_tensor", _with_device),
         replaced_function(torch.nested, "as_nested_tensor", _with_device),
     ]

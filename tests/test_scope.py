@@ -1,0 +1,524 @@
+"""The ways in, crossed with the ways a scope is used: {with, decorator, enable} x {nested, re-used, exception, ...}."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import torchdevice
+from torchdevice.errors import ScopeError
+
+WAYS = ("with", "decorator", "enable")
+
+
+@contextlib.contextmanager
+def entered(way: str, scope: torchdevice.Scope | None = None, **options: Any) -> Iterator[torchdevice.Scope]:
+    """Activate a scope by one of the three ways; a decorator is used through the context manager it is made from."""
+    if way == "enable":
+        try:
+            yield torchdevice.enable("cpu", **options)
+        finally:
+            torchdevice.disable()
+    else:
+        with scope or torchdevice.portable("cpu", **options) as active:
+            yield active
+
+
+def run(way: str, body: Callable[[], Any], **options: Any) -> Any:
+    """Run ``body`` in a scope activated by one of the three ways."""
+    if way == "decorator":
+        return torchdevice.portable("cpu", **options)(body)()
+    with entered(way, **options):
+        return body()
+
+
+def is_active() -> bool:
+    """Whether CUDA spellings work here, by the mode and by the bindings; the two must agree."""
+    bindings = torch.cuda.is_available()
+    try:
+        torch.zeros(1, device="cuda")
+    except (AssertionError, RuntimeError):
+        mode = False
+    else:
+        mode = True
+    assert mode == bindings
+    return mode
+
+
+@pytest.mark.parametrize("way", WAYS)
+class TestMatrix:
+    def test_plain(self, way: str) -> None:
+        assert run(way, is_active)
+        assert not is_active()
+
+    def test_nested(self, way: str) -> None:
+        def outer() -> list[bool]:
+            inner = run(way, is_active)
+            return [inner, is_active()]
+
+        assert run(way, outer) == [True, True]
+        assert not is_active()
+
+    def test_nested_with_other_options(self, way: str) -> None:
+        def counts() -> list[int]:
+            before = torch.cuda.device_count()
+            inner = run(way, torch.cuda.device_count, devices=4)
+            return [before, inner, torch.cuda.device_count()]
+
+        assert run(way, counts, devices=2) == [2, 4, 2]
+
+    def test_reused(self, way: str) -> None:
+        if way == "enable":
+            for _ in range(3):
+                assert run(way, is_active)
+            return
+        scope = torchdevice.portable("cpu")
+        for _ in range(3):
+            if way == "decorator":
+                assert scope(is_active)()
+            else:
+                with scope:
+                    assert is_active()
+            assert not is_active()
+
+    def test_reentered(self, way: str) -> None:
+        scope = torchdevice.portable("cpu")
+
+        def nested(depth: int) -> bool:
+            if depth == 0:
+                return is_active()
+            if way == "decorator":
+                return scope(nested)(depth - 1)
+            with entered(way, scope):
+                return nested(depth - 1)
+
+        assert nested(50)
+        assert not is_active()
+
+    def test_exception(self, way: str) -> None:
+        def body() -> None:
+            assert is_active()
+            raise KeyError("the program's own")
+
+        with pytest.raises(KeyError, match="the program's own"):
+            run(way, body)
+        assert not is_active()
+
+    def test_out_of_order(self, way: str) -> None:
+        if way == "enable":
+            torchdevice.enable("cpu")
+            inner = torchdevice.portable("cpu", devices=3)
+            inner.__enter__()
+            with pytest.raises(ScopeError, match="reverse order"):
+                torchdevice.disable()
+        else:
+            outer, inner = torchdevice.portable("cpu"), torchdevice.portable("cpu", devices=3)
+            outer.__enter__()
+            inner.__enter__()
+            with pytest.raises(ScopeError, match="reverse order"):
+                outer.__exit__(None, None, None)
+        assert torch.cuda.device_count() == 3
+        assert is_active()
+        inner.__exit__(None, None, None)
+        assert not is_active()
+
+    def test_thread(self, way: str) -> None:
+        seen: list[bool] = []
+
+        def body() -> None:
+            thread = threading.Thread(target=lambda: seen.append(is_active()))
+            thread.start()
+            thread.join()
+
+        run(way, body)
+        assert seen == [True]
+        assert not is_active()
+
+    def test_executor(self, way: str) -> None:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            assert run(way, lambda: [pool.submit(is_active).result(), *pool.map(lambda _: is_active(), range(3))]) == [
+                True
+            ] * 4
+            assert not pool.submit(is_active).result(), "a worker kept the scope of an earlier task"
+
+    def test_asyncio(self, way: str) -> None:
+        async def steps() -> list[bool]:
+            found = [is_active()]
+            await asyncio.sleep(0)
+            return [*found, is_active(), await asyncio.to_thread(is_active)]
+
+        if way == "decorator":
+            decorated = torchdevice.portable("cpu")(steps)
+            assert inspect.iscoroutinefunction(decorated)
+            assert asyncio.run(decorated()) == [True] * 3
+        else:
+            with entered(way):
+                assert asyncio.run(steps()) == [True] * 3
+        assert not is_active()
+
+    def test_generator(self, way: str) -> None:
+        def steps() -> Iterator[bool]:
+            yield is_active()
+            yield is_active()
+
+        if way == "decorator":
+            decorated = torchdevice.portable("cpu")(steps)
+            assert inspect.isgeneratorfunction(decorated)
+            iterator = decorated()
+            assert not is_active()
+            assert next(iterator)
+            assert not is_active(), "the scope leaked out of a suspended generator"
+            assert next(iterator)
+        else:
+            with entered(way):
+                assert list(steps()) == [True, True]
+        assert not is_active()
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+    def test_fork(self, way: str) -> None:
+        def body() -> int:
+            pid = os.fork()
+            if pid == 0:
+                # In the child: the scope is there, works for its threads too, and can be left.
+                status = 1
+                try:
+                    results: list[bool] = []
+                    thread = threading.Thread(target=lambda: results.append(is_active()))
+                    thread.start()
+                    thread.join()
+                    status = 0 if is_active() and results == [True] else 1
+                finally:
+                    os._exit(status)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+        assert run(way, body) == 0
+        assert not is_active()
+
+
+class TestDecorator:
+    def test_bare(self) -> None:
+        @torchdevice.portable
+        def function(a: int, *, b: int = 2) -> tuple[int, int, bool]:
+            """Documentation."""
+            return a, b, torch.cuda.is_available()
+
+        assert function(1) == (1, 2, True)
+        assert function.__doc__ == "Documentation."
+        assert list(inspect.signature(function).parameters) == ["a", "b"]
+
+    def test_methods(self) -> None:
+        class Trainer:
+            @torchdevice.portable("cpu")
+            def method(self) -> bool:
+                return is_active()
+
+            @torchdevice.portable("cpu")
+            @classmethod
+            def of_class(cls) -> bool:
+                return is_active()
+
+            @torchdevice.portable("cpu")
+            @staticmethod
+            def of_no_class() -> bool:
+                return is_active()
+
+        assert Trainer().method() and Trainer.of_class() and Trainer.of_no_class()
+
+    def test_generator_passes_values_errors_and_its_result(self) -> None:
+        log: list[Any] = []
+
+        @torchdevice.portable("cpu")
+        def generator() -> Any:
+            try:
+                log.append((yield 1))
+                try:
+                    yield 2
+                except KeyError as error:
+                    log.append(error)
+                return "result"
+            finally:
+                log.append(is_active())
+
+        iterator = generator()
+        assert next(iterator) == 1
+        assert iterator.send("sent") == 2
+        with pytest.raises(StopIteration) as stop:
+            iterator.throw(KeyError("thrown"))
+        assert stop.value.value == "result"
+        assert log[0] == "sent" and isinstance(log[1], KeyError) and log[2] is True
+
+    def test_closing_a_generator_runs_its_cleanup_in_the_scope(self) -> None:
+        log: list[bool] = []
+
+        @torchdevice.portable("cpu")
+        def generator() -> Any:
+            try:
+                yield
+            finally:
+                log.append(is_active())
+
+        iterator = generator()
+        next(iterator)
+        iterator.close()
+        assert log == [True]
+
+    def test_async_generator(self) -> None:
+        @torchdevice.portable("cpu")
+        async def generator() -> Any:
+            received = yield is_active()
+            await asyncio.sleep(0)
+            yield received, is_active()
+
+        async def drive() -> list[Any]:
+            iterator = generator()
+            first = await iterator.asend(None)
+            outside = is_active()
+            second = await iterator.asend("sent")
+            await iterator.aclose()
+            return [first, outside, second]
+
+        assert inspect.isasyncgenfunction(generator)
+        assert asyncio.run(drive()) == [True, False, ("sent", True)]
+
+    def test_two_coroutines_interleave(self) -> None:
+        @torchdevice.portable("cpu", devices=2)
+        async def two() -> list[int]:
+            counts = []
+            for _ in range(3):
+                counts.append(torch.cuda.device_count())
+                await asyncio.sleep(0)
+            return counts
+
+        @torchdevice.portable("cpu", devices=5)
+        async def five() -> list[int]:
+            counts = []
+            for _ in range(3):
+                counts.append(torch.cuda.device_count())
+                await asyncio.sleep(0)
+            return counts
+
+        async def both() -> Any:
+            return await asyncio.gather(two(), five())
+
+        assert asyncio.run(both()) == [[2] * 3, [5] * 3]
+
+    def test_not_callable(self) -> None:
+        with pytest.raises(TypeError, match=r"3 cannot be decorated"):
+            torchdevice.portable("cpu")(3)
+
+
+class TestEnable:
+    def test_twice(self) -> None:
+        torchdevice.enable("cpu")
+        torchdevice.enable("cpu", devices=2)
+        assert torch.cuda.device_count() == 2
+        torchdevice.disable()
+        assert torch.cuda.device_count() == 1
+        torchdevice.disable()
+        assert not is_active()
+
+    def test_disable_without_enable(self) -> None:
+        with pytest.raises(ScopeError, match="Call enable"):
+            torchdevice.disable()
+
+    def test_disable_in_another_thread(self) -> None:
+        torchdevice.enable("cpu")
+        caught: list[BaseException] = []
+
+        def other() -> None:
+            with torchdevice._active.suspended():
+                try:
+                    torchdevice.disable()
+                except ScopeError as error:
+                    caught.append(error)
+
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        with torchdevice._active.suspended():
+            pool.submit(other).result()
+        pool.shutdown()
+        assert "another thread" in str(caught[0])
+        assert is_active()
+        torchdevice.disable()
+
+
+class TestThreads:
+    def test_unrelated_threads_see_plain_torch(self, no_cuda_build: bool) -> None:
+        ready, go = threading.Event(), threading.Event()
+        seen: dict[str, Any] = {}
+
+        def unrelated() -> None:
+            ready.set()
+            go.wait()
+            seen["active"] = is_active()
+            seen["count"] = torch.cuda.device_count()
+            seen["initialized"] = bool(torch.cuda.is_initialized())
+            seen["version"] = torch.version.cuda
+            seen["binding"] = hasattr(torch._C, "_cuda_getDeviceCount")
+            seen["accelerator"] = torch.accelerator.is_available()
+            try:
+                torch.cuda.current_device()
+            except (AssertionError, RuntimeError) as error:
+                seen["error"] = str(error)
+
+        thread = threading.Thread(target=unrelated)
+        thread.start()
+        ready.wait()
+        with torchdevice.portable("cpu"):
+            go.set()
+            thread.join()
+            assert is_active()
+        expected_error = "Torch not compiled with CUDA enabled" if no_cuda_build else "Found no NVIDIA driver"
+        assert expected_error in seen.pop("error")
+        assert seen == {
+            "active": False,
+            "count": 0,
+            "initialized": False,
+            "version": torch.version.cuda,
+            "binding": not no_cuda_build,
+            "accelerator": False,
+        }
+
+    def test_a_thread_keeps_its_scope_after_the_starter_has_left(self) -> None:
+        started, left = threading.Event(), threading.Event()
+        seen: list[bool] = []
+
+        def work() -> None:
+            started.set()
+            left.wait()
+            seen.append(is_active())
+
+        with torchdevice.portable("cpu"):
+            thread = threading.Thread(target=work)
+            thread.start()
+            started.wait()
+        assert not is_active()
+        left.set()
+        thread.join()
+        assert seen == [True]
+
+    def test_a_subclass_with_its_own_run(self) -> None:
+        class Worker(threading.Thread):
+            active = False
+
+            def run(self) -> None:
+                self.active = is_active()
+
+        with torchdevice.portable("cpu"):
+            worker = Worker()
+            worker.start()
+            worker.join()
+        assert worker.active
+        assert "run" not in vars(worker)
+
+    def test_many_threads(self) -> None:
+        def work(index: int) -> bool:
+            with torchdevice.portable("cpu", devices=index + 1):
+                return torch.cuda.device_count() == index + 1 and is_active()
+
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            assert all(pool.map(work, range(64)))
+
+    def test_current_device_is_per_thread(self) -> None:
+        seen: list[int] = []
+        with torchdevice.portable("cpu", devices=4):
+            torch.cuda.set_device(3)
+            thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_device()))
+            thread.start()
+            thread.join()
+            assert (torch.cuda.current_device(), seen) == (3, [0])
+
+
+class TestUndo:
+    def test_exit_without_entry(self) -> None:
+        with pytest.raises(ScopeError, match="not entered"):
+            torchdevice.portable("cpu").__exit__(None, None, None)
+
+    def test_exit_twice(self) -> None:
+        scope = torchdevice.portable("cpu")
+        with scope:
+            pass
+        with pytest.raises(ScopeError, match="not entered"):
+            scope.__exit__(None, None, None)
+
+    def test_failure_half_way_through_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torchdevice import _installed, _patching
+
+        with torchdevice.portable("cpu"):
+            pass  # the list of patches is built
+        patches = _installed.INSTALLATION._patches
+        assert patches is not None
+
+        class Failing:
+            def install(self) -> None:
+                raise RuntimeError("half-way")
+
+            def remove(self) -> None:
+                raise AssertionError("was never installed")
+
+        for position in (0, len(patches) // 2, len(patches)):
+            monkeypatch.setattr(_installed.INSTALLATION, "_patches", [*patches[:position], Failing(), *patches[position:]])
+            with pytest.raises(RuntimeError, match="half-way"):
+                torchdevice.portable("cpu").__enter__()
+            assert not is_active()
+        assert isinstance(_installed.INSTALLATION, _patching.Installation)
+
+    def test_a_mode_of_the_program_on_top_at_exit(self) -> None:
+        class Own(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                return func(*args, **(kwargs or {}))
+
+        own = Own()
+        scope = torchdevice.portable("cpu")
+        scope.__enter__()
+        own.__enter__()
+        scope.__exit__(None, None, None)
+        assert not is_active()
+        assert torch.overrides._get_current_function_mode_stack() == [own]
+        own.__exit__(None, None, None)
+
+    def test_what_the_program_set_stays(self) -> None:
+        original = torch.cuda.is_bf16_supported
+        try:
+            with torchdevice.portable("cpu"):
+                replacement = torch.cuda.is_bf16_supported = lambda: False
+            assert torch.cuda.is_bf16_supported is replacement
+        finally:
+            torch.cuda.is_bf16_supported = original
+
+    def test_current(self) -> None:
+        assert torchdevice.current() is None
+        with torchdevice.portable("cpu") as outer:
+            assert torchdevice.current() is outer
+            assert outer.target == torch.device("cpu")
+            with torchdevice.portable("cpu") as inner:
+                assert torchdevice.current() is inner
+            assert torchdevice.current() is outer
+        assert torchdevice.current() is None
+
+
+class TestForceCpu:
+    def test_is_idempotent_and_ends_with_the_scope(self) -> None:
+        with torchdevice.portable("cpu"):
+            for _ in range(2):
+                assert torch.device("cpu:-1") == torch.device("cpu")
+                assert torch.device("cpu", -1) == torch.device("cpu")
+            assert torch.ones(1).to("cpu:-1").device == torch.device("cpu")
+            assert torch.nn.Linear(1, 1).to("cpu:-1").weight.device == torch.device("cpu")
+        with pytest.raises(RuntimeError):
+            torch.device("cpu:-1")
+
+    def test_sends_later_requests_to_the_cpu(self, distinct: torchdevice.Scope) -> None:
+        assert torch.zeros(1, device="cuda").device.type == "meta"
+        torch.device("cpu:-1")
+        assert torch.zeros(1, device="cuda").device.type == "cpu"
+        assert torch.nn.Linear(1, 1).cuda().weight.device.type == "cpu"

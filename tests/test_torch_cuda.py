@@ -1,0 +1,369 @@
+"""``torch.cuda`` in a scope: torch's own Python on supplied bindings."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.cuda import (  # before any activation, as programs do
+    Event,
+    Stream,
+    current_device,
+    device_count,
+    get_device_properties,
+    is_available,
+    is_initialized,
+    manual_seed_all,
+    max_memory_allocated,
+    memory_allocated,
+    synchronize,
+)
+
+import torchdevice
+from torchdevice.errors import FidelityError, NotSupportedError
+
+pytestmark = pytest.mark.usefixtures("cuda")
+
+
+class TestNamesImportedBeforeActivation:
+    def test_functions_and_classes(self) -> None:
+        assert is_available() and is_initialized() and device_count() == 1 and current_device() == 0
+        assert get_device_properties(0).major == 8
+        manual_seed_all(3)
+        synchronize()
+        assert memory_allocated() >= 0 and max_memory_allocated() >= memory_allocated()
+        assert isinstance(Stream(), Stream) and isinstance(Event(), Event)
+
+    def test_nothing_stays_cached(self) -> None:
+        for devices in (1, 3, 1, 2):
+            with torchdevice.portable("cpu", devices=devices):
+                assert device_count() == torch.cuda.device_count() == devices
+                torch.cuda.init()
+
+
+class TestDevices:
+    def test_information(self) -> None:
+        assert torch.cuda.get_device_capability() == (8, 0)
+        assert torch.cuda.get_device_name() and torch.cuda.get_device_name("cuda:0") == torch.cuda.get_device_name(0)
+        assert torch.cuda.get_device_name(torch.device("cuda")) == torch.cuda.get_device_name()
+        properties = torch.cuda.get_device_properties("cuda")
+        assert properties.total_memory > 2**28 and properties.multi_processor_count >= 1
+        assert "total_memory=" in repr(properties)
+        assert torch.cuda.is_bf16_supported() and torch.cuda.is_tf32_supported()
+        assert torch.cuda.get_arch_list() == ["sm_80"]
+        assert torch.cuda.get_gencode_flags() == "-gencode compute=compute_80,code=sm_80"
+        assert torch.backends.cuda.is_built()
+
+    def test_capability_is_settable(self) -> None:
+        with torchdevice.portable("cpu", capability=(9, 0)):
+            assert torch.cuda.get_device_capability() == (9, 0)
+
+    def test_current_device(self) -> None:
+        with torchdevice.portable("cpu", devices=3):
+            torch.cuda.set_device("cuda:1")
+            assert torch.cuda.current_device() == 1
+            with torch.cuda.device(2):
+                assert torch.cuda.current_device() == 2
+                with torch.cuda.device(-1), torch.cuda.device(None):
+                    assert torch.cuda.current_device() == 2
+            assert torch.cuda.current_device() == 1
+            with torch.cuda.device_of(torch.ones(1)):
+                assert torch.cuda.current_device() == 1
+            assert torch.cuda.can_device_access_peer(0, 1)
+
+    def test_torchs_own_errors(self) -> None:
+        with pytest.raises(AssertionError, match="Invalid device id"):
+            torch.cuda.get_device_properties(7)
+        with pytest.raises(ValueError, match="Expected a cuda device"):
+            torch.cuda.get_device_name(torch.device("meta"))
+        with pytest.raises(RuntimeError, match="invalid value of debug_mode"):
+            torch.cuda.set_sync_debug_mode("loud")
+
+    def test_settings_are_stored(self) -> None:
+        torch.cuda.set_sync_debug_mode("warn")
+        assert torch.cuda.get_sync_debug_mode() == 1
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        assert torch.cuda.get_per_process_memory_fraction() == 0.5
+
+    def test_versions(self) -> None:
+        assert int(torch.version.cuda.split(".")[0]) >= 12
+        assert torch.backends.cudnn.version() >= 8000
+        assert torch.cuda.nccl.version()[:2] == (2, 27)
+
+    def test_accelerator(self) -> None:
+        accelerator = torch.accelerator.current_accelerator()
+        assert torch.accelerator.is_available() and accelerator is not None and accelerator.type == "cuda"
+        assert torch.accelerator.device_count() == 1 and torch.accelerator.current_device_index() == 0
+        torch.accelerator.synchronize()
+        assert torch.ones(2).to(accelerator).device.type == "cpu"
+        assert torch.get_device_module("cuda") is torch.cuda
+        assert torch.get_device_module(torch.device("cuda")) is torch.cuda
+
+
+class TestStreams:
+    def test_current_stream_follows_the_context(self) -> None:
+        default = torch.cuda.default_stream()
+        assert torch.cuda.current_stream() == default
+        stream = torch.cuda.Stream()
+        assert stream != default and hash(stream) != hash(default)
+        with torch.cuda.stream(stream):
+            assert torch.cuda.current_stream() == stream
+            with torch.cuda.stream(None):
+                assert torch.cuda.current_stream() == stream
+        assert torch.cuda.current_stream() == default
+        with stream:
+            assert torch.cuda.current_stream() == stream
+        assert torch.cuda.current_stream() == default
+        torch.cuda.set_stream(stream)
+        assert torch.cuda.current_stream() == stream
+        torch.cuda.set_stream(default)
+
+    def test_per_device(self) -> None:
+        with torchdevice.portable("cpu", devices=2):
+            other = torch.cuda.Stream(device=1)
+            assert other.device_index == 1 and str(other.device) == "cuda:1"
+            with torch.cuda.stream(other):
+                assert torch.cuda.current_device() == 1
+                assert torch.cuda.current_stream(0) == torch.cuda.default_stream(0)
+            assert torch.cuda.current_device() == 0
+
+    def test_methods(self) -> None:
+        first, second = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
+        assert isinstance(first, torch.cuda.Stream) and isinstance(first, torch.Stream)
+        assert second.priority == -1 and first.query()
+        event = first.record_event()
+        second.wait_event(event)
+        second.wait_stream(first)
+        first.synchronize()
+        assert event.query()
+        torch.ones(2, device="cuda").record_stream(first)
+        assert torch.cuda.default_stream().cuda_stream == 0
+        with pytest.raises(NotSupportedError, match="cudaStream_t"):
+            _ = first.cuda_stream
+
+    def test_external_stream_is_refused(self) -> None:
+        with pytest.raises(NotSupportedError, match="ExternalStream"):
+            torch.cuda.ExternalStream(1234)
+
+
+class TestEvents:
+    def test_elapsed_time_is_real(self) -> None:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        time.sleep(0.02)
+        end.record()
+        torch.cuda.synchronize()
+        assert 20 <= start.elapsed_time(end) < 5000
+        assert end.elapsed_time(start) < 0
+
+    def test_errors_of_cuda(self) -> None:
+        timed, untimed = torch.cuda.Event(enable_timing=True), torch.cuda.Event()
+        with pytest.raises(ValueError, match="enable_timing=True"):
+            timed.elapsed_time(untimed)
+        with pytest.raises(ValueError, match="must be recorded"):
+            timed.elapsed_time(torch.cuda.Event(enable_timing=True))
+        with torchdevice.portable("cpu", devices=2):
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(0))
+            with pytest.raises(RuntimeError, match="does not match"):
+                event.record(torch.cuda.current_stream(1))
+
+    def test_methods(self) -> None:
+        event = torch.cuda.Event()
+        assert event.query() and "uninitialized" in repr(event)
+        event.record()
+        event.wait()
+        event.synchronize()
+        assert event.query() and isinstance(event, torch.Event)
+        with pytest.raises(NotSupportedError, match="processes"):
+            event.ipc_handle()
+
+
+class TestMemory:
+    def test_figures_follow_allocations(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        x = torch.ones(8 * 2**20, device="cuda")
+        after = torch.cuda.memory_allocated()
+        size = x.untyped_storage().nbytes()
+        assert size <= after - before < 2 * size
+        assert torch.cuda.memory_reserved() >= after and torch.cuda.max_memory_allocated() >= after
+        del x
+        assert torch.cuda.memory_allocated() < before + size
+        assert torch.cuda.max_memory_allocated() >= after, "a peak does not fall"
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() < after
+
+    def test_peak_between_two_questions(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = torch.ones(16 * 2**20, device="cuda")
+        del y
+        assert torch.cuda.max_memory_allocated() - before > 48 * 2**20
+
+    def test_the_rest(self) -> None:
+        free, total = torch.cuda.mem_get_info()
+        assert 0 < free < total
+        assert torch.cuda.mem_get_info("cuda:0")[1] == total == torch.cuda.get_device_properties(0).total_memory
+        stats = torch.cuda.memory_stats()
+        for name in ("allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current", "num_ooms"):
+            assert name in stats
+        assert "PyTorch CUDA memory summary" in torch.cuda.memory_summary()
+        assert "PyTorch CUDA memory summary" in torch.cuda.memory_summary(abbreviated=True)
+        torch.cuda.reset_accumulated_memory_stats()
+        torch.cuda.ipc_collect()
+        assert torch.cuda.get_allocator_backend() == "native"
+        assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == 0
+
+    def test_strict_refuses_approximate_figures(self) -> None:
+        with torchdevice.portable("cpu", strict=True):
+            with pytest.raises(FidelityError, match="memory_stats"):
+                torch.cuda.memory_allocated()
+            torch.cuda.empty_cache()
+
+    def test_out_of_memory(self) -> None:
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate") as caught:
+            torch.empty(2**60, device="cuda", dtype=torch.uint8)
+        assert len(caught.value.args) == 1
+
+
+class TestRandom:
+    def test_seeds(self) -> None:
+        torch.cuda.manual_seed(5)
+        first = torch.rand(3, device="cuda")
+        torch.cuda.manual_seed_all(5)
+        assert torch.equal(torch.rand(3, device="cuda"), first)
+        assert torch.cuda.initial_seed() == 5
+
+    def test_state_saved_and_restored(self) -> None:
+        states, one = torch.cuda.get_rng_state_all(), torch.cuda.get_rng_state("cuda:0")
+        first = torch.rand(3, device="cuda")
+        torch.cuda.set_rng_state(one, "cuda")
+        assert torch.equal(torch.rand(3, device="cuda"), first)
+        torch.cuda.set_rng_state_all(states)
+        assert torch.equal(torch.rand(3, device="cuda"), first)
+
+    def test_fork_rng(self) -> None:
+        torch.manual_seed(1)
+        with torch.random.fork_rng(devices=[0]):
+            torch.rand(5, device="cuda")
+        after = torch.rand(3, device="cuda")
+        torch.manual_seed(1)
+        assert torch.equal(torch.rand(3, device="cuda"), after)
+        with torch.random.fork_rng():
+            pass
+
+    def test_generator(self) -> None:
+        class Own(torch.Generator):
+            pass
+
+        generator = torch.Generator(device="cuda").manual_seed(2)
+        other = torch.Generator("cuda:0").manual_seed(2)
+        assert isinstance(generator, torch.Generator) and issubclass(Own, torch.Generator)
+        drawn = torch.rand(3, generator=generator, device="cuda")
+        assert torch.equal(drawn, torch.rand(3, generator=other, device="cuda"))
+        assert torch.Generator | None
+        assert isinstance(Own("cuda"), Own)
+        state = generator.get_state()
+        clone = torch.Generator("cuda")
+        clone.set_state(state)
+        assert torch.equal(torch.randn(2, generator=generator), torch.randn(2, generator=clone))
+
+
+class TestLegacyTypes:
+    def test_constructors(self) -> None:
+        assert torch.cuda.FloatTensor(2, 3).shape == (2, 3)
+        assert torch.cuda.LongTensor([1, 2]).tolist() == [1, 2]
+        assert torch.cuda.HalfTensor(2).dtype is torch.float16
+        assert torch.cuda.FloatTensor().numel() == 0
+
+    def test_isinstance(self) -> None:
+        assert isinstance(torch.ones(1, device="cuda"), torch.cuda.FloatTensor)
+        assert not isinstance(torch.ones(1, device="cuda").long(), torch.cuda.FloatTensor)
+        assert isinstance(torch.ones(1, dtype=torch.int32, device="cuda"), torch.cuda.IntTensor)
+
+    def test_type(self) -> None:
+        x = torch.ones(2)
+        assert x.type("torch.cuda.HalfTensor").dtype is torch.float16
+        assert x.type(torch.cuda.DoubleTensor).dtype is torch.float64
+        assert x.type(torch.float16).dtype is torch.float16
+        assert x.type() == "torch.FloatTensor"
+        assert x.type("torch.LongTensor").dtype is torch.int64
+
+    def test_set_default_tensor_type(self) -> None:
+        try:
+            for kind in (torch.cuda.HalfTensor, "torch.cuda.HalfTensor"):
+                torch.set_default_tensor_type(kind)
+                assert torch.zeros(1).dtype is torch.float16
+                torch.set_default_tensor_type(torch.FloatTensor)
+                assert torch.zeros(1).dtype is torch.float32
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def test_storages(self) -> None:
+        assert torch.UntypedStorage(4, device="cuda").device.type == "cpu"
+        assert torch.UntypedStorage(4).cuda().nbytes() == 4
+        assert torch.TypedStorage(3, device="cuda", dtype=torch.float32).size() == 3
+        assert torch.cuda.FloatStorage(3).size() == 3
+        assert torch.ones(2).untyped_storage().to(device="cuda").nbytes() == 8
+
+
+class TestSmallThings:
+    def test_nvtx(self) -> None:
+        assert torch.cuda.nvtx.range_push("a") == 0
+        assert torch.cuda.nvtx.range_push("b") == 1
+        assert torch.cuda.nvtx.range_pop() == 1
+        assert torch.cuda.nvtx.range_pop() == 0
+        torch.cuda.nvtx.mark("x")
+        with torch.cuda.nvtx.range("body"):
+            pass
+        torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("y"))
+
+    def test_cudart_and_profiler(self) -> None:
+        torch.cuda.check_error(torch.cuda.cudart().cudaProfilerStart())
+        torch.cuda.profiler.start()
+        torch.cuda.profiler.stop()
+        with pytest.raises(NotSupportedError, match="cudaMalloc"):
+            torch.cuda.cudart().cudaMalloc(3)
+
+    def test_private_names_that_libraries_use(self) -> None:
+        torch.cuda._lazy_init()
+        called: list[int] = []
+        torch.cuda._lazy_call(lambda: called.append(1))
+        assert called == [1] and not torch.cuda._is_in_bad_fork()
+        assert torch.cuda._is_compiled() and torch.cuda._initialized
+        assert not torch.cuda.is_current_stream_capturing()
+        assert 0 <= torch.cuda.utilization() <= 100
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda: torch.cuda.current_blas_handle(),
+            lambda: torch.cuda.caching_allocator_alloc(8),
+            lambda: torch.cuda.memory_snapshot(),
+            lambda: torch.cuda.memory._record_memory_history(),
+            lambda: torch.cuda.CUDAGraph(),
+            lambda: torch.cuda.memory.CUDAPluggableAllocator("x.so", "a", "b"),
+            lambda: torch.cuda.MemPool(),
+        ],
+        ids=["blas handle", "raw memory", "snapshot", "history", "graph", "allocator", "pool"],
+    )
+    def test_what_has_no_honest_equivalent_raises(self, call: Any) -> None:
+        with pytest.raises((NotSupportedError, OSError)):
+            call()
+
+
+def test_replacements_keep_torchs_signatures() -> None:
+    from torchdevice import _installed, _patching
+
+    compared = 0
+    for patch in _installed.INSTALLATION._installed:
+        if isinstance(patch, _patching.Replaced) and inspect.isfunction(patch._previous):
+            assert inspect.signature(patch._value) == inspect.signature(patch._previous), patch._name
+            assert patch._value.__name__ == patch._previous.__name__
+            compared += 1
+    assert compared > 20
