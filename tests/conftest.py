@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -53,6 +58,40 @@ def cuda() -> Iterator[torchdevice.Scope]:
     """An active scope on the CPU, as a CUDA program would run in."""
     with torchdevice.portable("cpu") as scope:
         yield scope
+
+
+@contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """Torch without the active scope, inside it."""
+    with _active.suspended(), torch._C.DisableTorchFunction():
+        yield
+
+
+def run_program(
+    folder: Path, program: str, *arguments: str, options: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program's text under ``torchdevice run`` in a process of its own."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(program))
+    return run_command("run", *options, str(path), *arguments, cwd=folder, **environment)
+
+
+def run_command(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the ``torchdevice`` command."""
+    return run_python("-m", "torchdevice", *arguments, cwd=cwd, **environment)
+
+
+def run_python(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run this Python with one thread for torch."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ CLASSES = [
     torch.UntypedStorage,
     torch.amp.autocast_mode.autocast,
     torch.amp.GradScaler,
+    torch.autograd.graph.saved_tensors_hooks,
     torch.cuda.Event,
     torch.cuda.ExternalStream,
     torch.cuda.Stream,
@@ -71,8 +72,10 @@ OWN_LIFE = {
     ("torch", "onnx"),
     ("torch", "export"),
     ("torch", "manual_seed"),
+    ("torch", "compile"),
     ("torch.Tensor", "__slotnames__"),
     ("torch.cuda", "_queued_calls"),
+    ("torch.utils.data.dataloader", "_persistent_workers_atexit_registered"),
     ("threading", "_active"),
     ("threading", "_dangling"),
     ("threading", "_limbo"),
@@ -85,7 +88,7 @@ def _members(owner: Any, name: str) -> dict[tuple[str, str], int]:
     return {
         (name, key): id(value)
         for key, value in vars(owner).items()
-        if (name, key) not in OWN_LIFE and not isinstance(value, (ModuleType, int, float, str))
+        if (name, key) not in OWN_LIFE and key != "__warningregistry__" and not isinstance(value, (ModuleType, int, float, str))
     }
 
 

@@ -21,6 +21,12 @@ def choose(items: Sequence[T], sweep: tuple[bool, int], size: int) -> list[T]:
     return [item for index, item in enumerate(items) if index in chosen]
 
 
+def shuffled(items: Sequence[T], sweep: tuple[bool, int]) -> list[T]:
+    """Return the items in the order of the seed, so that taking the first few of them is a sample."""
+    complete, seed = sweep
+    return list(items) if complete else random.Random(seed).sample(items, len(items))
+
+
 def identical(expected: Any, actual: Any) -> str:
     """Return "" if two results are the same to the bit in values, dtypes, shapes and strides, else what differs."""
     expected_leaves, expected_spec = pytree.tree_flatten(expected)

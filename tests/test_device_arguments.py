@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import plain_torch
 
 import torchdevice
 from torchdevice.errors import FidelityError, PortabilityWarning
@@ -180,7 +181,7 @@ class TestLeftAlone:
 
     @pytest.mark.parametrize("text", ["cuda:x", "cuda:-1", "CUDA", "cuda:", "cuda:01", "cuda 0"])
     def test_malformed_spellings_get_torchs_own_error(self, text: str) -> None:
-        with torchdevice._active.suspended(), torch._C.DisableTorchFunction():
+        with plain_torch():
             with pytest.raises(RuntimeError) as plain:
                 torch.device(text)
         with pytest.raises(RuntimeError) as scoped:

@@ -1,11 +1,13 @@
-"""The entry to the autograd engine.
+"""Where autograd calls Python: the engine, and the hooks that pack saved tensors.
 
-``Tensor.backward`` is a torch function, and torch takes the mode off the stack while one is being handled. So custom
-``Function.backward``, hooks and checkpoint recomputation would run without it; it is put back around the engine.
+torch takes the mode off the stack while it handles a torch function. ``Tensor.backward`` is one, and so is the operator
+that saves a tensor. So custom ``Function.backward``, hooks, checkpoint recomputation and packing would run without the
+mode; it is put back around them.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,16 +20,23 @@ if TYPE_CHECKING:
     from torchdevice._scope import Scope
 
 
-def _run_backward(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _with_mode(scope: Scope, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function with the mode on the stack."""
     if any(isinstance(mode, DeviceMode) for mode in _get_current_function_mode_stack()):
-        return original(*args, **kwargs)
+        return function(*args, **kwargs)
     with DeviceMode(scope):
-        return original(*args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def _init_hooks(scope: Scope, original: Any, self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+    """``saved_tensors_hooks``: let both hooks see the mode."""
+    original(self, functools.partial(_with_mode, scope, pack_hook), functools.partial(_with_mode, scope, unpack_hook))
 
 
 def patches() -> list[Patch]:
-    """Return the patches of the two modules that call the engine."""
+    """Return the patches of the engine's two callers and of the hooks."""
     return [
-        replaced_function(module, "_engine_run_backward", _run_backward)
-        for module in (torch.autograd, torch.autograd.graph)
+        replaced_function(torch.autograd, "_engine_run_backward", _with_mode),
+        replaced_function(torch.autograd.graph, "_engine_run_backward", _with_mode),
+        replaced_function(torch.autograd.graph.saved_tensors_hooks, "__init__", _init_hooks),
     ]

@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 
 _RUN = "run"
 
+_NO_HEIRS = ("multiprocessing.queues", "concurrent.futures.process", "tqdm._monitor")
+"""Modules whose threads never call torch, and may outlive the code that made them by the rest of the process."""
+
 
 def _start(scope: Scope, original: Any, self: threading.Thread) -> None:
     """``Thread.start``: let ``run`` enter the scope; the attribute is gone as soon as the thread runs."""
+    target = getattr(self, "_target", None) or type(self)
+    if getattr(target, "__module__", None) in _NO_HEIRS:
+        return original(self)
     run = self.run
 
     def run_in_scope() -> None:

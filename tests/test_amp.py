@@ -1,0 +1,171 @@
+"""Automatic mixed precision: every spelling of autocast, and a GradScaler that works."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.errors import FidelityError
+
+pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")]
+
+
+def product() -> torch.dtype:
+    x = torch.ones(4, 4, device="cuda")
+    return (x @ x).dtype
+
+
+class TestAutocast:
+    @pytest.mark.parametrize(
+        "context",
+        [
+            lambda: torch.autocast("cuda", dtype=torch.bfloat16),
+            lambda: torch.amp.autocast("cuda", dtype=torch.bfloat16),
+            lambda: torch.amp.autocast(device_type="cuda", dtype=torch.bfloat16),
+            lambda: torch.cuda.amp.autocast(dtype=torch.bfloat16),
+            lambda: torch.autocast("cuda"),
+            lambda: torch.cuda.amp.autocast(),
+            lambda: torch.autocast("cuda", dtype=torch.float16),
+            lambda: torch.autocast(torch.device("cuda").type, dtype=torch.float16),
+        ],
+    )
+    def test_spellings(self, context: object) -> None:
+        with context():  # type: ignore[operator]
+            assert product() is torch.bfloat16
+        assert product() is torch.float32
+
+    def test_queries_answer_what_was_asked_for(self) -> None:
+        assert not torch.is_autocast_enabled("cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")
+            assert torch.get_autocast_dtype("cuda") is torch.float16
+            assert torch.is_autocast_enabled("cpu")
+        assert not torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled("cpu")
+
+    def test_disabled_inside_enabled(self) -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            with torch.autocast("cuda", enabled=False):
+                assert product() is torch.float32
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    assert product() is torch.bfloat16
+            assert product() is torch.bfloat16
+
+    def test_decorator(self) -> None:
+        @torch.autocast("cuda", dtype=torch.bfloat16)
+        def decorated() -> torch.dtype:
+            return product()
+
+        @torch.cuda.amp.autocast()
+        def older() -> torch.dtype:
+            return product()
+
+        assert decorated() is torch.bfloat16 and older() is torch.bfloat16
+
+    def test_custom_forward_and_backward(self) -> None:
+        seen: list[torch.dtype] = []
+
+        class Double(torch.autograd.Function):
+            @staticmethod
+            @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+            def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+                seen.append(product())
+                return x * 2
+
+            @staticmethod
+            @torch.amp.custom_bwd(device_type="cuda")
+            def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+                return grad * 2
+
+        x = torch.ones(2, device="cuda", requires_grad=True)
+        with torch.autocast("cuda"):
+            Double.apply(x).sum().backward()
+        assert seen == [torch.float32] and x.grad is not None and x.grad.tolist() == [2.0, 2.0]
+
+    def test_float16_is_reported_and_strict_refuses_it(self) -> None:
+        scope = torchdevice.current()
+        assert scope is not None
+        with torch.autocast("cuda", dtype=torch.float16):
+            pass
+        assert any("float16" in e.requested and e.done == "torch.bfloat16" for e in scope.journal.degraded)
+        with torchdevice.portable("cpu", strict=True):
+            with pytest.raises(FidelityError, match="float16"), torch.autocast("cuda", dtype=torch.float16):
+                pass
+            assert not torch.is_autocast_enabled("cuda"), "a refused autocast left its state behind"
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                assert product() is torch.bfloat16
+
+    def test_no_warning(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with torch.autocast("cuda"):
+                product()
+            torch.amp.GradScaler("cuda")
+
+    def test_entered_in_a_scope_and_left_after_it(self) -> None:
+        context = torch.autocast("cuda", dtype=torch.bfloat16)
+        scope = torchdevice.portable("cpu")
+        with scope:
+            context.__enter__()
+        context.__exit__(None, None, None)
+        assert not torch.is_autocast_enabled("cpu")
+
+
+class TestGradScaler:
+    @pytest.mark.parametrize("make", [lambda: torch.cuda.amp.GradScaler(), lambda: torch.amp.GradScaler("cuda")])
+    def test_scales_unscales_skips_and_updates(self, make: object) -> None:
+        scaler = make()  # type: ignore[operator]
+        assert scaler.is_enabled() and scaler.get_scale() == 65536.0
+        weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+
+        loss = scaler.scale((weight * 3).sum())
+        assert loss.item() == 6 * 65536.0
+        loss.backward()
+        assert weight.grad is not None and weight.grad.tolist() == [3 * 65536.0] * 2
+        scaler.unscale_(optimizer)
+        assert weight.grad.tolist() == [3.0, 3.0]
+        scaler.step(optimizer)
+        scaler.update()
+        assert weight.tolist() == [-0.5, -0.5]
+
+        optimizer.zero_grad()
+        scaler.scale((weight * float("inf")).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert weight.tolist() == [-0.5, -0.5], "a step with infinite gradients must be skipped"
+        assert scaler.get_scale() == 32768.0
+
+    def test_state_is_saved_and_loaded(self) -> None:
+        scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=1)
+        weight = torch.nn.Parameter(torch.ones(1, device="cuda"))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 16.0
+        other = torch.amp.GradScaler("cuda")
+        other.load_state_dict(scaler.state_dict())
+        assert other.get_scale() == 16.0
+
+
+def test_a_task_that_float16_on_the_cpu_turns_into_nan_trains() -> None:
+    """Scores of a few hundred overflow exp in half precision; CUDA computes it in float32."""
+    torch.manual_seed(0)
+    keys = torch.nn.Linear(16, 16).cuda()
+    x = torch.randn(32, 16, device="cuda") * 10
+    optimizer = torch.optim.Adam(keys.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cuda")
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            features = torch.exp(keys(x))  # FAVOR-style positive features
+            loss = torch.log(features.sum() + 1)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert all(torch.isfinite(torch.tensor(losses))) and losses[-1] < losses[0]

@@ -1,0 +1,170 @@
+"""CUDA spellings inside everything the autograd engine runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+pytestmark = pytest.mark.usefixtures("cuda")
+
+
+def spelled(tensor: torch.Tensor) -> torch.Tensor:
+    """Use CUDA spellings that fail without a scope, and change nothing."""
+    assert torch.cuda.is_available() and torch.cuda.current_device() == 0
+    return tensor.cuda() + torch.zeros(1, device="cuda") + torch.zeros(1).to("cuda:0")
+
+
+class Spelled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return spelled(x) ** 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return spelled(grad * 2 * x)
+
+
+def leaf() -> torch.Tensor:
+    return torch.tensor([1.0, 2.0, 3.0], device="cuda", requires_grad=True)
+
+
+@pytest.mark.parametrize("way", ["Tensor.backward", "autograd.backward", "autograd.grad"])
+class TestEngine:
+    def differentiate(self, way: str, loss: torch.Tensor, x: torch.Tensor) -> list[float]:
+        if way == "autograd.grad":
+            return torch.autograd.grad(loss, x)[0].tolist()
+        loss.backward() if way == "Tensor.backward" else torch.autograd.backward(loss)
+        assert x.grad is not None
+        return x.grad.tolist()
+
+    def test_custom_function(self, way: str) -> None:
+        x = leaf()
+        assert self.differentiate(way, Spelled.apply(x).sum(), x) == [2.0, 4.0, 6.0]
+
+    def test_tensor_hook(self, way: str) -> None:
+        x = leaf()
+        x.register_hook(lambda grad: spelled(grad) * 10)
+        assert self.differentiate(way, x.sum(), x) == [10.0] * 3
+
+    def test_hook_on_an_intermediate(self, way: str) -> None:
+        x = leaf()
+        y = x * 2
+        y.register_hook(lambda grad: spelled(grad) * 5)
+        assert self.differentiate(way, y.sum(), x) == [10.0] * 3
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_checkpoint(self, way: str, reentrant: bool) -> None:
+        if reentrant and way == "autograd.grad":
+            pytest.skip("torch refuses reentrant checkpointing under autograd.grad")
+        x = leaf()
+        y = checkpoint(lambda t: spelled(t).sin() * t, x, use_reentrant=reentrant)
+        expected = (x.detach().sin() + x.detach() * x.detach().cos()).tolist()
+        assert self.differentiate(way, y.sum(), x) == pytest.approx(expected)
+
+    def test_unpack_hooks(self, way: str) -> None:
+        x = leaf()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.cpu(), lambda t: spelled(t.cuda())):
+            y = (x * x).sum()
+        assert self.differentiate(way, y, x) == [2.0, 4.0, 6.0]
+
+    def test_save_on_cpu(self, way: str) -> None:
+        x = leaf()
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            y = (x * x).sum()
+        assert self.differentiate(way, y, x) == [2.0, 4.0, 6.0]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_reproduces_dropout(reentrant: bool) -> None:
+    x = torch.ones(64, device="cuda", requires_grad=True)
+    torch.manual_seed(0)
+    y = checkpoint(lambda t: torch.nn.functional.dropout(spelled(t), 0.5), x, use_reentrant=reentrant)
+    y.sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, y.detach())
+
+
+def test_checkpoint_under_autocast_recomputes_in_the_same_dtype() -> None:
+    layer = torch.nn.Linear(4, 4).cuda()
+    seen: list[torch.dtype] = []
+
+    def block(t: torch.Tensor) -> torch.Tensor:
+        out = layer(t)
+        seen.append(out.dtype)
+        return out
+
+    x = torch.ones(2, 4, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.float16), torch.utils.checkpoint.set_checkpoint_early_stop(False):
+        y = checkpoint(block, x, use_reentrant=False)
+    y.float().sum().backward()
+    assert seen == [torch.bfloat16] * 2
+
+
+def test_checkpoint_sequential() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4))).cuda()
+    x = leaf()
+    checkpoint_sequential(model, 2, x, use_reentrant=False).sum().backward()
+    assert x.grad is not None
+
+
+def test_module_hooks() -> None:
+    module = torch.nn.Linear(3, 3, device="cuda")
+    called: list[str] = []
+    module.register_full_backward_hook(lambda *_: called.append("backward") or spelled(torch.ones(1)) and None)
+    module.register_forward_hook(lambda *_: called.append("forward") or spelled(torch.ones(1)) and None)
+    module(torch.ones(2, 3, device="cuda", requires_grad=True)).sum().backward()
+    assert called == ["forward", "backward"]
+
+
+def test_double_backward() -> None:
+    x = leaf()
+    (first,) = torch.autograd.grad((spelled(x) ** 3).sum(), x, create_graph=True)
+    first.register_hook(spelled)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert second.tolist() == [6.0, 12.0, 18.0]
+
+
+def test_backward_in_a_backward() -> None:
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                y = leaf()
+                spelled(y).square().sum().backward()
+            return spelled(grad)
+
+    x = leaf()
+    Nested.apply(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [1.0] * 3
+
+
+def test_function_transforms() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0], device="cuda")
+
+    def f(t: torch.Tensor) -> torch.Tensor:
+        return (spelled(t) ** 2).sum()
+
+    assert torch.func.grad(f)(x).tolist() == [2.0, 4.0, 6.0]
+    assert torch.func.vmap(lambda t: spelled(t).sum())(x[None].repeat(2, 1)).tolist() == [6.0, 6.0]
+    assert torch.func.jacrev(lambda t: spelled(t) * 2)(x).diagonal().tolist() == [2.0] * 3
+    assert torch.func.hessian(f)(x).diagonal().tolist() == [2.0] * 3
+    assert torch.func.jvp(f, (x,), (torch.ones(3, device="cuda"),))[1].item() == 12.0
+    model = torch.nn.Linear(3, 1).cuda()
+    out = torch.func.functional_call(model, dict(model.named_parameters()), (x,))
+    assert out.shape == (1,)
+
+
+def test_inference_mode_and_anomaly_detection() -> None:
+    with torch.inference_mode():
+        assert torch.ones(2, device="cuda").is_inference()
+    with torch.autograd.detect_anomaly(check_nan=True), pytest.raises(RuntimeError, match="nan"):
+        x = leaf()
+        (x * float("nan")).sqrt().sum().backward()

@@ -1,0 +1,242 @@
+"""Data on its way to the accelerator and back: loaders, pinning, copies, saved files."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import plain_torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+pytestmark = pytest.mark.usefixtures("cuda")
+
+
+class Numbers(Dataset):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        # A worker process inherits the scope by fork.
+        return {"x": torch.full((3,), float(index), device="cuda").cpu(), "y": torch.tensor(index)}
+
+
+class TestLoader:
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_pinned_without_noise(self, workers: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader = DataLoader(
+                Numbers(), batch_size=4, pin_memory=True, num_workers=workers, persistent_workers=workers > 0
+            )
+            for _ in range(2):
+                seen = []
+                for batch in loader:
+                    assert batch["x"].is_pinned()
+                    seen += batch["x"].cuda(non_blocking=True)[:, 0].tolist()
+                assert seen == [float(n) for n in range(12)]
+        del loader
+
+    def test_a_batch_type_with_its_own_pin_memory(self) -> None:
+        class Batch:
+            def __init__(self, items: list[Any]):
+                self.x = torch.stack([item[0] for item in items])
+
+            def pin_memory(self) -> Batch:
+                self.x = self.x.pin_memory()
+                return self
+
+        loader = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=3, collate_fn=Batch, pin_memory=True)
+        assert all(batch.x.is_pinned() for batch in loader)
+
+    def test_shuffled_with_a_cuda_default_device_generator(self) -> None:
+        loader = DataLoader(TensorDataset(torch.arange(8)), shuffle=True, generator=torch.Generator("cuda").manual_seed(0))
+        assert sorted(int(x) for (x,) in loader) == list(range(8))
+
+
+class TestPinning:
+    def test_tensor(self) -> None:
+        x = torch.ones(4)
+        assert not x.is_pinned()
+        assert x.pin_memory().is_pinned() and x.pin_memory("cuda").is_pinned()
+
+    def test_factory(self) -> None:
+        for pinned in (
+            torch.empty(3, pin_memory=True),
+            torch.zeros(3, pin_memory=True),
+            torch.ones(2).new_empty((2,), pin_memory=True),
+        ):
+            assert pinned.is_pinned() and pinned.device.type == "cpu"
+        assert not torch.empty(3, pin_memory=False).is_pinned()
+
+    def test_storage(self) -> None:
+        assert torch.ones(2).untyped_storage().nbytes() == 8
+
+
+class TestCopies:
+    """On a CPU target a move would share memory where CUDA copies; where that shows, it is a copy."""
+
+    def test_cpu_is_a_snapshot(self) -> None:
+        weight = torch.ones(3, device="cuda")
+        for snapshot in (weight.cpu(), weight.to("cpu"), weight.detach().cpu()):
+            assert snapshot.data_ptr() != weight.data_ptr()
+        best = {name: value.cpu() for name, value in {"w": weight}.items()}
+        weight.add_(1)
+        assert best["w"].tolist() == [1.0] * 3
+
+    def test_numpy_memory_is_copied(self) -> None:
+        frame = np.zeros(3, np.float32)
+        on_device = [
+            torch.from_numpy(frame).cuda(),
+            torch.from_numpy(frame).to("cuda"),
+            torch.from_numpy(frame).to(torch.device("cuda")),
+        ]
+        frame[:] = 7
+        assert [t.tolist() for t in on_device] == [[0.0] * 3] * 3
+
+    def test_pinned_staging_buffer_is_copied(self) -> None:
+        staging = torch.zeros(3).pin_memory()
+        first = staging.to("cuda", non_blocking=True)
+        staging.fill_(5)
+        assert first.tolist() == [0.0] * 3
+
+    def test_gradients_flow_through_the_copies(self) -> None:
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        x.cpu().sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [1.0] * 3
+
+    def test_module_cpu(self) -> None:
+        model = torch.nn.Linear(2, 2).cuda()
+        parameters = list(model.parameters())
+        assert model.cpu() is model
+        assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+
+    def test_non_blocking_and_copy(self) -> None:
+        x = torch.ones(3, device="cuda")
+        assert x.to("cuda", copy=True).data_ptr() != x.data_ptr()
+        assert torch.equal(x.to("cpu", non_blocking=True), x)
+        assert x.copy_(torch.zeros(3), non_blocking=True).tolist() == [0.0] * 3
+
+
+def tagged_cuda(value: Any, path: Path, tag: str = "cuda:0") -> Path:
+    """Write a file as a CUDA machine would, in today's format: the storages in the pickle say ``tag``."""
+    buffer = io.BytesIO()
+    with plain_torch():
+        original = torch.serialization.location_tag
+        torch.serialization.location_tag = lambda storage: tag
+        try:
+            torch.save(value, buffer)
+        finally:
+            torch.serialization.location_tag = original
+    path.write_bytes(buffer.getvalue())
+    with zipfile.ZipFile(path) as archive:
+        assert any(tag.encode() in archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+    return path
+
+
+class TestLoad:
+    @pytest.mark.parametrize("tag", ["cuda", "cuda:0", "mps", "xpu:0"])
+    @pytest.mark.parametrize(
+        "map_location",
+        [
+            None,
+            "cuda",
+            "cuda:0",
+            "cpu",
+            torch.device("cuda", 0),
+            torch.device("cpu"),
+            {"cuda:0": "cuda:0", "cuda": "cuda:0", "mps": "cuda", "xpu:0": "cpu"},
+            lambda storage, location: storage,
+            lambda storage, location: storage.cuda(0),
+            lambda storage, location: storage.cuda(),
+            lambda storage, location: None,
+        ],
+        ids=lambda value: getattr(value, "__name__", str(value)),
+    )
+    def test_map_location(self, map_location: Any, tag: str, tmp_path: Path) -> None:
+        path = tagged_cuda({"w": torch.arange(4.0), "path": "cuda:0"}, tmp_path / "x.pt", tag)
+        for _ in range(2):
+            loaded = torch.load(path, map_location=map_location, weights_only=True)
+            assert loaded["w"].tolist() == [0.0, 1.0, 2.0, 3.0] and loaded["path"] == "cuda:0"
+
+    def test_memory_mapped(self, tmp_path: Path) -> None:
+        path = tagged_cuda({"w": torch.arange(4.0)}, tmp_path / "x.pt")
+        assert torch.load(path, map_location="cuda", mmap=True)["w"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+    def test_weights_only_stays_in_force(self, tmp_path: Path) -> None:
+        class Evil:
+            def __reduce__(self) -> Any:
+                return (print, ("executed",))
+
+        path = tmp_path / "x.pt"
+        torch.save({"e": Evil()}, path)
+        with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+            torch.load(path, map_location="cuda")
+
+    def test_without_a_scope_torch_says_what_it_always_says(self, tmp_path: Path) -> None:
+        path = tagged_cuda(torch.ones(1), tmp_path / "x.pt")
+        with plain_torch(), pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
+            torch.load(path)
+
+    def test_what_is_saved_in_a_scope_is_a_plain_cpu_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.pt"
+        torch.save({"w": torch.ones(2, device="cuda")}, path)
+        with plain_torch():
+            assert torch.load(path)["w"].device.type == "cpu"
+
+    def test_training_is_resumed_to_the_same_numbers(self, tmp_path: Path) -> None:
+        def steps(model: Any, optimizer: Any, count: int) -> None:
+            for _ in range(count):
+                optimizer.zero_grad()
+                noise = torch.randn(4, 3, device="cuda")
+                model(noise).square().mean().backward()
+                optimizer.step()
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 3).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        steps(model, optimizer, 2)
+        checkpoint = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "rng": torch.cuda.get_rng_state(),
+            "all": torch.cuda.get_rng_state_all(),
+        }
+        torch.save(checkpoint, tmp_path / "c.pt")
+        steps(model, optimizer, 2)
+
+        other = torch.nn.Linear(3, 3).cuda()
+        resumed = torch.optim.AdamW(other.parameters())
+        loaded = torch.load(tmp_path / "c.pt", map_location="cuda")
+        other.load_state_dict(loaded["model"])
+        resumed.load_state_dict(loaded["optimizer"])
+        torch.cuda.set_rng_state(loaded["rng"].cpu())
+        steps(other, resumed, 2)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+class TestSafetensors:
+    @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, "cpu"])
+    def test_load_file(self, device: Any, tmp_path: Path) -> None:
+        from safetensors import safe_open
+        from safetensors.torch import load_file, save_file
+
+        save_file({"w": torch.arange(3.0, device="cuda")}, tmp_path / "x.safetensors")
+        assert load_file(tmp_path / "x.safetensors", device=device)["w"].tolist() == [0.0, 1.0, 2.0]
+        with safe_open(tmp_path / "x.safetensors", framework="pt", device=device) as file:
+            assert file.get_tensor("w").tolist() == [0.0, 1.0, 2.0]
+
+
+def test_pickling_and_deepcopy() -> None:
+    import copy
+
+    x = torch.ones(2, device="cuda")
+    assert torch.equal(pickle.loads(pickle.dumps(x)), x)
+    model = torch.nn.Linear(2, 2).cuda()
+    assert torch.equal(copy.deepcopy(model).weight, model.weight)

@@ -1,0 +1,315 @@
+"""HuggingFace programs: architectures, Trainer, pipeline, device maps, accelerate, PEFT, streaming, Lightning."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from conftest import run_program
+from sweeping import identical, shuffled
+
+import torchdevice
+
+transformers = pytest.importorskip("transformers", reason="install with the [hf] extra")
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+transformers.logging.set_verbosity_error()
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=2, n_embd=32, vocab_size=99, n_positions=64, bos_token_id=1, eos_token_id=2
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+class Sequences(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = (torch.arange(10) + index) % 99
+        return {"input_ids": ids, "labels": ids}
+
+
+# ---- architectures ---------------------------------------------------------------------------------------------------
+
+
+def exercise(tiny: tiny_models.TinyModel, device: str | None) -> Any:
+    """Forward, backward, an optimizer step, forward again and, where it applies, sampled generation."""
+    model, inputs = tiny.model, {name: value.clone() for name, value in tiny.inputs.items()}
+    if device is not None:
+        model, inputs = model.to(device), {name: value.cuda() for name, value in inputs.items()}
+    torch.manual_seed(3)
+    model.train()
+    output = model(**inputs)
+    loss = output.loss if output.get("loss") is not None else output[0].float().mean()
+    loss.backward()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer.step()
+    optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        logits = model(**inputs)[0]
+    generated = None
+    if tiny.generates:
+        start = inputs["input_ids"] if "input_ids" in inputs else inputs["input_features"]
+        generated = model.generate(start, max_new_tokens=4, do_sample=True)
+    return loss.detach(), logits, generated
+
+
+MINIMUM = {"causal": 40, "masked": 10, "seq2seq": 5, "vision": 5, "audio": 3}
+"""Architectures that must be compared, by family; more than the 60 asked for altogether."""
+
+
+def test_architectures_are_identical_to_the_cpu(sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]) -> None:
+    names = tiny_models.all_names()
+    found = {family: [n for f, n in names if f == family] for family in MINIMUM}
+    chosen = [(f, n) for f in MINIMUM for n in shuffled(found[f], sweep)]
+    compared: collections.Counter[str] = collections.Counter()
+    generated, differences, unbuilt = 0, [], []
+    for family, name in chosen:
+        if not sweep[0] and compared[family] >= MINIMUM[family]:
+            continue
+        try:
+            tiny = tiny_models.build(family, name)
+            plain = copy.deepcopy(tiny)
+            expected = exercise(plain, None)
+        except Exception as error:  # does not build tiny, or does not run on the plain CPU: nothing to compare with
+            unbuilt.append(f"{family} {name}: {type(error).__name__}: {str(error).splitlines()[:1]}"[:150])
+            continue
+        with torchdevice.portable("cpu"):
+            actual = exercise(tiny, "cuda")
+        difference = identical(expected, actual)
+        compared[family] += 1
+        generated += expected[2] is not None
+        if difference:
+            differences.append(f"{family} {name}: {difference}")
+    with capsys.disabled():
+        print(f"\ntransformers: {compared.total()} architectures compared {dict(compared)}, {generated} generate;")
+        print(f"  {len(names)} are in the mappings, {len(unbuilt)} of those tried do not run tiny on the plain CPU:")
+        for line in unbuilt:
+            print(f"  nothing to compare: {line}")
+    assert differences == []
+    assert compared.total() >= 60
+    assert all(compared[family] >= minimum for family, minimum in MINIMUM.items() if sweep[0])
+
+
+# ---- Trainer ---------------------------------------------------------------------------------------------------------
+
+
+def train(folder: Path, resume: str | None = None, **options: Any) -> Any:
+    transformers.set_seed(0)
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        max_steps=4,
+        per_device_train_batch_size=4,
+        save_steps=2,
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        **options,
+    )
+    trainer = transformers.Trainer(gpt2(), arguments, train_dataset=Sequences())
+    output = trainer.train(resume_from_checkpoint=resume and str(folder / resume))
+    return trainer, output
+
+
+@pytest.fixture
+def fresh_accelerate() -> Any:
+    """accelerate keeps its device for the life of the process; each test starts without."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    def reset() -> None:
+        AcceleratorState._reset_state(True)
+        PartialState._reset_state()
+        GradientState._reset_state()
+
+    reset()
+    yield
+    reset()
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+class TestTrainer:
+    OPTIONS: dict[str, dict[str, Any]] = {
+        "float32": {},
+        "fp16": {"fp16": True},
+        "bf16": {"bf16": True},
+        "fused": {"optim": "adamw_torch_fused"},
+        "workers": {"dataloader_num_workers": 2},
+        "checkpointing": {"gradient_checkpointing": True},
+        "full bf16 evaluation": {"bf16_full_eval": True},
+    }
+
+    @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+    def test_trains_and_resumes_to_the_same_weights(self, options: dict[str, Any], tmp_path: Path) -> None:
+        with torchdevice.portable("cpu"):
+            trainer, output = train(tmp_path, **options)
+            resumed, _ = train(tmp_path, "checkpoint-2", **options)
+            assert torch.isfinite(torch.tensor(output.training_loss))
+            weights = zip(trainer.model.state_dict().values(), resumed.model.state_dict().values(), strict=True)
+            assert all(torch.equal(a, b) for a, b in weights)
+
+    def test_float32_gives_the_numbers_of_the_plain_cpu(self, tmp_path: Path) -> None:
+        plain, _ = train(tmp_path / "plain", use_cpu=True)
+        from accelerate.state import AcceleratorState, PartialState
+
+        AcceleratorState._reset_state(True)
+        PartialState._reset_state()
+        with torchdevice.portable("cpu"):
+            ours, _ = train(tmp_path / "ours")
+            assert identical(list(plain.model.state_dict().values()), list(ours.model.state_dict().values())) == ""
+
+    def test_mixed_precision_is_really_on(self, tmp_path: Path) -> None:
+        with torchdevice.portable("cpu"):
+            trainer, _ = train(tmp_path, fp16=True)
+            assert trainer.accelerator.native_amp and trainer.accelerator.scaler.is_enabled()
+
+    def test_tf32_argument_passes(self, tmp_path: Path) -> None:
+        """In a process of its own: transformers sets it for all of torch."""
+        program = f"import transformers; print(transformers.TrainingArguments({str(tmp_path)!r}, tf32=True).tf32)"
+        result = run_program(tmp_path, program)
+        assert result.stdout.strip() == "True", result.stderr
+
+
+# ---- inference -------------------------------------------------------------------------------------------------------
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:99]
+    backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="!", eos_token="!")
+
+
+@pytest.mark.parametrize("device", [0, "cuda", "cuda:0", torch.device("cuda", 0)], ids=str)
+def test_pipeline(device: Any) -> None:
+    with torchdevice.portable("cpu"):
+        torch.manual_seed(0)
+        generate = transformers.pipeline("text-generation", model=gpt2().eval(), tokenizer=tokenizer(), device=device)
+        (result,) = generate("ab", max_new_tokens=3)
+        assert result["generated_text"].startswith("ab")
+
+
+@pytest.mark.parametrize("device_map", ["cuda", "cuda:0", "auto", {"": 0}, {"": "cuda:0"}, 0], ids=str)
+def test_device_map(device_map: Any, tmp_path: Path) -> None:
+    model = gpt2()
+    model.save_pretrained(tmp_path)
+    with torchdevice.portable("cpu"):
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path, device_map=device_map, dtype=torch.bfloat16
+        )
+        ids = torch.arange(5, device="cuda")[None]
+        assert loaded.generate(ids, max_new_tokens=2, do_sample=False).shape == (1, 7)
+        assert loaded.dtype is torch.bfloat16
+
+
+def test_streaming_from_a_thread() -> None:
+    class Numbers:
+        def decode(self, ids: Any, **options: Any) -> str:
+            return " ".join(map(str, ids)) + " "
+
+    with torchdevice.portable("cpu"):
+        model = gpt2().eval().cuda()
+        streamer = transformers.TextIteratorStreamer(Numbers())
+        ids = torch.arange(5, device="cuda")[None]
+        thread = threading.Thread(
+            target=model.generate, kwargs={"input_ids": ids, "streamer": streamer, "max_new_tokens": 5, "min_new_tokens": 5}
+        )
+        thread.start()
+        text = "".join(streamer)
+        thread.join()
+    assert text.split()[:5] == ["0", "1", "2", "3", "4"] and len(text.split()) == 10
+
+
+# ---- accelerate, PEFT, Lightning -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
+def test_accelerate(precision: str) -> None:
+    from accelerate import Accelerator
+
+    with torchdevice.portable("cpu"):
+        torch.manual_seed(0)
+        accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=2)
+        model = gpt2()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        loader = torch.utils.data.DataLoader(Sequences(), batch_size=4)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        losses = []
+        for _ in range(3):
+            for batch in loader:
+                with accelerator.accumulate(model):
+                    loss = model(**batch).loss
+                    accelerator.backward(loss)
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            losses.append(accelerator.gather(loss.detach()[None]).mean().item())
+        assert losses[-1] < losses[0]
+        assert (accelerator.scaler is not None) == (precision == "fp16")
+
+
+def test_peft_lora_step() -> None:
+    peft = pytest.importorskip("peft", reason="install with the [test] extra")
+    with torchdevice.portable("cpu"):
+        torch.manual_seed(0)
+        config = peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+        model = peft.get_peft_model(gpt2(), config).cuda()
+        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+        ids = torch.arange(10, device="cuda")[None]
+        losses = []
+        for _ in range(3):
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "cuda"])
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed"])
+def test_lightning(accelerator: str, precision: str) -> None:
+    lightning = pytest.importorskip("lightning", reason="install with the [test] extra")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return self.layer(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    with torchdevice.portable("cpu"):
+        data = torch.utils.data.TensorDataset(torch.randn(12, 4))
+        module = Module()
+        before = module.layer.weight.detach().clone()
+        trainer = lightning.Trainer(
+            accelerator=accelerator,
+            devices=1,
+            max_steps=3,
+            precision=precision,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))
+        assert trainer.global_step == 3 and not torch.equal(before, module.layer.weight.cpu())
