@@ -76,6 +76,7 @@ OWN_LIFE = {
     ("torch.Tensor", "__slotnames__"),
     ("torch.cuda", "_queued_calls"),
     ("torch.utils.data.dataloader", "_persistent_workers_atexit_registered"),
+    ("torch.utils.data.dataloader.DataLoader", "__delattr__"),  # Lightning
     ("threading", "_active"),
     ("threading", "_dangling"),
     ("threading", "_limbo"),

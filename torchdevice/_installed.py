@@ -7,11 +7,13 @@ from torchdevice._patching import Installation, Patch
 from torchdevice.shims import (
     autocast,
     autograd,
+    compiling,
     cuda_module,
     data_parallel,
     distributed,
     generator,
     graphs,
+    profiling,
     serialization,
     constructors,
     stream_types,
@@ -32,6 +34,8 @@ def _patches() -> list[Patch]:
         autograd,
         serialization,
         threads,
+        compiling,
+        profiling,
         data_parallel,
         distributed,
     )

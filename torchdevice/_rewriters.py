@@ -18,6 +18,7 @@ import torch
 
 from torchdevice._journal import Fidelity, user_frame
 from torchdevice._spelling import FORCE_CPU
+from torchdevice.bindings import settings
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
@@ -249,6 +250,29 @@ def _is_pinned(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 def _record_stream(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A hint to a caching allocator that is not in use."""
     scope.report("Tensor.record_stream", "nothing", Fidelity.INERT)
+
+
+# ---- settings of CUDA libraries --------------------------------------------------------------------------------------
+
+
+@rewrites(torch._cufft_get_plan_cache_max_size)
+def _plan_cache_max_size(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return settings.plan_cache_max_size(scope, *args)
+
+
+@rewrites(torch._cufft_set_plan_cache_max_size)
+def _set_plan_cache_max_size(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    settings.set_plan_cache_max_size(scope, *args)
+
+
+@rewrites(torch._cufft_get_plan_cache_size)
+def _plan_cache_size(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return 0
+
+
+@rewrites(torch._cufft_clear_plan_cache)
+def _clear_plan_cache(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """There is no cache to clear."""
 
 
 # ---- reads, for identity="cuda" --------------------------------------------------------------------------------------

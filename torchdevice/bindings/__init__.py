@@ -98,6 +98,7 @@ def patches() -> list[Patch]:
         memory,
         nvtx,
         random,
+        settings,
         streams,
         unsupported,
         versions,

@@ -44,6 +44,9 @@ class InitializedFlag:
         return repr(bool(self))
 
 
+_CUDA_STATE_BYTES = 16
+"""Seed and offset of Philox, 8 bytes each."""
+
 _DEVICE_COUNT = torch.cuda.device_count.__code__
 
 
@@ -96,6 +99,15 @@ def _cudnn_version(scope: Scope, original: Any) -> int:
     return versions.CUDNN
 
 
+def _set_rng_state(scope: Scope, original: Any, new_state: torch.Tensor, device: Any = "cuda") -> None:
+    if new_state.numel() == _CUDA_STATE_BYTES:
+        raise RuntimeError(
+            f"a random state of {_CUDA_STATE_BYTES} bytes is that of a CUDA generator, whose numbers "
+            f"{scope.runtime.kind!r} cannot continue. Seed with torch.manual_seed() instead of restoring it."
+        )
+    original(new_state, device)
+
+
 def _get_device_module(scope: Scope, original: Any, device: Any = None) -> Any:
     """The module of the family that the program spelled: that of a rewritten device cannot do what the program asks."""
     if scope.runtime.shares_host_memory and isinstance(device, torch.device) and device.type == scope.runtime.kind:
@@ -133,6 +145,7 @@ def patches() -> list[Patch]:
         replaced_function(torch.cuda, "utilization", _utilization),
         replaced_function(torch.backends.cudnn, "version", _cudnn_version),
         replaced_function(torch._utils, "_get_current_device_index", _current_index),
+        *replaced_everywhere(torch.cuda.random, "set_rng_state", _set_rng_state),
         replaced_function(torch, "get_device_module", _get_device_module),
         *replaced_everywhere(torch.cuda._utils, "_get_device_index", _get_device_index),
         *replaced_everywhere(optimizer, "_get_capturable_supported_devices", _capturable_devices),

@@ -1,0 +1,62 @@
+"""``torch.compile``: the compilers are told the truth about CUDA.
+
+Dynamo runs the program's code and must see what the program sees. What Dynamo hands a graph to, and the modules of the
+compilers while they are imported, must see the machine as it is: no CUDA code is to be made, nothing about CUDA cached.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdevice import _active
+from torchdevice._patching import Patch, Replaced, replaced_function
+
+if TYPE_CHECKING:
+    from torchdevice._scope import Scope
+
+
+class _BackendCall:
+    """The patch of the place where Dynamo calls a compiler; put in as soon as Dynamo is imported."""
+
+    def __init__(self) -> None:
+        self._patch: Replaced | None = None
+
+    def install(self) -> None:
+        if self._patch is None and "torch._dynamo.output_graph" in sys.modules:
+            output_graph = sys.modules["torch._dynamo.output_graph"]
+            self._patch = replaced_function(output_graph.OutputGraph, "call_user_compiler", _truthfully)
+            self._patch.install()
+
+    def remove(self) -> None:
+        if self._patch is not None:
+            self._patch.remove()
+            self._patch = None
+
+
+_backend_call = _BackendCall()
+
+
+def _truthfully(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
+    with _active.suspended():
+        return original(*args, **kwargs)
+
+
+def _compile(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
+    backend = kwargs.get("backend", "inductor")
+    with _active.suspended():
+        importlib.import_module("torch._dynamo")
+        if backend == "inductor":
+            importlib.import_module("torch._inductor.compile_fx")
+        elif isinstance(backend, str):
+            torch._dynamo.list_backends(None)
+    _backend_call.install()
+    return original(*args, **kwargs)
+
+
+def patches() -> list[Patch]:
+    """Return the patches of ``torch.compile`` and of the call of a compiler."""
+    return [replaced_function(torch, "compile", _compile), _backend_call]
