@@ -168,10 +168,9 @@ def test_row_33_compile() -> None:
         return (x + torch.ones(2, device="cuda")).cuda() * 2
 
     for backend in ("eager", "aot_eager", "inductor"):
-        torch._dynamo.reset()
         compiled = torch.compile(f, backend=backend)
         assert compiled(torch.ones(2, device="cuda")).tolist() == [4.0, 4.0]
-    torch._dynamo.reset()
+        torch._dynamo.reset()
 
 
 def test_row_34_graphs() -> None:

@@ -71,11 +71,19 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    scope = Scope(options.target, devices=options.devices, strict=options.strict)
+    try:
+        scope = Scope(options.target, devices=options.devices, strict=options.strict)
+    except ValueError as error:
+        parser.error(str(error))
     with scope:
         propagate_to_children(scope.runtime.kind)
         try:
             _run_as_main(options.program, options.arguments, module=options.module)
+        except Exception as error:
+            # What Python does with an exception that nobody caught, without the frames of this file.
+            frames = _program_frames(error)
+            sys.excepthook(type(error), error.with_traceback(frames), frames)
+            return 1
         finally:
             if options.report:
                 _print_report(scope.journal)
@@ -100,20 +108,15 @@ def _run_as_main(program: str, arguments: list[str], *, module: bool) -> None:
         code = compile(file.read(), program, "exec")
     # Functions of the program pickle as __main__.name, also for worker processes, so it must be the real __main__.
     sys.modules["__main__"] = main_module
-    _run_traced(code, main_module)
+    exec(code, main_module.__dict__)
 
 
-def _run_traced(code: types.CodeType, main_module: types.ModuleType) -> None:
-    """Execute the program's code; a traceback starts at the program's first line, as under plain Python."""
-    try:
-        exec(code, main_module.__dict__)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code is not code:
-            frames = frames.tb_next
-        raise error.with_traceback(frames) from error.__cause__
+def _program_frames(error: BaseException) -> types.TracebackType | None:
+    """Return the traceback of an exception from the program's first line on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        frames = frames.tb_next
+    return frames
 
 
 def _print_report(journal: Journal) -> None:

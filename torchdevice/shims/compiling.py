@@ -19,25 +19,29 @@ if TYPE_CHECKING:
     from torchdevice._scope import Scope
 
 
-class _BackendCall:
-    """The patch of the place where Dynamo calls a compiler; put in as soon as Dynamo is imported."""
+class _WhenImported:
+    """The patches of Dynamo: where it calls a compiler, and ``reset``. Put in as soon as Dynamo is imported."""
 
     def __init__(self) -> None:
-        self._patch: Replaced | None = None
+        self._patches: list[Replaced] = []
 
     def install(self) -> None:
-        if self._patch is None and "torch._dynamo.output_graph" in sys.modules:
-            output_graph = sys.modules["torch._dynamo.output_graph"]
-            self._patch = replaced_function(output_graph.OutputGraph, "call_user_compiler", _truthfully)
-            self._patch.install()
+        if self._patches or "torch._dynamo.output_graph" not in sys.modules:
+            return
+        output_graph = sys.modules["torch._dynamo.output_graph"]
+        self._patches = [
+            replaced_function(output_graph.OutputGraph, "call_user_compiler", _truthfully),
+            replaced_function(torch._dynamo, "reset", _truthfully),
+        ]
+        for patch in self._patches:
+            patch.install()
 
     def remove(self) -> None:
-        if self._patch is not None:
-            self._patch.remove()
-            self._patch = None
+        while self._patches:
+            self._patches.pop().remove()
 
 
-_backend_call = _BackendCall()
+_dynamo = _WhenImported()
 
 
 def _truthfully(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,10 +57,10 @@ def _compile(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
             importlib.import_module("torch._inductor.compile_fx")
         elif isinstance(backend, str):
             torch._dynamo.list_backends(None)
-    _backend_call.install()
+    _dynamo.install()
     return original(*args, **kwargs)
 
 
 def patches() -> list[Patch]:
-    """Return the patches of ``torch.compile`` and of the call of a compiler."""
-    return [replaced_function(torch, "compile", _compile), _backend_call]
+    """Return the patches of ``torch.compile`` and of Dynamo."""
+    return [replaced_function(torch, "compile", _compile), _dynamo]

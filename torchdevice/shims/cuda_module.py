@@ -83,6 +83,13 @@ def _get_device_index(scope: Scope, original: Any, device: Any, optional: bool =
     raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
 
 
+def _accelerator_index(scope: Scope, original: Any, device: Any, optional: bool = False) -> int:
+    """``torch.accelerator._utils._get_device_index``, for devices the mode has already rewritten to the target."""
+    if scope.runtime.shares_host_memory and isinstance(device, torch.device) and device.type == scope.runtime.kind:
+        return scope.thread.device_index
+    return original(device, optional)
+
+
 def _current_index(scope: Scope, original: Any) -> int:
     return scope.thread.device_index
 
@@ -145,6 +152,7 @@ def patches() -> list[Patch]:
         replaced_function(torch.cuda, "utilization", _utilization),
         replaced_function(torch.backends.cudnn, "version", _cudnn_version),
         replaced_function(torch._utils, "_get_current_device_index", _current_index),
+        *replaced_everywhere(torch.accelerator._utils, "_get_device_index", _accelerator_index),
         *replaced_everywhere(torch.cuda.random, "set_rng_state", _set_rng_state),
         replaced_function(torch, "get_device_module", _get_device_module),
         *replaced_everywhere(torch.cuda._utils, "_get_device_index", _get_device_index),

@@ -1,0 +1,103 @@
+"""The journal and the log: what was asked for, what was done, where and how often."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run_program, run_python
+
+import torchdevice
+from torchdevice._journal import Journal
+
+
+def test_entries_are_aggregated_by_line() -> None:
+    with torchdevice.portable("cpu") as scope:
+        for _ in range(5):
+            torch.zeros(1, device="cuda")
+        torch.zeros(1, device="cuda:0")
+    by_request = {entry.requested: entry for entry in scope.journal.entries}
+    entry = by_request["cuda"]
+    assert (entry.count, entry.done, entry.fidelity) == (5, "cpu", torchdevice.Fidelity.EXACT)
+    assert entry.site.file == __file__ and "test_entries_are_aggregated_by_line" in entry.site.function
+    assert by_request["cuda:0"].site.line != entry.site.line
+    assert "6 calls at 2 sites" in repr(scope.journal)
+
+
+def test_degraded_entries() -> None:
+    with torchdevice.portable("cpu") as scope:
+        torch.cuda.memory_allocated()
+        torch.zeros(1, device="cuda")
+    assert [entry.fidelity for entry in scope.journal.degraded] == [torchdevice.Fidelity.APPROXIMATE]
+
+
+def test_memory_is_bounded() -> None:
+    journal = Journal(max_entries=10)
+    for index in range(100):
+        journal.record(f"cuda:{index}", "cpu", torchdevice.Fidelity.EXACT)
+    assert len(journal) == 10 and journal.overflow == 90
+    journal.record("cuda:0", "cpu", torchdevice.Fidelity.EXACT)
+    assert len(journal) <= 11
+
+
+def test_nested_scopes_have_their_own() -> None:
+    with torchdevice.portable("cpu") as outer:
+        with torchdevice.portable("cpu") as inner:
+            torch.zeros(1, device="cuda")
+        assert len(inner.journal) == 1 and len(outer.journal) == 0
+
+
+def test_an_approximation_is_logged_once_per_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "torchdevice"), torchdevice.portable("cpu"):
+        for _ in range(4):
+            torch.cuda.memory_allocated()
+    lines = [record.getMessage() for record in caplog.records if "memory_stats" in record.getMessage()]
+    assert len(lines) == 1 and __file__ in lines[0]
+
+
+def test_the_library_is_silent_but_for_one_warning(tmp_path: Path) -> None:
+    result = run_program(
+        tmp_path,
+        """
+        import torch
+        for _ in range(3):
+            x = torch.zeros(2, device="cuda").cuda()
+        torch.cuda.memory_allocated(); torch.cuda.empty_cache()
+        """,
+    )
+    assert result.returncode == 0 and result.stdout == ""
+    assert result.stderr.splitlines() == ["no accelerator is in use: what the program asks of CUDA runs on the CPU"]
+
+
+PROGRAM = """
+import torch
+torch.cuda.memory_allocated()
+"""
+
+
+def test_log_level_variable(tmp_path: Path) -> None:
+    result = run_program(tmp_path, PROGRAM, TORCHDEVICE_LOG="INFO")
+    assert "INFO torchdevice: torch.cuda.memory_stats" in result.stderr
+    assert "program.py:3" in result.stderr
+
+
+def test_log_file_variable(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    run_program(tmp_path, PROGRAM, TORCHDEVICE_LOG_FILE=str(path))
+    assert "INFO torchdevice: torch.cuda.memory_stats" in path.read_text()
+
+
+def test_importing_prints_nothing_and_changes_nothing(tmp_path: Path) -> None:
+    program = """
+import sys, torch
+before = {name: id(value) for module in (torch, torch._C, torch.cuda) for name, value in vars(module).items()}
+kinds = [type(m) for m in (torch, torch._C, torch.cuda)]
+import torchdevice
+after = {name: id(value) for module in (torch, torch._C, torch.cuda) for name, value in vars(module).items()}
+assert before == after and kinds == [type(m) for m in (torch, torch._C, torch.cuda)]
+assert "rich" not in sys.modules and "torch._dynamo" not in sys.modules
+"""
+    result = run_python("-c", program, cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
