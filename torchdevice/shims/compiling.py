@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdevice import _active
-from torchdevice._patching import Patch, Replaced, replaced_function
+from torchdevice._patching import Callback, Patch, replaced_function, require
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
 
 
 class _WhenImported:
-    """The patches of Dynamo: where it calls a compiler, and ``reset``. Put in as soon as Dynamo is imported."""
+    """The patches of Dynamo: where it calls a compiler, ``reset``, and what it must not trace.
+
+    Put in as soon as Dynamo is imported.
+    """
 
     def __init__(self) -> None:
-        self._patches: list[Replaced] = []
+        self._patches: list[Patch] = []
 
     def install(self) -> None:
         if self._patches or "torch._dynamo.output_graph" not in sys.modules:
@@ -31,7 +34,10 @@ class _WhenImported:
         output_graph = sys.modules["torch._dynamo.output_graph"]
         self._patches = [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _truthfully),
+            # Otherwise Dynamo asks the accelerator, in C, for a stream of the CPU.
+            replaced_function(torch._dynamo.variables.streams.SymbolicStreamState, "__init__", _truthfully),
             replaced_function(torch._dynamo, "reset", _truthfully),
+            Callback(_skip_this_package, _trace_this_package),
         ]
         for patch in self._patches:
             patch.install()
@@ -42,6 +48,17 @@ class _WhenImported:
 
 
 _dynamo = _WhenImported()
+
+
+def _skip_this_package() -> None:
+    """Let Dynamo leave the mode and its rewriters to Python: a rewritten call breaks the graph."""
+    torch._dynamo.trace_rules.add("torchdevice")
+
+
+def _trace_this_package() -> None:
+    trace_rules = torch._dynamo.trace_rules
+    trace_rules.SKIP_DIRS[:] = [folder for folder in trace_rules.SKIP_DIRS if "torchdevice" not in folder]
+    require(trace_rules, "_recompile_re")()
 
 
 def _truthfully(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
