@@ -1,0 +1,23 @@
+"""What only a real GPU has: each is tried, and the error tells what to do instead."""
+import torch
+
+
+def attempt(name, function):
+    try:
+        function()
+    except Exception as error:
+        print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}")
+    else:
+        print(f"{name}: works")
+
+
+x = torch.ones(4, device="cuda")
+attempt("a raw stream pointer", lambda: torch.cuda.Stream().cuda_stream)
+attempt("a wrapped stream", lambda: torch.cuda.ExternalStream(1))
+attempt("raw memory", lambda: torch.cuda.caching_allocator_alloc(1024))
+attempt("a memory pool", lambda: torch.cuda.MemPool())
+attempt("a captured graph", lambda: torch.cuda.CUDAGraph())
+attempt("a cuBLAS handle", lambda: torch.cuda.current_blas_handle())
+attempt("an allocator's history", lambda: torch.cuda.memory._record_memory_history())
+attempt("an event for another process", lambda: torch.cuda.Event(interprocess=True).ipc_handle())
+attempt("an ordinary sum", lambda: x.sum().item())

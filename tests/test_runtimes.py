@@ -1,0 +1,241 @@
+"""The runtimes of devices that are not here: against the installed torch's signatures, with their calls recorded.
+
+These need an Apple GPU (MPS), an Intel GPU (XPU) or a PrivateUse1 backend to run for real. Their twin on any machine is
+the meta device of ``conftest``, on which the whole of the device-argument suite runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice import _runtimes, _target
+from torchdevice._runtimes import CpuRuntime, ModuleRuntime, MpsRuntime, Runtime
+from torchdevice.errors import NotSupportedError
+
+REAL = [CpuRuntime, MpsRuntime, ModuleRuntime]
+
+
+@pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
+def test_a_runtime_implements_the_whole_interface(kind: type[Runtime]) -> None:
+    for name, member in vars(Runtime).items():
+        if not inspect.isfunction(member):
+            continue
+        implementation = getattr(kind, name)
+        assert inspect.signature(implementation) == inspect.signature(member), name
+        abstract = "raise NotImplementedError" in inspect.getsource(member)
+        assert not abstract or implementation is not member, f"{kind.__name__} leaves {name} out"
+
+
+class Recorder:
+    """Stands in for a device module: records calls by dotted name and returns what it was told to."""
+
+    def __init__(self, answers: dict[str, Any]):
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((name, args, kwargs))
+            answer = self._answers.get(name)
+            return answer(*args, **kwargs) if callable(answer) else answer
+
+        return call
+
+
+class FakeEvent:
+    def __init__(self, enable_timing: bool = False):
+        self.enable_timing, self.recorded = enable_timing, 0
+
+    def record(self, stream: Any = None) -> None:
+        self.recorded += 1
+
+    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Any) -> float:
+        return 1.5
+
+
+def check_calls(module: Any, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> None:
+    """Every recorded call must fit the signature of the installed torch's own function."""
+    for name, args, kwargs in calls:
+        function = getattr(module, name)
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # implemented in C
+            continue
+        signature.bind(*args, **kwargs)
+
+
+def exercise(runtime: Runtime) -> None:
+    runtime.is_available()
+    runtime.device_count()
+    runtime.name(0)
+    runtime.total_memory(0)
+    runtime.free_memory(0)
+    runtime.memory(0)
+    runtime.reset_peak_memory(0)
+    runtime.empty_cache()
+    runtime.synchronize(0)
+    runtime.supports_bfloat16()
+    start, end = runtime.mark(0, timing=True), runtime.mark(0, timing=True)
+    assert start.query() and start.elapsed_time(end) >= 0
+    end.synchronize()
+    runtime.multiprocessor_count()
+
+
+MPS = {
+    "recommended_max_memory": 16 * 2**30,
+    "driver_allocated_memory": 3 * 2**30,
+    "current_allocated_memory": 2 * 2**30,
+}
+
+
+def test_mps_calls_fit_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.mps
+    recorder = Recorder(MPS)
+    recorder.event = types.SimpleNamespace(Event=FakeEvent)
+    monkeypatch.setattr(torch, "mps", recorder)
+    inspect.signature(torch.backends.mps.is_macos_or_newer).bind(14, 0)
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) <= (14, 0))
+    runtime = MpsRuntime()
+    exercise(runtime)
+    names = {name for name, _, _ in recorder.calls}
+    assert {"synchronize", "empty_cache", "current_allocated_memory", "driver_allocated_memory"} <= names
+    check_calls(real, recorder.calls)
+    assert runtime.free_memory(0) == 13 * 2**30
+    assert runtime.memory(0).peak_allocated == 2 * 2**30
+    inspect.signature(real.event.Event.__init__).bind(None, enable_timing=True)
+
+
+def test_mps_peak_is_the_largest_figure_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = iter([10, 50, 20, 20])
+    recorder = Recorder({**MPS, "current_allocated_memory": lambda: next(figures)})
+    monkeypatch.setattr(torch, "mps", recorder)
+    runtime = MpsRuntime()
+    assert [runtime.memory(0).peak_allocated for _ in range(3)] == [10, 50, 50]
+    runtime.reset_peak_memory(0)
+    assert runtime._peak_allocated == 20
+
+
+def test_mps_out_of_memory_becomes_cudas(meta_target: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "MPS backend out of memory (MPS allocated: 5.00 GB, other allocations: 1.00 GB, max allowed: 6.00 GB)."
+    assert MpsRuntime.out_of_memory(object.__new__(MpsRuntime), RuntimeError(text)) == text
+    assert MpsRuntime.out_of_memory(object.__new__(MpsRuntime), RuntimeError("other")) is None
+    with torchdevice.portable("meta") as scope:
+        monkeypatch.setattr(type(scope.runtime), "out_of_memory", MpsRuntime.out_of_memory)
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. MPS backend out of memory") as caught:
+            scope.raise_out_of_memory(RuntimeError(text))
+    assert len(caught.value.args) == 1
+
+
+def xpu_answers() -> dict[str, Any]:
+    properties = types.SimpleNamespace(total_memory=8 * 2**30, gpu_eu_count=96)
+    return {
+        "is_available": True,
+        "device_count": 2,
+        "get_device_name": "an Intel GPU",
+        "get_device_properties": properties,
+        "mem_get_info": (5, 8),
+        "memory_allocated": 1,
+        "memory_reserved": 2,
+        "max_memory_allocated": 3,
+        "max_memory_reserved": 4,
+        "is_bf16_supported": True,
+    }
+
+
+def test_xpu_calls_fit_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.xpu
+    recorder = Recorder(xpu_answers())
+    recorder.Event = FakeEvent
+    monkeypatch.setattr(torch, "xpu", recorder)
+    runtime = ModuleRuntime("xpu")
+    exercise(runtime)
+    check_calls(real, recorder.calls)
+    assert runtime.memory(1) == (1, 2, 3, 4)
+    assert runtime.multiprocessor_count() == 96
+    assert runtime.device(1) == torch.device("xpu:1")
+
+
+def test_two_devices_keep_their_ordinals(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(xpu_answers())
+    monkeypatch.setattr(torch, "xpu", recorder)
+    monkeypatch.setattr(_target, "runtime", lambda kind: ModuleRuntime(kind) if kind == "xpu" else _runtimes.runtime(kind))
+    with torchdevice.portable("xpu") as scope:
+        assert scope.device_count == 2 and torch.cuda.device_count() == 2
+        assert torch.device("cuda:1") == torch.device("xpu:1") and torch.device("cuda") == torch.device("xpu:0")
+        torch.cuda.set_device(1)
+        assert torch.device("cuda") == torch.device("xpu:1") and scope.target == torch.device("xpu:1")
+        assert torch.device("xpu:0") == torch.device("xpu:0")
+
+
+def test_a_backend_that_leaves_something_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "vax", types.SimpleNamespace(is_available=lambda: True), raising=False)
+    runtime = ModuleRuntime("vax")
+    with pytest.raises(NotSupportedError, match=r"torch\.vax\.synchronize"):
+        runtime.synchronize(0)
+    with pytest.raises(NotSupportedError, match="default_generators"):
+        runtime.default_generator(0)
+
+
+def test_a_real_cuda_device_and_a_cuda_program_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded: without a GPU, CUDA is said to be available."""
+    native = ModuleRuntime("cuda")
+    monkeypatch.setattr(ModuleRuntime, "is_available", lambda self: self.kind == "cuda")
+    monkeypatch.setattr(_target, "runtime", lambda kind: native if kind == "cuda" else _runtimes.runtime(kind))
+    is_available, c_type = torch.cuda.is_available, type(torch._C)
+    with torchdevice.portable() as scope:
+        assert torchdevice.current() is scope and scope.is_native
+        assert torch.cuda.is_available is is_available and type(torch._C) is c_type
+        assert torch.overrides._get_current_function_mode_stack() == []
+        with torchdevice.portable("cpu"):
+            assert torch.zeros(1, device="cuda").device.type == "cpu"
+            with torchdevice.portable():
+                with pytest.raises((AssertionError, RuntimeError)):
+                    torch.zeros(1, device="cuda")
+            assert torch.zeros(1, device="cuda").device.type == "cpu"
+        assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_the_best_target_is_chosen_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    available: set[str] = set()
+    monkeypatch.setattr(_target, "runtime", lambda kind: _Named(kind, kind in available))
+    for kind in ("cpu", "xpu", "mps", "cuda"):
+        available.add(kind)
+        assert _target.resolve().kind == kind
+    monkeypatch.setenv("TORCHDEVICE_TARGET", "xpu")
+    assert _target.resolve().kind == "xpu"
+    assert _target.resolve("mps").kind == "mps"
+    assert _target.resolve(torch.device("cpu")).kind == "cpu"
+
+
+class _Named(Runtime):
+    def __init__(self, kind: str, available: bool):
+        self.kind, self._available = kind, available
+
+    def is_available(self) -> bool:
+        return self._available
+
+
+def test_cpu_peak_without_the_systems_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the high-water mark cannot be reset (macOS, some containers), the largest figure seen is the peak."""
+    monkeypatch.setattr(_runtimes, "_reset_high_water_mark", lambda: False)
+    in_use = iter([100, 100, 100, 700, 300, 300, 300])
+    monkeypatch.setattr(_runtimes, "_heap_in_use", lambda: next(in_use))
+    runtime = CpuRuntime()
+    assert runtime.memory(0).allocated == 0
+    assert runtime.memory(0)[::2] == (600, 600)
+    assert runtime.memory(0)[::2] == (200, 600)
+    runtime.reset_peak_memory(0)
+    assert runtime.memory(0).peak_allocated == 200
