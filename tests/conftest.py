@@ -1,4 +1,4 @@
-"""Fixtures of the whole suite: after every test torch must be as it was, and tests can be told to run complete sweeps."""
+"""Fixtures of the whole suite: after every test torch must be as it was; sweeps can be complete or a sample."""
 
 from __future__ import annotations
 

@@ -89,7 +89,9 @@ def _members(owner: Any, name: str) -> dict[tuple[str, str], int]:
     return {
         (name, key): id(value)
         for key, value in vars(owner).items()
-        if (name, key) not in OWN_LIFE and key != "__warningregistry__" and not isinstance(value, (ModuleType, int, float, str))
+        if (name, key) not in OWN_LIFE
+        and key != "__warningregistry__"
+        and not isinstance(value, (ModuleType, int, float, str))
     }
 
 
@@ -138,9 +140,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         for key, member in value.items():
             if after[part].get(key, "gone") != member:
                 found.append(f"{'.'.join(key)} is another object")
-        found.extend(
-            f"{'.'.join(key)} is new" for key in after[part].keys() - value.keys() if not _imported(key)
-        )
+        found.extend(f"{'.'.join(key)} is new" for key in after[part].keys() - value.keys() if not _imported(key))
     return found
 
 

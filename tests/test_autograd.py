@@ -114,8 +114,8 @@ def test_checkpoint_sequential() -> None:
 def test_module_hooks() -> None:
     module = torch.nn.Linear(3, 3, device="cuda")
     called: list[str] = []
-    module.register_full_backward_hook(lambda *_: called.append("backward") or spelled(torch.ones(1)) and None)
-    module.register_forward_hook(lambda *_: called.append("forward") or spelled(torch.ones(1)) and None)
+    module.register_full_backward_hook(lambda *_: called.append("backward") or (spelled(torch.ones(1)) and None))
+    module.register_forward_hook(lambda *_: called.append("forward") or (spelled(torch.ones(1)) and None))
     module(torch.ones(2, 3, device="cuda", requires_grad=True)).sum().backward()
     assert called == ["forward", "backward"]
 

@@ -56,7 +56,9 @@ class TestLoader:
         assert all(batch.x.is_pinned() for batch in loader)
 
     def test_shuffled_with_a_cuda_default_device_generator(self) -> None:
-        loader = DataLoader(TensorDataset(torch.arange(8)), shuffle=True, generator=torch.Generator("cuda").manual_seed(0))
+        loader = DataLoader(
+            TensorDataset(torch.arange(8)), shuffle=True, generator=torch.Generator("cuda").manual_seed(0)
+        )
         assert sorted(int(x) for (x,) in loader) == list(range(8))
 
 

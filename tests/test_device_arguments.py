@@ -94,7 +94,9 @@ FACTORIES: dict[str, Callable[[Any], torch.Tensor]] = {
     "scalar_tensor": lambda d: torch.scalar_tensor(1.0, device=d),
     "fft.fftfreq": lambda d: torch.fft.fftfreq(4, device=d),
     "fft.rfftfreq": lambda d: torch.fft.rfftfreq(4, device=d),
-    "sparse_coo_tensor": lambda d: torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.long), torch.ones(1), (2,), device=d),
+    "sparse_coo_tensor": lambda d: torch.sparse_coo_tensor(
+        torch.zeros(1, 1, dtype=torch.long), torch.ones(1), (2,), device=d
+    ),
     "zeros_like": lambda d: torch.zeros_like(torch.ones(2), device=d),
     "ones_like": lambda d: torch.ones_like(torch.ones(2), device=d),
     "empty_like": lambda d: torch.empty_like(torch.ones(2), device=d),
@@ -143,7 +145,14 @@ def test_every_device_constructor_of_torch_is_covered() -> None:
 class TestCuda:
     def test_forms(self) -> None:
         x = torch.ones(2)
-        for moved in (x.cuda(), x.cuda(0), x.cuda("cuda:0"), x.cuda(device=0), x.cuda(non_blocking=True), x.cuda(0, True)):
+        for moved in (
+            x.cuda(),
+            x.cuda(0),
+            x.cuda("cuda:0"),
+            x.cuda(device=0),
+            x.cuda(non_blocking=True),
+            x.cuda(0, True),
+        ):
             assert moved.is_meta
         assert x.cuda(memory_format=torch.preserve_format).is_meta
 

@@ -33,7 +33,9 @@ def test_unknown_target_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 def test_target_not_available_here(target: str) -> None:
     if torchdevice._runtimes.runtime(target).is_available():
         pytest.skip(f"this machine has {target}")
-    with pytest.raises(errors.TargetUnavailableError, match=rf"'{target}' is not available here\. .*leave the target out"):
+    with pytest.raises(
+        errors.TargetUnavailableError, match=rf"'{target}' is not available here\. .*leave the target out"
+    ):
         torchdevice.portable(target).__enter__()
     assert torchdevice.current() is None
 
@@ -71,7 +73,9 @@ def test_another_patcher(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_private_name_of_torch_that_is_gone() -> None:
     from torchdevice._patching import require
 
-    with pytest.raises(errors.TorchVersionError, match=rf"torch {torch.__version__.split('+')[0]}.* has no 'torch\._C\._gone'"):
+    with pytest.raises(
+        errors.TorchVersionError, match=rf"torch {torch.__version__.split('+')[0]}.* has no 'torch\._C\._gone'"
+    ):
         require(torch._C, "_gone")
 
 

@@ -59,7 +59,12 @@ def imported(path: Path) -> set[str]:
                 base = node.module.removeprefix("torchdevice").lstrip(".")
                 for alias in node.names:
                     inner = f"{base}.{alias.name}".lstrip(".")
-                    found.add(inner if (PACKAGE / (inner.replace(".", "/") + ".py")).exists() or (PACKAGE / inner.replace(".", "/")).is_dir() else base)
+                    found.add(
+                        inner
+                        if (PACKAGE / (inner.replace(".", "/") + ".py")).exists()
+                        or (PACKAGE / inner.replace(".", "/")).is_dir()
+                        else base
+                    )
             elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
                 visit(node.body)
 
@@ -117,7 +122,7 @@ def test_no_file_is_named_after_nothing() -> None:
 
 
 def test_no_device_kind_is_asked_for_outside_the_runtimes() -> None:
-    """``if target == "mps"`` belongs to a runtime. Families of spellings, and CUDA as what programs ask, do not count."""
+    """``if target == "mps"`` belongs to a runtime. CUDA as what programs ask for does not count."""
     pattern = re.compile(r"""(?:kind|type) (?:==|!=) ["'](?:mps|xpu)["']""")
     for path in modules():
         if path.name != "_runtimes.py":

@@ -16,9 +16,7 @@ import torchdevice
 
 def _inputs(info: Any, device: str) -> list[Any]:
     torch.manual_seed(5)
-    return info.module_inputs_func(
-        info, device=device, dtype=torch.float32, requires_grad=False, training=True
-    )
+    return info.module_inputs_func(info, device=device, dtype=torch.float32, requires_grad=False, training=True)
 
 
 def _run_module(info: Any, module_input: Any, device: str) -> Any:
@@ -112,7 +110,7 @@ def _train(info: Any, options: dict[str, Any], device: str) -> Any:
             optimizer = info.optim_cls(parameters, **options)
             optimizer.load_state_dict(state)
 
-        def closure() -> torch.Tensor:
+        def closure(optimizer: Any = optimizer) -> torch.Tensor:
             optimizer.zero_grad()
             if info.only_supports_sparse_grads:
                 loss = table(torch.tensor([1, 2, 5], device=device)).square().sum()

@@ -134,7 +134,9 @@ def test_mps_out_of_memory_becomes_cudas(meta_target: None, monkeypatch: pytest.
     assert MpsRuntime.out_of_memory(object.__new__(MpsRuntime), RuntimeError("other")) is None
     with torchdevice.portable("meta") as scope:
         monkeypatch.setattr(type(scope.runtime), "out_of_memory", MpsRuntime.out_of_memory)
-        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. MPS backend out of memory") as caught:
+        with pytest.raises(
+            torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. MPS backend out of memory"
+        ) as caught:
             scope.raise_out_of_memory(RuntimeError(text))
     assert len(caught.value.args) == 1
 
@@ -171,7 +173,9 @@ def test_xpu_calls_fit_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> N
 def test_two_devices_keep_their_ordinals(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(xpu_answers())
     monkeypatch.setattr(torch, "xpu", recorder)
-    monkeypatch.setattr(_target, "runtime", lambda kind: ModuleRuntime(kind) if kind == "xpu" else _runtimes.runtime(kind))
+    monkeypatch.setattr(
+        _target, "runtime", lambda kind: ModuleRuntime(kind) if kind == "xpu" else _runtimes.runtime(kind)
+    )
     with torchdevice.portable("xpu") as scope:
         assert scope.device_count == 2 and torch.cuda.device_count() == 2
         assert torch.device("cuda:1") == torch.device("xpu:1") and torch.device("cuda") == torch.device("xpu:0")

@@ -146,9 +146,10 @@ class TestMatrix:
 
     def test_executor(self, way: str) -> None:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            assert run(way, lambda: [pool.submit(is_active).result(), *pool.map(lambda _: is_active(), range(3))]) == [
-                True
-            ] * 4
+            assert (
+                run(way, lambda: [pool.submit(is_active).result(), *pool.map(lambda _: is_active(), range(3))])
+                == [True] * 4
+            )
             assert not pool.submit(is_active).result(), "a worker kept the scope of an earlier task"
 
     def test_asyncio(self, way: str) -> None:
@@ -466,7 +467,9 @@ class TestUndo:
                 raise AssertionError("was never installed")
 
         for position in (0, len(patches) // 2, len(patches)):
-            monkeypatch.setattr(_installed.INSTALLATION, "_patches", [*patches[:position], Failing(), *patches[position:]])
+            monkeypatch.setattr(
+                _installed.INSTALLATION, "_patches", [*patches[:position], Failing(), *patches[position:]]
+            )
             with pytest.raises(RuntimeError, match="half-way"):
                 torchdevice.portable("cpu").__enter__()
             assert not is_active()

@@ -225,7 +225,8 @@ def test_streaming_from_a_thread() -> None:
         streamer = transformers.TextIteratorStreamer(Numbers())
         ids = torch.arange(5, device="cuda")[None]
         thread = threading.Thread(
-            target=model.generate, kwargs={"input_ids": ids, "streamer": streamer, "max_new_tokens": 5, "min_new_tokens": 5}
+            target=model.generate,
+            kwargs={"input_ids": ids, "streamer": streamer, "max_new_tokens": 5, "min_new_tokens": 5},
         )
         thread.start()
         text = "".join(streamer)

@@ -159,7 +159,11 @@ def _sound(model: Any, config: Any) -> dict[str, torch.Tensor]:
         shape = (2, config.num_mel_bins, 2 * config.max_source_positions)
         return {"input_features": torch.randn(shape, generator=generator)}
     if model.main_input_name == "input_features":
-        return {"input_features": torch.randn(2, 64, getattr(config, "feature_projection_input_dim", 16), generator=generator)}
+        return {
+            "input_features": torch.randn(
+                2, 64, getattr(config, "feature_projection_input_dim", 16), generator=generator
+            )
+        }
     return {"input_values": torch.randn(2, 6000, generator=generator)}
 
 

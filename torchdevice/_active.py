@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchdevice._scope import Scope
+    from torchdevice._scope import Activation, Scope
 
 
 class ThreadState(threading.local):
     """The scopes entered in this thread, outermost first, and the innermost of them for quick reading."""
 
     def __init__(self) -> None:
-        self.entered: list[Scope] = []
+        self.entered: list[Activation] = []
         self.scope: Scope | None = None
 
 

@@ -1,7 +1,7 @@
 """Activation by environment: ``TORCHDEVICE=1`` makes ``import torch`` enable a scope.
 
-torch calls :func:`activate` through the ``torch.backends`` entry point at the end of its import. Without the variable it
-does nothing.
+torch calls :func:`activate` through the ``torch.backends`` entry point at the end of its import. Without the
+variable it does nothing.
 """
 
 from __future__ import annotations

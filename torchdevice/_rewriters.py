@@ -294,7 +294,7 @@ def _native_device(tensor: torch.Tensor) -> torch.device:
         return tensor.device
 
 
-# ---- everything else, from torch's own schemas ------------------------------------------------------------------------
+# ---- everything else, from torch's own schemas -----------------------------------------------------------------------
 
 
 def classify(func: Any, table: Table) -> Rewriter | None:

@@ -340,14 +340,14 @@ class ModuleRuntime(Runtime):
 
     def multiprocessor_count(self) -> int:
         properties = self._call("get_device_properties", 0)
-        return getattr(properties, "multi_processor_count", None) or getattr(properties, "gpu_eu_count", 1)
+        return int(getattr(properties, "multi_processor_count", 0) or getattr(properties, "gpu_eu_count", 1))
 
     def supports_bfloat16(self) -> bool:
         function = getattr(self.module, "is_bf16_supported", None)
         return True if function is None else function()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def runtime(kind: str) -> Runtime:
     """Return the runtime of a device type. One per process, because its figures (a peak) are the process's."""
     if kind == "cpu":

@@ -129,8 +129,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
             return
         if self.identity == "cuda" and runtime.shares_host_memory:
             raise ValueError(
-                f"identity='cuda' needs a target whose tensors can be told from CPU tensors, and {runtime.kind!r} is not "
-                f"one. Use identity='target', or a target such as 'mps', 'xpu' or a simulated device."
+                f"identity='cuda' needs a target whose tensors can be told from CPU tensors, and {runtime.kind!r} "
+                f"is not one. Use identity='target', or a target such as 'mps', 'xpu' or a simulated device."
             )
         self._runtime = runtime
         self._redirects.clear()
@@ -232,7 +232,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
             return False
 
     def legacy_dtype(self, wanted: Any) -> torch.dtype | None:
-        """Return the dtype of a legacy type such as ``torch.cuda.HalfTensor`` or its name, None if it is none of ours."""
+        """Return the dtype of a legacy type such as ``torch.cuda.HalfTensor`` or its name, else None."""
         return tensor_types.dtype_of(wanted)
 
     def legacy_type_name(self, name: str) -> str:
@@ -285,11 +285,11 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
             _refuse_other_patchers()
             configure_logging()
         if self.is_native and state.scope is None:
-            state.entered.append(_Activation(self, None))
+            state.entered.append(Activation(self, None))
         else:
             INSTALLATION.acquire()
             try:
-                state.entered.append(_Activation(self, _mode_for(self)))
+                state.entered.append(Activation(self, _mode_for(self)))
             except BaseException:
                 INSTALLATION.release()
                 raise
@@ -312,7 +312,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
                 f"it has been left, and the later one is still active."
             )
 
-    def _leave(self, activation: _Activation) -> None:
+    def _leave(self, activation: Activation) -> None:
         state = _active.state
         innermost = state.entered[-1].scope if state.entered else None
         state.scope = innermost if innermost is not None and not innermost.is_native else None
@@ -340,7 +340,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         return f"<torchdevice.Scope target={str(kind)!r}>"
 
 
-class _Activation:
+class Activation:
     """One entry of a scope in a thread: the scope, and the mode that serves it."""
 
     __slots__ = ("mode", "scope")
@@ -441,7 +441,8 @@ def portable(target: Any = None, **options: Any) -> Any:
             None: as many as the target has, and higher ordinals are folded onto device 0.
         identity: ``"cuda"`` lets tensors of the target say they are on cuda.
         strict: Raise :class:`~torchdevice.errors.FidelityError` instead of approximating.
-        float64: What becomes of float64 on a target that lacks it: ``"float32"`` with a warning, or torch's ``"error"``.
+        float64: What becomes of float64 on a target that lacks it: ``"float32"`` with a warning, or torch's own
+            ``"error"``.
         capability: The CUDA compute capability that ``torch.cuda.get_device_capability()`` answers.
 
     Returns:

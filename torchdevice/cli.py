@@ -66,10 +66,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if not options.module and not os.path.exists(options.program):
         # Python's own words for it.
-        print(
-            f"{sys.executable}: can't open file {os.path.abspath(options.program)!r}: [Errno 2] No such file or directory",
-            file=sys.stderr,
-        )
+        reason = "[Errno 2] No such file or directory"
+        print(f"{sys.executable}: can't open file {os.path.abspath(options.program)!r}: {reason}", file=sys.stderr)
         return 2
     try:
         scope = Scope(options.target, devices=options.devices, strict=options.strict)

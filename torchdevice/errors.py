@@ -6,12 +6,12 @@ __all__ = [
     "AnotherPatcherError",
     "FidelityError",
     "NotSupportedError",
+    "PortabilityWarning",
     "ScopeError",
     "TargetUnavailableError",
     "TorchDeviceError",
     "TorchVersionError",
     "UnknownTargetError",
-    "PortabilityWarning",
 ]
 
 

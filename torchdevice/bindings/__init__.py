@@ -1,8 +1,8 @@
 """The C-level names that ``torch.cuda`` is written on.
 
-``torch.cuda`` is ordinary Python on top of about a hundred names of ``torch._C``. A build without CUDA lacks them, a CUDA
-build without a GPU has them raise. Each file here supplies those that one file of ``torch.cuda`` uses; torch's own
-Python runs on them unmodified, so argument checks, keys and wording come from torch itself.
+``torch.cuda`` is ordinary Python on top of about a hundred names of ``torch._C``. A build without CUDA lacks them, a
+CUDA build without a GPU has them raise. Each file here supplies those that one file of ``torch.cuda`` uses; torch's
+own Python runs on them unmodified, so argument checks, keys and wording come from torch itself.
 
 Every name declares its fidelity; the coverage table in the documentation is made from :data:`SUPPLIED`.
 """

@@ -52,7 +52,7 @@ def memory_stats(scope: Scope, device: int) -> dict[str, Any]:
     for name in ("active_bytes", "allocated_bytes", "requested_bytes"):
         stats[name]["all"] = dict(allocated)
     stats["reserved_bytes"]["all"] = _figures(memory.reserved, memory.peak_reserved)
-    return {**stats, **{name: _zeros() for name in _OVERSIZE}, **{name: 0 for name in _SCALARS}}
+    return {**stats, **{name: _zeros() for name in _OVERSIZE}, **dict.fromkeys(_SCALARS, 0)}
 
 
 @supplies("_cuda_resetPeakMemoryStats")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchdevice import _active
@@ -80,7 +81,7 @@ def _success(scope: Scope, *args: Any) -> CudaError:
     return CudaError.success
 
 
-_CUDART = {
+_CUDART: dict[str, Callable[..., Any]] = {
     "cudaGetErrorString": _get_error_string,
     "cudaMemGetInfo": mem_get_info,
     "cudaProfilerStart": _success,

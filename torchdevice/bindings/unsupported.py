@@ -1,4 +1,4 @@
-"""Names that have no honest equivalent: raw pointers, handles, allocators, graphs. Each raises and names the way out."""
+"""Names that have no honest equivalent: raw pointers, handles, allocators. Each raises and names the way out."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class InitializedFlag:
     """``torch.cuda._initialized``: true for threads with a scope, what it was for the others.
 
-    ``device_count()`` keeps its answer for the whole process once CUDA is initialised. To it alone the flag is false, so
-    that the answer of a scope is never kept.
+    ``device_count()`` keeps its answer for the whole process once CUDA is initialised. To it alone the flag is false,
+    so that the answer of a scope is never kept.
     """
 
     def __init__(self, original: Any):

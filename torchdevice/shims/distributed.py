@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -65,7 +66,7 @@ def patches() -> list[Patch]:
     """Return the patches of ``torch.distributed``; none in a build without it."""
     if not dist.is_available():
         return []
-    functions = {
+    functions: dict[str, Callable[..., Any]] = {
         "init_process_group": _init_process_group,
         "new_group": _new_group,
         "get_backend": _get_backend,

@@ -33,7 +33,7 @@ class Generator(_Original, metaclass=_GeneratorType):
             device = scope.redirect(device) or device
         if cls is Generator:
             return _Original(device)
-        return super().__new__(cls, device)
+        return super().__new__(cls, device)  # type: ignore[call-arg]
 
 
 Generator.__name__ = Generator.__qualname__ = "Generator"

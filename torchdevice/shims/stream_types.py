@@ -1,8 +1,9 @@
 """``torch.cuda.Stream`` and ``torch.cuda.Event``.
 
-Their C base classes cannot be instantiated without a driver, so the classes' ``__new__`` returns a stand-in instead. A
-stand-in is a ``torch.Stream`` or ``torch.Event`` and says ``__class__`` is the CUDA class, so ``isinstance`` holds for
-both. Work is done in the order of the calls, so streams need no waiting; events record real points of the target's work.
+Their C base classes cannot be instantiated without a driver, so the classes' ``__new__`` returns a stand-in instead.
+A stand-in is a ``torch.Stream`` or ``torch.Event`` and says ``__class__`` is the CUDA class, so ``isinstance`` holds
+for both. Work is done in the order of the calls, so streams need no waiting; events record real points of the
+target's work.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class StreamStandIn(torch.Stream):
 
     _cuda_class: type = torch.cuda.Stream
     priority: int
+    _scope: Scope
+    _entered: list[tuple[int, int, int]]
 
     def __new__(cls, scope: Scope, stream_id: int, device_index: int, priority: int = 0) -> StreamStandIn:
         self = super().__new__(  # type: ignore[call-arg]
@@ -38,7 +41,7 @@ class StreamStandIn(torch.Stream):
         )
         self.priority = priority
         self._scope = scope
-        self._entered: list[tuple[int, int, int]] = []
+        self._entered = []
         return self
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -115,12 +118,16 @@ class StreamStandIn(torch.Stream):
 class EventStandIn(torch.Event):
     """An event of the program: a point in the target's work."""
 
+    _scope: Scope
+    _timing: bool
+    _mark: Mark | None
+    _recorded_on: int | None
+
     def __new__(cls, scope: Scope, enable_timing: bool, interprocess: bool = False) -> EventStandIn:
         self = super().__new__(cls, device="cpu")
         self._scope = scope
         self._timing = enable_timing
-        self._mark: Mark | None = None
-        self._device_index: int | None = None
+        self._mark = self._recorded_on = None
         return self
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -129,9 +136,9 @@ class EventStandIn(torch.Event):
     __class__ = property(lambda self: torch.cuda.Event)  # type: ignore[assignment]
 
     @property
-    def device(self) -> torch.device | None:
+    def device(self) -> torch.device | None:  # type: ignore[override]
         """The device it was recorded on, None before."""
-        return None if self._device_index is None else _cuda_device(self._device_index)
+        return None if self._recorded_on is None else _cuda_device(self._recorded_on)
 
     @property
     def cuda_event(self) -> int:
@@ -143,9 +150,9 @@ class EventStandIn(torch.Event):
     def record(self, stream: Any = None) -> None:
         """Record a point in the stream, the current one if None."""
         index = self._scope.thread.device_index if stream is None else stream.device_index
-        if self._device_index is not None and self._device_index != index:
-            raise RuntimeError(f"Event device {self._device_index} does not match recording stream's device {index}.")
-        self._device_index = index
+        if self._recorded_on is not None and self._recorded_on != index:
+            raise RuntimeError(f"Event device {self._recorded_on} does not match recording stream's device {index}.")
+        self._recorded_on = index
         self._mark = self._scope.runtime.mark(self._scope.device(index).index or 0, timing=self._timing)
 
     def wait(self, stream: Any = None) -> None:
@@ -160,7 +167,7 @@ class EventStandIn(torch.Event):
         if self._mark is not None:
             self._mark.synchronize()
 
-    def elapsed_time(self, end_event: EventStandIn) -> float:
+    def elapsed_time(self, end_event: EventStandIn) -> float:  # type: ignore[override]
         """Return the milliseconds from this event to ``end_event``; CUDA's errors where there are none."""
         if not self._timing or not end_event._timing:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")

@@ -1,0 +1,85 @@
+"""The examples are unmodified CUDA programs: they run in a scope, and fail with torch's own error without one."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from conftest import run_command, run_python
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+ARGUMENTS = {
+    "finetune_gpt2": ["--steps", "8"],
+    "train_nanogpt": ["--steps", "20"],
+    "classify_images": ["--epochs", "1"],
+}
+
+EXPECTED = {
+    "finetune_gpt2": ["trained in", "wrote: 'The harbour "],
+    "train_nanogpt": ["step 20: loss", "saved"],
+    "classify_images": ["epoch 1: loss", "accuracy"],
+    "demo_tensors": ["same on both sides: True", "reproducible: True"],
+    "demo_matmul": ["GFLOP/s"],
+    "demo_network": ["step 300: loss 0.0", "sin(1) is about 0.8"],
+    "demo_device_info": ["available: True devices: 1", "PyTorch CUDA memory summary"],
+    "demo_unsupported": ["a captured graph: NotSupportedError", "an ordinary sum: works"],
+}
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", names())
+def test_runs_in_a_scope(name: str, tmp_path: Path) -> None:
+    if name == "finetune_gpt2":
+        pytest.importorskip("transformers", reason="install with the [hf] extra")
+    result = run_command("run", str(EXAMPLES / f"{name}.py"), *ARGUMENTS.get(name, []), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+    for text in EXPECTED[name]:
+        assert text in result.stdout
+
+
+def test_a_run_can_be_resumed(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "train_nanogpt.py")
+    first = run_command("run", script, "--steps", "5", cwd=tmp_path)
+    second = run_command("run", script, "--steps", "5", "--resume", cwd=tmp_path)
+    assert "step 5: loss" in first.stdout, first.stderr
+    assert "resumed at step 5" in second.stdout and "step 10: loss" in second.stdout, second.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_losses_are_close_in_every_precision(dtype: str, tmp_path: Path) -> None:
+    script = str(EXAMPLES / "train_nanogpt.py")
+    result = run_command("run", script, "--steps", "20", "--dtype", dtype, cwd=tmp_path)
+    match = re.search(r"step 20: loss ([\d.]+)", result.stdout)
+    assert match, result.stderr
+    assert 2.2 < float(match[1]) < 2.7
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name != "demo_unsupported"])
+def test_fails_without_a_scope(name: str, tmp_path: Path) -> None:
+    if name == "finetune_gpt2":
+        pytest.importorskip("transformers", reason="install with the [hf] extra")
+    environment = {"TORCHDEVICE": "0"}
+    result = run_python(str(EXAMPLES / f"{name}.py"), *ARGUMENTS.get(name, []), cwd=tmp_path, **environment)
+    if name == "demo_device_info":  # it asks before it acts
+        assert "available: False" in result.stdout
+    errors = ("Torch not compiled with CUDA", "needs a GPU", "no attribute '_cuda_setDevice'", "requires CUDA support")
+    errors += (
+        "NVIDIA driver",
+        "CUDA error",
+        "no attribute '_nccl_version'",
+        "CUDA driver",
+        "Cannot access accelerator",
+    )
+    assert result.returncode == 1 and any(error in result.stderr for error in errors), result.stderr[-1500:]
+
+
+@pytest.mark.parametrize("name", names())
+def test_no_example_knows_this_package(name: str) -> None:
+    assert "torchdevice" not in (EXAMPLES / f"{name}.py").read_text()
+    assert os.access(EXAMPLES / f"{name}.py", os.R_OK)
