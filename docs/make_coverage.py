@@ -11,11 +11,11 @@ PAGE = Path(__file__).with_name("coverage.md")
 
 HEADER = """# What is supplied under `torch.cuda`, and how faithfully
 
-Made by `python docs/make_coverage.py`; do not edit. `torch.cuda` itself is torch's own Python, unmodified. These are the
-names it stands on, which a scope supplies to the threads that are in it.
+Made by `python docs/make_coverage.py`; do not edit. `torch.cuda` itself is torch's own Python, unmodified. These are
+the names it stands on, which a scope supplies to the threads that are in it.
 
 - **exact**: the same meaning as on CUDA.
-- **approximate**: a plausible value or a coarser behaviour; reported once per line of your program, refused when strict.
+- **approximate**: a plausible value or a coarser behaviour; reported once per line of a program, refused if strict.
 - **inert**: a hint with nothing to do.
 - **unsupported**: raises `NotSupportedError`, with the way out.
 

@@ -163,6 +163,21 @@ def test_row_24_ints() -> None:
     assert torch.nn.Linear(1, 1).to(0).weight.device.type == "cpu"
 
 
+def test_row_25_lightning_finds_a_gpu() -> None:
+    lightning = pytest.importorskip("lightning", reason="install with the [test] extra")
+    for accelerator in ("gpu", "cuda"):
+        assert lightning.Fabric(accelerator=accelerator, devices=1).device.type == "cuda"
+
+
+def test_row_26_device_map(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="install with the [hf] extra")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    for device_map in ("cuda", "auto", {"": 0}):
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map)
+        assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
 def test_row_33_compile() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return (x + torch.ones(2, device="cuda")).cuda() * 2
@@ -226,6 +241,37 @@ def test_row_46_second_device() -> None:
     assert second(first(torch.ones(1, 2).to("cuda:0")).to("cuda:1")).shape == (1, 2)
 
 
+def test_row_47_torchscript(tmp_path: Path) -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(2, device="cuda:0")
+
+    def scripted(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return inner(x).to("cuda")
+        return torch.zeros(2, device=torch.device("cuda"))
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x.to("cuda")) + torch.zeros(2, device="cuda")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        function = torch.jit.script(scripted)
+        assert function(torch.ones(2)).tolist() == [2.0, 2.0] and function(-torch.ones(2)).tolist() == [0.0, 0.0]
+        with plain_torch():
+            elsewhere = torch.jit.script(Module())
+            torch.jit.save(elsewhere, tmp_path / "m.pt")
+        for options in ({}, {"map_location": "cuda"}, {"map_location": torch.device("cuda:0")}):
+            loaded = torch.jit.load(tmp_path / "m.pt", **options)
+            assert torch.equal(loaded(torch.ones(1, 2)), elsewhere.inner(torch.ones(1, 2)))
+        traced = torch.jit.trace(lambda x: x.cuda() + torch.ones(2, device="cuda"), (torch.ones(2),))
+        assert traced(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
 def test_row_48_nvtx() -> None:
     torch.cuda.nvtx.range_push("forward")
     torch.cuda.nvtx.range_pop()
@@ -252,6 +298,19 @@ def test_row_52_a_device_that_was_a_string_stays_one() -> None:
     device_type = "cuda" if "cuda" in device else "cpu"
     with torch.autocast(device_type=device_type, dtype=torch.bfloat16):
         assert (torch.ones(1, 1, device=device) @ torch.ones(1, 1, device=device)).dtype is torch.bfloat16
+
+
+def test_row_53_tensors_between_processes() -> None:
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("fork")
+    queue, received = context.Queue(), context.Event()
+    process = context.Process(target=lambda: (queue.put(torch.ones(2, device="cuda")), received.wait(60)))
+    process.start()
+    assert queue.get(timeout=60).tolist() == [1.0, 1.0]
+    received.set()
+    process.join()
+    assert torch.ones(2, device="cuda").share_memory_().is_shared()
 
 
 def test_row_54_distributed_data_parallel(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_another_patcher(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_private_name_of_torch_that_is_gone() -> None:
-    from torchdevice._patching import require
+    from torchdevice._private import require
 
     with pytest.raises(
         errors.TorchVersionError, match=rf"torch {torch.__version__.split('+')[0]}.* has no 'torch\._C\._gone'"

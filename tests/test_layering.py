@@ -19,6 +19,7 @@ PACKAGE = Path(torchdevice.__file__).parent
 # Each line may import the ones above it.
 LAYERS = [
     ["errors"],
+    ["_private"],
     ["_active", "_spelling"],
     ["_patching", "_journal"],
     ["_runtimes"],

@@ -11,6 +11,10 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
+
+from torchdevice._private import require
+
 if TYPE_CHECKING:
     from torchdevice._scope import Activation, Scope
 
@@ -31,11 +35,25 @@ def current() -> Scope | None:
     return state.scope
 
 
+def make_current(scope: Scope | None) -> None:
+    """Let what is guarded in this thread answer for ``scope``, or torch for itself where it is None."""
+    state.scope = scope
+    if scope is None:
+        vars(_cuda_state).pop("is_initializing", None)
+    else:
+        # In a thread that says it is initialising, torch neither initialises CUDA nor looks for NVIDIA's library.
+        _cuda_state.is_initializing = True
+
+
+_cuda_state = require(torch.cuda, "_tls")
+
+
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
     """Let torch answer for itself in this thread: what is guarded by the active scope behaves as if there were none."""
-    scope, state.scope = state.scope, None
+    scope = state.scope
+    make_current(None)
     try:
         yield
     finally:
-        state.scope = scope
+        make_current(scope)

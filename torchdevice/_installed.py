@@ -15,6 +15,7 @@ from torchdevice.shims import (
     generator,
     graphs,
     profiling,
+    scripting,
     serialization,
     stream_types,
     tensor_types,
@@ -36,6 +37,7 @@ def _patches() -> list[Patch]:
         threads,
         compiling,
         profiling,
+        scripting,
         data_parallel,
         distributed,
     )

@@ -23,10 +23,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
-import torch
-
 from torchdevice import _active
-from torchdevice.errors import TorchVersionError
+from torchdevice._private import require
 
 logger = logging.getLogger("torchdevice")
 
@@ -39,19 +37,6 @@ class Patch(Protocol):
     def install(self) -> None: ...
 
     def remove(self) -> None: ...
-
-
-def require(owner: Any, name: str) -> Any:
-    """Return ``owner.name``, a private name of torch.
-
-    Raises:
-        TorchVersionError: The installed torch no longer has it.
-    """
-    try:
-        return getattr(owner, name)
-    except AttributeError:
-        label = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
-        raise TorchVersionError(f"{label}.{name}", torch.__version__) from None
 
 
 def per_scope(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:

@@ -218,11 +218,11 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return whether the program pinned this tensor."""
-        return tensor in self._pinned
+        return bool(self._pinned.data) and tensor in self._pinned
 
     def is_borrowed(self, tensor: torch.Tensor) -> bool:
         """Return whether somebody may rewrite the tensor's memory: NumPy, a file mapping, a pinned staging buffer."""
-        if tensor in self._pinned:
+        if self.is_pinned(tensor):
             return True
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             return False
@@ -293,7 +293,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
             except BaseException:
                 INSTALLATION.release()
                 raise
-        state.scope = None if self.is_native else self
+        _active.make_current(None if self.is_native else self)
         self.thread.depth += 1
         return self
 
@@ -315,7 +315,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
     def _leave(self, activation: Activation) -> None:
         state = _active.state
         innermost = state.entered[-1].scope if state.entered else None
-        state.scope = innermost if innermost is not None and not innermost.is_native else None
+        _active.make_current(innermost if innermost is not None and not innermost.is_native else None)
         self.thread.depth -= 1
         if self.thread.depth == 0 and self.thread.forced_cpu:
             self.thread.forced_cpu = False

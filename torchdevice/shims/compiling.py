@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdevice import _active
-from torchdevice._patching import Callback, Patch, replaced_function, require
+from torchdevice._patching import Callback, Patch, replaced_function
+from torchdevice._private import require
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope

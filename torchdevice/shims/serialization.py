@@ -11,7 +11,8 @@ import torch
 from torch import serialization
 
 from torchdevice import _active
-from torchdevice._patching import Callback, Patch, require
+from torchdevice._patching import Callback, Patch
+from torchdevice._private import require
 from torchdevice._spelling import parse
 
 _PRIORITY = 5  # before torch's own: cpu 10, cuda 20

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdevice import _active
-from torchdevice._patching import Patch, Replaced, require
+from torchdevice._patching import Patch, Replaced
+from torchdevice._private import require
 from torchdevice.bindings import answers
 
 if TYPE_CHECKING:
