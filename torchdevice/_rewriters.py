@@ -10,13 +10,14 @@ A rewriter is called as ``rewriter(scope, func, args, kwargs)`` and makes the ca
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdevice._journal import Fidelity, user_frame
+from torchdevice._journal import Fidelity
 from torchdevice._spelling import FORCE_CPU
 from torchdevice.bindings import settings
 
@@ -61,13 +62,15 @@ INSISTS_ON_CUDA = frozenset(
         "lightning.pytorch.accelerators.cuda",
         "lightning_fabric.accelerators.cuda",
         "pytorch_lightning.accelerators.cuda",
+        "torch.random",  # fork_rng of torch before 2.13 finds the module of the generator by it
     }
 )
 """Modules that make a device and later ask it whether it says cuda. They keep it; it is rewritten where it is used."""
 
 
-def _module_of(frame: types.FrameType) -> str:
-    return frame.f_globals.get("__name__", "")
+def _calling_module() -> str:
+    """Return the name of the module that made the torch call which a rewriter, our caller, is handling."""
+    return sys._getframe(3).f_globals.get("__name__", "")
 
 
 @rewrites(torch.device)
@@ -79,7 +82,7 @@ def _device(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if type(lone) is int and lone >= 0:
         return scope.redirect(lone) or func(lone)
     made = func(*args, **kwargs)
-    if made.type == "cuda" and (scope.identity == "cuda" or _module_of(user_frame()) in INSISTS_ON_CUDA):
+    if made.type == "cuda" and (scope.identity == "cuda" or _calling_module() in INSISTS_ON_CUDA):
         return made
     return scope.redirect(made) or made
 

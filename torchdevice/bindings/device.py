@@ -138,6 +138,16 @@ def sleep(scope: Scope, cycles: int) -> None:
     time.sleep(cycles / 1e9)
 
 
+@supplies("_cuda_lock_mutex", Fidelity.INERT, note="there is no allocator to lock")
+def lock_mutex(scope: Scope) -> None:
+    """Nothing to lock."""
+
+
+@supplies("_cuda_unlock_mutex", Fidelity.INERT, note="there is no allocator to unlock")
+def unlock_mutex(scope: Scope) -> None:
+    """Nothing to unlock."""
+
+
 @supplies("_cuda_ipc_collect", Fidelity.INERT, note="no memory is shared by CUDA IPC")
 def ipc_collect(scope: Scope) -> None:
     """Nothing to collect."""

@@ -28,6 +28,8 @@ REMEDIES = {
             "_cuda_getStreamFromExternal",
             "_cuda_cudaCachingAllocator_raw_alloc",
             "_cuda_cudaCachingAllocator_raw_delete",
+            "_cuda_busy_wait_for_flag",
+            "_cuda_clear_flag",
         ),
         _POINTER,
     ),
@@ -47,6 +49,7 @@ REMEDIES = {
     **dict.fromkeys(
         (
             "_cuda_allocationTraceback",
+            "_cuda_annotateMemory",
             "_cuda_attach_out_of_memory_observer",
             "_cuda_isHistoryEnabled",
             "_cuda_memorySnapshot",
