@@ -101,6 +101,19 @@ class TestRun:
         result = run_program(tmp_path, program)
         assert sorted(result.stdout.splitlines()) == ["child 1.0", *["worker 2.0"] * 4], result.stderr
 
+    def test_children_get_the_same_options(self, tmp_path: Path) -> None:
+        program = """
+            import subprocess, sys
+            code = "import torch, torchdevice as t; print(torch.cuda.device_count(), t.current().strict)"
+            subprocess.run([sys.executable, "-c", code])
+        """
+        result = run_program(tmp_path, program, options=["--devices", "3", "--strict"])
+        assert result.stdout == "3 True\n", result.stderr
+
+    def test_bad_environment(self, tmp_path: Path) -> None:
+        result = run_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE="1", TORCHDEVICE_DEVICES="many")
+        assert result.returncode == 1 and "TORCHDEVICE_DEVICES='many' is not a number" in result.stderr
+
     def test_torchrun(self, tmp_path: Path) -> None:
         program = """
             import os, torch, torch.distributed as dist

@@ -24,6 +24,7 @@ LAYERS = [
     ["_patching", "_journal"],
     ["_runtimes"],
     ["_target"],
+    ["_propagation"],
     ["bindings", "bindings.settings", "bindings.memory", "bindings.versions", "bindings.random", "bindings.streams"],
     ["bindings.device", "bindings.graphs", "bindings.nvtx", "bindings.unsupported"],
     ["bindings.accelerator"],

@@ -328,6 +328,14 @@ class TestEnable:
         torchdevice.disable()
         assert not is_active()
 
+    def test_propagation_is_undone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHDEVICE_TARGET", "cpu")
+        before = dict(os.environ)
+        torchdevice.enable(devices=2, strict=True, propagate=True)
+        assert os.environ["TORCHDEVICE"] == "1" and os.environ["TORCHDEVICE_DEVICES"] == "2"
+        torchdevice.disable()
+        assert dict(os.environ) == before
+
     def test_disable_without_enable(self) -> None:
         with pytest.raises(ScopeError, match="Call enable"):
             torchdevice.disable()
@@ -523,5 +531,10 @@ class TestForceCpu:
     def test_sends_later_requests_to_the_cpu(self, distinct: torchdevice.Scope) -> None:
         assert torch.zeros(1, device="cuda").device.type == "meta"
         torch.device("cpu:-1")
+        seen: list[str] = []
+        thread = threading.Thread(target=lambda: seen.append(torch.zeros(1, device="cuda").device.type))
+        thread.start()
+        thread.join()
+        assert seen == ["cpu"]
         assert torch.zeros(1, device="cuda").device.type == "cpu"
         assert torch.nn.Linear(1, 1).cuda().weight.device.type == "cpu"

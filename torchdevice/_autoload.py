@@ -6,23 +6,12 @@ variable it does nothing.
 
 from __future__ import annotations
 
-import os
-
-VARIABLE = "TORCHDEVICE"
-_OFF = ("", "0", "false", "no", "off")
+from torchdevice import _propagation
+from torchdevice._scope import current, enable
 
 
 def activate() -> None:
-    """Enable a scope if ``TORCHDEVICE`` says so and none is active."""
-    if os.environ.get(VARIABLE, "").lower() in _OFF:
-        return
-    from torchdevice._scope import current, enable
-
-    if current() is None:
-        enable()
-
-
-def propagate_to_children(target: str) -> None:
-    """Set the environment so that spawned Python processes activate themselves."""
-    os.environ[VARIABLE] = "1"
-    os.environ.setdefault("TORCHDEVICE_TARGET", target)
+    """Enable the scope that the environment asks for, if any, unless one is active."""
+    options = _propagation.from_parent()
+    if options is not None and current() is None:
+        enable(**options)

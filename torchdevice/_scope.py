@@ -11,16 +11,15 @@ import contextlib
 import functools
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdevice import _active, _rewriters, _target
+from torchdevice import _active, _propagation, _rewriters, _target
 from torchdevice._decorating import decorated
 from torchdevice._installed import INSTALLATION
 from torchdevice._journal import Fidelity, Journal, configure_logging, logger, user_frame
@@ -46,7 +45,6 @@ class _PerThread(threading.local):
         self.device_index = 0
         self.streams: dict[int, int] = {}
         self.depth = 0
-        self.forced_cpu = False
 
 
 class Scope(contextlib.AbstractContextManager["Scope"]):
@@ -57,6 +55,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
     Attributes:
         identity: ``"target"`` if tensors report the device they are on, ``"cuda"`` if they say cuda.
         strict: Whether what would be approximate, ignored or downgraded raises.
+        advertised_devices: The number of devices the program was told of, or None for as many as there are.
         float64: ``"float32"`` or ``"error"``: what becomes of float64 where the target lacks it.
         capability: The CUDA compute capability that the stand-in answers.
         journal: What was rewritten and supplied, by call site.
@@ -74,15 +73,15 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
     ):
         _check_options(devices, identity, float64, capability)
         self._requested_target = target
-        self._devices = devices
+        self.advertised_devices = devices
         self.identity = identity
         self.strict = strict
         self.float64 = float64
         self.capability = tuple(capability)
         self.journal = Journal()
         self.thread = _PerThread()
-        self.started = time.time()
         self._runtime: Runtime | None = None
+        self._forced_cpu_by: int | None = None
         self._redirects: dict[Any, torch.device | None] = {}
         self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bound: dict[Any, Any] = {}
@@ -107,7 +106,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
     @property
     def device_count(self) -> int:
         """How many accelerators the program sees."""
-        return self._devices or max(1, self.runtime.device_count())
+        return self.advertised_devices or max(1, self.runtime.device_count())
 
     @property
     def is_native(self) -> bool:
@@ -162,8 +161,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         spelling = parse(value)
         if spelling is None:
             return None, True, False
-        if self.thread.forced_cpu:
-            return torch.device("cpu"), False, False
+        if self._forced_cpu_by is not None:
+            return torch.device("cpu"), True, False
         if spelling.family == self.runtime.kind and not isinstance(value, int):
             return None, True, False
         found = self.device(self.ordinal(spelling))
@@ -181,7 +180,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
             return self.thread.device_index
         if spelling.index < self.device_count:
             return spelling.index
-        if self._devices is not None:
+        if self.advertised_devices is not None:
             raise invalid_ordinal(spelling.index, self.device_count)
         self.report(str(spelling), str(self.device(0)), Fidelity.APPROXIMATE)
         return 0
@@ -191,8 +190,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         return f"{family}:{self.thread.device_index}"
 
     def force_cpu(self) -> torch.device:
-        """Send the rest of this scope, in this thread, to the CPU."""
-        self.thread.forced_cpu = True
+        """Send the rest of this scope to the CPU, until this thread leaves it."""
+        self._forced_cpu_by = threading.get_ident()
         self._redirects.clear()
         return torch.device("cpu")
 
@@ -279,11 +278,11 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
     # ---- entering and leaving ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Scope:
-        self._resolve()
         state = _active.state
         if not state.entered:
             _refuse_other_patchers()
             configure_logging()
+        self._resolve()
         if self.is_native and state.scope is None:
             state.entered.append(Activation(self, None))
         else:
@@ -317,8 +316,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         innermost = state.entered[-1].scope if state.entered else None
         _active.make_current(innermost if innermost is not None and not innermost.is_native else None)
         self.thread.depth -= 1
-        if self.thread.depth == 0 and self.thread.forced_cpu:
-            self.thread.forced_cpu = False
+        if self.thread.depth == 0 and self._forced_cpu_by == threading.get_ident():
+            self._forced_cpu_by = None
             self._redirects.clear()
         if activation.mode is None:
             return
@@ -414,7 +413,14 @@ def _check_options(devices: Any, identity: Any, float64: Any, capability: Any) -
         raise ValueError(f"capability={capability!r} is not a compute capability. Use a pair such as (8, 0).")
 
 
-_enabled: list[Scope] = []
+class _Enabled(NamedTuple):
+    """One :func:`enable` in force: its scope, and the environment to restore."""
+
+    scope: Scope
+    environment: dict[str, str | None]
+
+
+_enabled: list[_Enabled] = []
 
 
 @overload
@@ -463,8 +469,8 @@ def enable(target: str | torch.device | None = None, *, propagate: bool = False,
 
     Args:
         target: As for :func:`portable`.
-        propagate: Also set ``TORCHDEVICE=1`` (and ``TORCHDEVICE_TARGET``) in the environment, so that spawned Python
-            processes activate themselves when they import torch.
+        propagate: Also set ``TORCHDEVICE=1`` and its companions in the environment until then, so that Python
+            processes started meanwhile activate themselves when they import torch.
         **options: As for :func:`portable`.
 
     Returns:
@@ -472,11 +478,7 @@ def enable(target: str | torch.device | None = None, *, propagate: bool = False,
     """
     scope = Scope(target, **options)
     scope.__enter__()
-    _enabled.append(scope)
-    if propagate:
-        from torchdevice._autoload import propagate_to_children
-
-        propagate_to_children(scope.runtime.kind)
+    _enabled.append(_Enabled(scope, _propagation.to_children(scope) if propagate else {}))
     return scope
 
 
@@ -488,10 +490,10 @@ def disable() -> None:
     """
     if not _enabled:
         raise ScopeError("disable() was called without enable(). Call enable() first.")
-    scope = _enabled[-1]
+    scope = _enabled[-1].scope
     if not any(activation.scope is scope for activation in _active.state.entered):
         raise ScopeError("disable() was called in another thread than enable(). Call it where enable() was called.")
-    _enabled.pop()
+    _propagation.restore(_enabled.pop().environment)
     scope.__exit__(None, None, None)
 
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torchdevice import __version__, _target
-from torchdevice._autoload import propagate_to_children
+from torchdevice import __version__, _propagation, _target
 from torchdevice._device import TorchDevice
 from torchdevice._journal import Journal
 from torchdevice._scope import Scope
@@ -74,7 +73,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     except ValueError as error:
         parser.error(str(error))
     with scope:
-        propagate_to_children(scope.runtime.kind)
+        _propagation.to_children(scope)
         try:
             _run_as_main(options.program, options.arguments, module=options.module)
         except Exception as error:

@@ -54,7 +54,7 @@ def supplies(name: str, fidelity: Fidelity = Fidelity.EXACT, *, note: str = "") 
             if fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)
             else _reporting(function, name, fidelity, note)
         )
-        _add(Supplied(_C + name, lambda scope: scope.bound(called), fidelity, note or _first_line(function)))
+        add(Supplied(_C + name, lambda scope: scope.bound(called), fidelity, note or _first_line(function)))
         return function
 
     return register
@@ -64,13 +64,18 @@ def answers(name: str, fidelity: Fidelity = Fidelity.EXACT) -> Callable[[Any], A
     """Register a function of the scope as the value of the dotted ``name``."""
 
     def register(function: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
-        _add(Supplied(name, function, fidelity, _first_line(function)))
+        add(Supplied(name, function, fidelity, _first_line(function)))
         return function
 
     return register
 
 
-def _add(supplied: Supplied) -> None:
+def add(supplied: Supplied) -> None:
+    """Register a supplied name.
+
+    Raises:
+        ValueError: It is supplied already.
+    """
     if supplied.name in SUPPLIED:
         raise ValueError(f"{supplied.name!r} is supplied already")
     SUPPLIED[supplied.name] = supplied

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdevice._journal import Fidelity
-from torchdevice.bindings import Supplied, _add, device, memory, streams
+from torchdevice.bindings import Supplied, add, device, memory, streams
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
@@ -28,7 +28,7 @@ def _supplies_on_cpu(name: str, function: Callable[..., Any]) -> None:
     def value(scope: Scope) -> Any:
         return scope.bound(function) if scope.runtime.shares_host_memory else vars(torch._C)[name]
 
-    _add(Supplied(f"torch._C.{name}", value, Fidelity.EXACT, (function.__doc__ or "").split("\n")[0]))
+    add(Supplied(f"torch._C.{name}", value, Fidelity.EXACT, (function.__doc__ or "").split("\n")[0]))
 
 
 def get_accelerator(scope: Scope) -> torch.device:
