@@ -75,6 +75,7 @@ OWN_LIFE = {
     ("torch", "compile"),
     ("torch.Tensor", "__slotnames__"),
     ("torch.cuda", "_queued_calls"),
+    ("torch.distributed", "_spmd_types_available"),
     ("torch.utils.data.dataloader", "_persistent_workers_atexit_registered"),
     ("torch.utils.data.dataloader.DataLoader", "__delattr__"),  # Lightning
     ("threading", "_active"),

@@ -126,6 +126,12 @@ def caching_allocator_enable(scope: Scope, value: bool) -> None:
     scope.settings["caching_allocator"] = value
 
 
+@supplies("_cuda_memoryMetadataSupported")
+def memory_metadata_supported(scope: Scope) -> bool:
+    """False: allocations carry no metadata."""
+    return False
+
+
 def mem_get_info(scope: Scope, device: int) -> tuple[int, int]:
     """Return free and total bytes of a device, for ``cudaMemGetInfo``."""
     index = scope.device(device).index or 0
