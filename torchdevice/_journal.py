@@ -76,7 +76,9 @@ class Journal:
     def __init__(self, max_entries: int = MAX_ENTRIES):
         self.overflow = 0
         self._max_entries = max_entries
-        self._entries: dict[tuple[CodeType, int, str, str], Entry] = {}
+        # Keyed by the identity of the code: a code object's own hash reads all of it. ``_codes`` keeps them alive.
+        self._entries: dict[tuple[int, int, str, str], Entry] = {}
+        self._codes: dict[int, CodeType] = {}
 
     def record(self, requested: str, done: str, fidelity: Fidelity, frame: FrameType | None = None) -> bool:
         """Count one event at the program's current line.
@@ -85,7 +87,7 @@ class Journal:
             True when this is the first such event at this line.
         """
         frame = frame or user_frame()
-        key = (frame.f_code, frame.f_lasti, requested, done)
+        key = (id(frame.f_code), frame.f_lasti, requested, done)
         entry = self._entries.get(key)
         first = entry is None
         if entry is None:
@@ -93,6 +95,7 @@ class Journal:
                 self.overflow += 1
                 return False
             site = Site(frame.f_code.co_filename, frame.f_lineno, _function_name(frame.f_code))
+            self._codes[id(frame.f_code)] = frame.f_code
             entry = self._entries.setdefault(key, Entry(site, requested, done, fidelity))
         entry.count += 1
         return first
@@ -120,19 +123,19 @@ def _function_name(code: CodeType) -> str:
 
 
 _LIBRARY_FOLDERS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__ or "", __file__))
-_is_library: dict[CodeType, bool] = {}
+_is_library: dict[str, bool] = {}
 
 
 def user_frame() -> FrameType:
     """Return the innermost frame that is neither torch's nor this package's; the outermost frame if all are."""
     frame = sys._getframe(1)
     while True:
-        code = frame.f_code
-        library = _is_library.get(code)
+        file = frame.f_code.co_filename
+        library = _is_library.get(file)
         if library is None:
             if len(_is_library) > MAX_ENTRIES:
                 _is_library.clear()
-            library = _is_library[code] = code.co_filename.startswith(_LIBRARY_FOLDERS)
+            library = _is_library[file] = file.startswith(_LIBRARY_FOLDERS)
         if not library or frame.f_back is None:
             return frame
         frame = frame.f_back

@@ -82,10 +82,11 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self.thread = _PerThread()
         self._runtime: Runtime | None = None
         self._forced_cpu_by: int | None = None
-        self._redirects: dict[Any, torch.device | None] = {}
+        self._redirects: dict[Any, tuple[torch.device, str, str] | None] = {}
         self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bound: dict[Any, Any] = {}
         self.table: _rewriters.Table = {}
+        self.unsupported_dtypes: frozenset[torch.dtype] = frozenset()
         self.settings: dict[Any, Any] = {}
 
     # ---- what it stands for ------------------------------------------------------------------------------------------
@@ -117,11 +118,6 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         """Return the target's device for one of the program's ordinals."""
         return self.runtime.device(index if index < self.runtime.device_count() else 0)
 
-    @property
-    def unsupported_dtypes(self) -> frozenset[torch.dtype]:
-        """The dtypes the target cannot hold."""
-        return self.runtime.unsupported_dtypes
-
     def _resolve(self) -> None:
         runtime = _target.resolve(self._requested_target)
         if runtime is self._runtime:
@@ -132,6 +128,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
                 f"is not one. Use identity='target', or a target such as 'mps', 'xpu' or a simulated device."
             )
         self._runtime = runtime
+        self.unsupported_dtypes = runtime.unsupported_dtypes
         self._redirects.clear()
         self._bound.clear()
         self.table = _rewriters.TABLE if self.identity == "target" else {**_rewriters.TABLE, **_rewriters.READS}
@@ -143,32 +140,35 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
     def redirect(self, value: Any) -> torch.device | None:
         """Return the device to use for a device argument, or None if the argument is to be left alone."""
         try:
-            found = self._redirects[value]
+            known = self._redirects[value]
         except KeyError:
-            found, stays, folded = self._resolve_argument(value)
-            if stays and len(self._redirects) < _MAX_REDIRECTS:
-                self._redirects[value] = found
-            if folded:  # reported already
-                return found
+            return self._redirect_new(value)
         except TypeError:  # unhashable, so no device
             return None
-        if found is not None:
-            self.journal.record(str(value), str(found), Fidelity.EXACT, user_frame())
-        return found
+        if known is None:
+            return None
+        device, requested, done = known
+        self.journal.record(requested, done, Fidelity.EXACT)
+        return device
 
-    def _resolve_argument(self, value: Any) -> tuple[torch.device | None, bool, bool]:
-        """Return the device for an argument, whether the answer stays so, and whether its ordinal was folded."""
+    def _redirect_new(self, value: Any) -> torch.device | None:
+        """Resolve an argument seen for the first time, or whose answer may change: no index, or one that is folded."""
         spelling = parse(value)
-        if spelling is None:
-            return None, True, False
-        if self._forced_cpu_by is not None:
-            return torch.device("cpu"), True, False
-        if spelling.family == self.runtime.kind and not isinstance(value, int):
-            return None, True, False
-        found = self.device(self.ordinal(spelling))
+        if spelling is None or (spelling.family == self.runtime.kind and not isinstance(value, int)):
+            self._remember(value, None)
+            return None
         folded = spelling.index is not None and spelling.index >= self.device_count
-        follows_current_device = spelling.index is None and found.index is not None
-        return found, not folded and not follows_current_device, folded
+        forced = self._forced_cpu_by is not None
+        device = torch.device("cpu") if forced else self.device(self.ordinal(spelling))
+        if forced or not folded:  # folding is reported as such
+            self.journal.record(str(value), str(device), Fidelity.EXACT)
+        if forced or not (folded or (spelling.index is None and device.index is not None)):
+            self._remember(value, (device, str(value), str(device)))
+        return device
+
+    def _remember(self, value: Any, known: tuple[torch.device, str, str] | None) -> None:
+        if len(self._redirects) < _MAX_REDIRECTS:
+            self._redirects[value] = known
 
     def ordinal(self, spelling: Spelling) -> int:
         """Return which of the program's accelerators a spelling means.
