@@ -162,6 +162,21 @@ def test_function_transforms() -> None:
     assert out.shape == (1,)
 
 
+def test_python_kernel_of_a_custom_operator() -> None:
+    @torch.library.custom_op("torchdevice_tests::scaled", mutates_args=())
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return spelled(x) * 3
+
+    @scaled.register_kernel("cuda")
+    def _(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("a kernel for CUDA, which launches CUDA code, was run on a stand-in")
+
+    scaled.register_autograd(lambda ctx, grad: spelled(grad) * 3)
+    x = leaf()
+    scaled(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [3.0] * 3
+
+
 def test_inference_mode_and_anomaly_detection() -> None:
     with torch.inference_mode():
         assert torch.ones(2, device="cuda").is_inference()

@@ -65,6 +65,18 @@ def test_context_manager_and_default_device() -> None:
         torch.set_default_device(None)
 
 
+def test_default_device_that_was_set_before_the_scope(meta_target: None) -> None:
+    with plain_torch():
+        device = torch.device("cuda")
+        torch.set_default_device(device)
+    try:
+        with torchdevice.portable("meta"):
+            assert torch.zeros(2).is_meta and torch.nn.Linear(2, 2).weight.is_meta
+            assert torch.zeros(2, device="cpu").device.type == "cpu"
+    finally:
+        torch.set_default_device(None)
+
+
 FACTORIES: dict[str, Callable[[Any], torch.Tensor]] = {
     "empty": lambda d: torch.empty(2, device=d),
     "empty_permuted": lambda d: torch.empty_permuted((2, 3), (1, 0), device=d),

@@ -6,7 +6,7 @@ from torchdevice import bindings
 from torchdevice._patching import Installation, Patch
 from torchdevice.shims import (
     autocast,
-    autograd,
+    callbacks,
     compiling,
     constructors,
     cuda_module,
@@ -32,7 +32,7 @@ def _patches() -> list[Patch]:
         tensor_types,
         constructors,
         autocast,
-        autograd,
+        callbacks,
         serialization,
         threads,
         compiling,

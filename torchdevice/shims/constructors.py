@@ -1,4 +1,8 @@
-"""Constructors with a device argument that torch does not show to modes: storages, nested tensors, ``torch.range``."""
+"""Constructors whose device torch does not show to the mode.
+
+Storages, nested tensors and ``torch.range`` are no torch functions. A device context (``with torch.device("cuda")``,
+``set_default_device``) that was there before the scope lies below the mode, and adds its device after the mode has run.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._device import DeviceContext, _device_constructors
 
 from torchdevice import _active
 from torchdevice._patching import Patch, Replaced, replaced_function
@@ -32,6 +37,14 @@ def _new(original: Any) -> Any:
     return __new__
 
 
+def _inject(scope: Scope, original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """``DeviceContext.__torch_function__``: what it adds is rewritten too."""
+    kwargs = kwargs or {}
+    if kwargs.get("device") is None and func in _device_constructors():
+        kwargs["device"] = scope.redirect(self.device) or self.device
+    return original(self, func, types, args, kwargs)
+
+
 def _device_of_module(scope: Scope, original: Any, module: str) -> str:
     """The device of ``torch.cuda.FloatStorage`` and its like, found from the name of their module."""
     found = original(module)
@@ -44,6 +57,7 @@ def patches() -> list[Patch]:
         Replaced(torch.UntypedStorage, "__new__", _new),
         replaced_function(torch.TypedStorage, "__init__", _typed_storage),
         replaced_function(torch.storage, "_get_device_from_module", _device_of_module),
+        replaced_function(DeviceContext, "__torch_function__", _inject),
         replaced_function(torch, "range", _with_device),
         replaced_function(torch.nested, "nested_tensor", _with_device),
         replaced_function(torch.nested, "as_nested_tensor", _with_device),
