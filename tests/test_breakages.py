@@ -5,6 +5,7 @@ Only rows that concern a CPU target. Each test is named after its row; the sympt
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,19 @@ def test_row_02_information_at_import() -> None:
     ):
         fails_without_a_scope(call)
         assert call() is not None
+
+
+def test_row_04_packages_that_need_cuda_are_not_imitated() -> None:
+    """Libraries look for them to choose a kernel: a stand-in that only raises would break the choice they make well."""
+    for name in ("flash_attn", "triton", "xformers", "bitsandbytes", "deepspeed", "apex", "mamba_ssm"):
+        with plain_torch():
+            expected = importlib.util.find_spec(name)
+        assert importlib.util.find_spec(name) == expected
+    transformers = pytest.importorskip("transformers", reason="install with the [hf] extra")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=2)
+    model = transformers.GPT2LMHeadModel(config).cuda()
+    assert model.config._attn_implementation in ("sdpa", "eager")
+    assert model(torch.tensor([[1, 2]], device="cuda")).logits.shape == (1, 2, 9)
 
 
 def test_row_05_nccl(tmp_path: Path) -> None:
@@ -196,6 +210,14 @@ def test_row_34_graphs() -> None:
     layer = torch.nn.Linear(2, 2).cuda()
     graphed = torch.cuda.make_graphed_callables(layer, (torch.ones(1, 2, device="cuda"),))
     assert torch.equal(graphed(torch.ones(1, 2)), layer(torch.ones(1, 2)))
+
+
+def test_row_35_cuda_extensions_get_torchs_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import cpp_extension
+
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    with pytest.raises(OSError, match="CUDA_HOME environment variable is not set"):
+        cpp_extension.CUDAExtension("x", ["x.cu"])
 
 
 def test_row_36_bf16_and_tf32_arguments(tmp_path: Path) -> None:

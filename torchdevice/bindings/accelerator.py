@@ -26,7 +26,11 @@ def _supplies_on_cpu(name: str, function: Callable[..., Any]) -> None:
     """Supply ``torch._C.<name>`` while the target shares the host's memory; torch's own answers otherwise."""
 
     def value(scope: Scope) -> Any:
-        return scope.bound(function) if scope.runtime.shares_host_memory else vars(torch._C)[name]
+        if scope.runtime.shares_host_memory:
+            return scope.bound(function)
+        if name not in vars(torch._C):
+            raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
+        return vars(torch._C)[name]
 
     add(Supplied(f"torch._C.{name}", value, Fidelity.EXACT, (function.__doc__ or "").split("\n")[0]))
 
