@@ -102,6 +102,27 @@ def replaced_everywhere(owner: ModuleType, name: str, replacement: Callable[...,
     return [replaced_function(module, name, replacement) for module in holders]
 
 
+def subclass_in_place_of(original: type, new: Callable[..., Any]) -> Any:
+    """Return a subclass of an immutable class of torch that can take its place under its name.
+
+    Annotations such as ``torch.Generator | None``, ``isinstance`` and ``issubclass`` go on meaning the original.
+
+    Args:
+        original: The class.
+        new: The ``__new__`` of the subclass; it may return instances of the original.
+    """
+
+    class Meta(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, original)
+
+    members = {"__new__": new, "__module__": original.__module__, "__doc__": original.__doc__}
+    return Meta(original.__name__, (original,), members)
+
+
 class Guarded:
     """Names of a module that answer by scope.
 

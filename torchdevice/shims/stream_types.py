@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdevice import _active
-from torchdevice._patching import Patch, Replaced
+from torchdevice._patching import Patch, Replaced, subclass_in_place_of
 from torchdevice._runtimes import Mark
 from torchdevice._spelling import Spelling
 from torchdevice.bindings.streams import CUDA_DEVICE_TYPE
@@ -236,9 +236,32 @@ def _new_event(original: Any) -> Any:
     return __new__
 
 
+def _new_generic_stream(cls: type, device: Any = None, **kwargs: Any) -> Any:
+    """``torch.Stream``: a stream of the program's accelerator where it spells one, or names none."""
+    scope = _active.state.scope
+    if scope is not None and "stream_id" not in kwargs and (device is None or scope.redirect(device) is not None):
+        return torch.cuda.Stream(device, **kwargs)
+    return _Stream.__new__(cls, *(() if device is None else (device,)), **kwargs)
+
+
+def _new_generic_event(cls: type, device: Any = None, **kwargs: Any) -> Any:
+    """``torch.Event``: an event of the program's accelerator where it spells one, or names none."""
+    scope = _active.state.scope
+    if scope is not None and (device is None or scope.redirect(device) is not None):
+        return torch.cuda.Event(**kwargs)
+    return _Event.__new__(cls, *(() if device is None else (device,)), **kwargs)
+
+
+_Stream, _Event = torch.Stream, torch.Event
+_GenericStream = subclass_in_place_of(_Stream, _new_generic_stream)
+_GenericEvent = subclass_in_place_of(_Event, _new_generic_event)
+
+
 def patches() -> list[Patch]:
     """Return the patches of the stream and event classes."""
     return [
+        Replaced(torch, "Stream", lambda _: _GenericStream),
+        Replaced(torch, "Event", lambda _: _GenericEvent),
         Replaced(torch.cuda.Stream, "__new__", _new_stream),
         Replaced(torch.cuda.ExternalStream, "__new__", _new_external_stream),
         Replaced(torch.cuda.Event, "__new__", _new_event),
