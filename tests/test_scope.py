@@ -7,12 +7,15 @@ import concurrent.futures
 import contextlib
 import inspect
 import os
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import run_python
 from torch.overrides import TorchFunctionMode
 
 import torchdevice
@@ -505,6 +508,22 @@ class TestUndo:
             assert torch.cuda.is_bf16_supported is replacement
         finally:
             torch.cuda.is_bf16_supported = original
+
+    def test_no_answer_of_a_scope_is_remembered(self, tmp_path: Path) -> None:
+        """In a process of its own, where torch has not asked before: Triton, bfloat16, the number of devices."""
+        program = """
+            import torch, torchdevice
+            from torch.utils import _triton
+            with torchdevice.portable("cpu", capability=(7, 5), devices=2):
+                _triton.has_triton(), torch.cuda.is_bf16_supported(), torch.cuda.device_count()
+            assert _triton.has_triton() == _triton.has_triton.__wrapped__()
+            assert torch.cuda._check_bf16_tensor_supported.cache_info().currsize == 0
+            assert torch.cuda.device_count() == 0 and not torch.cuda.is_bf16_supported()
+            print("as before")
+        """
+        (tmp_path / "program.py").write_text(textwrap.dedent(program))
+        result = run_python(str(tmp_path / "program.py"), TORCHDEVICE="0")
+        assert result.stdout == "as before\n", result.stderr
 
     def test_current(self) -> None:
         assert torchdevice.current() is None

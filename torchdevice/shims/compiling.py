@@ -1,7 +1,8 @@
 """``torch.compile``: the compilers are told the truth about CUDA.
 
-Dynamo runs the program's code and must see what the program sees. What Dynamo hands a graph to, and the modules of the
-compilers while they are imported, must see the machine as it is: no CUDA code is to be made, nothing about CUDA cached.
+Dynamo runs the program's code and must see what the program sees. What Dynamo hands a graph to, the modules of the
+compilers while they are imported, and whoever asks whether Triton can be used, must see the machine as it is: no CUDA
+code is to be made, and torch remembers the answers for the rest of the process.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdevice import _active
-from torchdevice._patching import Callback, Patch, replaced_function
+from torchdevice._patching import Callback, Patch, replaced_everywhere, replaced_function
 from torchdevice._private import require
 
 if TYPE_CHECKING:
@@ -80,5 +81,11 @@ def _compile(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def patches() -> list[Patch]:
-    """Return the patches of ``torch.compile`` and of Dynamo."""
-    return [replaced_function(torch, "compile", _compile), _dynamo]
+    """Return the patches of ``torch.compile``, of Dynamo and of the questions about Triton."""
+    triton = importlib.import_module("torch.utils._triton")
+    questions = [name for name, function in vars(triton).items() if hasattr(function, "cache_clear")]
+    return [
+        replaced_function(torch, "compile", _compile),
+        _dynamo,
+        *(patch for name in questions for patch in replaced_everywhere(triton, name, _truthfully)),
+    ]

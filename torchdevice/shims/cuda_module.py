@@ -10,7 +10,8 @@ import torch
 
 from torchdevice import _active
 from torchdevice._journal import Fidelity
-from torchdevice._patching import Patch, Replaced, per_scope, replaced_everywhere, replaced_function
+from torchdevice._patching import Callback, Patch, Replaced, per_scope, replaced_everywhere, replaced_function
+from torchdevice._private import require
 from torchdevice._spelling import parse
 from torchdevice.bindings import device, versions
 from torchdevice.bindings.nvtx import Cudart, Nvtx
@@ -149,6 +150,7 @@ def patches() -> list[Patch]:
             lambda original: per_scope(original or _uninitialized, _device_properties),
             may_be_absent=True,
         ),
+        Callback(lambda: None, require(torch.cuda, "_check_bf16_tensor_supported").cache_clear),
         replaced_function(torch.cuda, "utilization", _utilization),
         replaced_function(torch.backends.cudnn, "version", _cudnn_version),
         replaced_function(torch._utils, "_get_current_device_index", _current_index),
