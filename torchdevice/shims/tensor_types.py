@@ -40,7 +40,6 @@ class LegacyTensorType(type):
     dtype: torch.dtype
     is_cuda = True
     is_sparse = False
-    is_legacy_stand_in = True
 
     def answer(cls, scope: Scope) -> LegacyTensorType:
         """The class itself, as the value of its name in a scope."""
@@ -106,6 +105,4 @@ def _set_default_tensor_type(original: Any) -> Any:
 def patches() -> list[Patch]:
     """Return the patches of the legacy types."""
     require(torch._C, "_set_default_tensor_type")
-    return [
-        Replaced(torch._C, "_set_default_tensor_type", _set_default_tensor_type),
-    ]
+    return [Replaced(torch._C, "_set_default_tensor_type", _set_default_tensor_type)]
