@@ -149,9 +149,8 @@ def _tensor_cuda(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[st
     """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` with a device it names."""
     if scope.runtime.kind == func.__name__:
         return func(*args, **kwargs)
-    positional = dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False))
-    device = {**positional, **kwargs}.pop("device", None)
-    rest = {name: value for name, value in {**positional, **kwargs}.items() if name != "device"}
+    rest = {**dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False)), **kwargs}
+    device = rest.pop("device", None)
     if device is None:
         device = scope.current_spelling(func.__name__)
     return _tensor_to(scope, torch.Tensor.to, (args[0], device), rest)

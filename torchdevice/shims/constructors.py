@@ -6,14 +6,12 @@ Storages, nested tensors and ``torch.range`` are no torch functions. A device co
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._device import DeviceContext, _device_constructors
 
-from torchdevice import _active
-from torchdevice._patching import Patch, Replaced, replaced_function
+from torchdevice._patching import Patch, replaced_function
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
@@ -26,15 +24,6 @@ def _with_device(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("pin_memory") and not scope.runtime.pins_memory:
         kwargs["pin_memory"] = False
     return original(*args, **kwargs)
-
-
-def _new(original: Any) -> Any:
-    @functools.wraps(original)
-    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
-        scope = _active.state.scope
-        return original(cls, *args, **kwargs) if scope is None else _with_device(scope, original, cls, *args, **kwargs)
-
-    return __new__
 
 
 def _inject(scope: Scope, original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -54,15 +43,11 @@ def _device_of_module(scope: Scope, original: Any, module: str) -> str:
 def patches() -> list[Patch]:
     """Return the patches of these constructors."""
     return [
-        Replaced(torch.UntypedStorage, "__new__", _new),
-        replaced_function(torch.TypedStorage, "__init__", _typed_storage),
+        replaced_function(torch.UntypedStorage, "__new__", _with_device),
+        replaced_function(torch.TypedStorage, "__init__", _with_device),
         replaced_function(torch.storage, "_get_device_from_module", _device_of_module),
         replaced_function(DeviceContext, "__torch_function__", _inject),
         replaced_function(torch, "range", _with_device),
         replaced_function(torch.nested, "nested_tensor", _with_device),
         replaced_function(torch.nested, "as_nested_tensor", _with_device),
     ]
-
-
-def _typed_storage(scope: Scope, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    _with_device(scope, original, self, *args, **kwargs)

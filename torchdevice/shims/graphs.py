@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from torchdevice import _active
 from torchdevice._journal import Fidelity
-from torchdevice._patching import Patch, Replaced, replaced_function
+from torchdevice._patching import Patch, replaced_function
 from torchdevice.bindings import graphs, streams
 from torchdevice.errors import NotSupportedError
 
@@ -17,19 +15,13 @@ if TYPE_CHECKING:
     from torchdevice._scope import Scope
 
 
-def _refusing_new(name: str, remedy: str) -> Any:
-    """Return the maker of a ``__new__`` that refuses in a scope."""
+def _refusal(name: str, remedy: str) -> Any:
+    """Return a replacement that refuses."""
 
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
-            if _active.state.scope is not None:
-                raise NotSupportedError(name, remedy)
-            return original(cls, *args, **kwargs)
+    def refuse(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotSupportedError(name, remedy)
 
-        return __new__
-
-    return make
+    return refuse
 
 
 def _make_graphed_callables(
@@ -50,26 +42,13 @@ def _pool_handle(scope: Scope, original: Any) -> Any:
 
 def patches() -> list[Patch]:
     """Return the patches of graphs and pools."""
-    no_graph = _refusing_new("torch.cuda.CUDAGraph", "Call the function instead of capturing and replaying it.")
-    no_pool = _refusing_new("torch.cuda.MemPool", "Leave it out; tensors are allocated as usual.")
+    no_graph = _refusal("torch.cuda.CUDAGraph", "Call the function instead of capturing and replaying it.")
+    no_pool = _refusal("torch.cuda.MemPool", "Leave it out; tensors are allocated as usual.")
     return [
-        Replaced(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _by_scope(_is_capturing)),
-        Replaced(torch.cuda.graphs, "_graph_pool_handle", _by_scope(_pool_handle)),
-        Replaced(torch.cuda.CUDAGraph, "__new__", no_graph),
-        Replaced(torch.cuda.MemPool, "__new__", no_pool),
+        replaced_function(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _is_capturing),
+        replaced_function(torch.cuda.graphs, "_graph_pool_handle", _pool_handle),
+        replaced_function(torch.cuda.CUDAGraph, "__new__", no_graph),
+        replaced_function(torch.cuda.MemPool, "__new__", no_pool),
         replaced_function(torch.cuda.graphs, "make_graphed_callables", _make_graphed_callables),
         replaced_function(torch.cuda, "make_graphed_callables", _make_graphed_callables),
     ]
-
-
-def _by_scope(replacement: Any) -> Any:
-    """Return the maker of a function that takes the place of a class in a build without CUDA."""
-
-    def make(original: Any) -> Any:
-        def function(*args: Any) -> Any:
-            scope = _active.state.scope
-            return original(*args) if scope is None else replacement(scope, original, *args)
-
-        return function
-
-    return make

@@ -8,14 +8,13 @@ target's work.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from torchdevice import _active
-from torchdevice._patching import Patch, Replaced, subclass_in_place_of
+from torchdevice._patching import Patch, Replaced, replaced_function, subclass_in_place_of
 from torchdevice._runtimes import Mark
 from torchdevice._spelling import Spelling
 from torchdevice.bindings.streams import CUDA_DEVICE_TYPE
@@ -123,7 +122,7 @@ class EventStandIn(torch.Event):
     _mark: Mark | None
     _recorded_on: int | None
 
-    def __new__(cls, scope: Scope, enable_timing: bool, interprocess: bool = False) -> EventStandIn:
+    def __new__(cls, scope: Scope, enable_timing: bool) -> EventStandIn:
         self = super().__new__(cls, device="cpu")
         self._scope = scope
         self._timing = enable_timing
@@ -188,52 +187,32 @@ def _cuda_device(index: int) -> torch.device:
         return torch.device("cuda", index)
 
 
-def _new_stream(original: Any) -> Any:
-    @functools.wraps(original)
-    def __new__(cls: type, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
-        scope = _active.state.scope
-        if scope is None:
-            return original(cls, device=device, priority=priority, **kwargs)
-        if "stream_ptr" in kwargs:
-            raise NotSupportedError(
-                "torch.cuda.ExternalStream", "There is no CUDA stream to wrap. Use torch.cuda.Stream."
-            )
-        index = torch.cuda._utils._get_device_index(device, optional=True)
-        index = scope.ordinal(Spelling("cuda", index))
-        if "stream_id" in kwargs:
-            return StreamStandIn(scope, kwargs["stream_id"], kwargs.get("device_index", index), priority)
-        return StreamStandIn(scope, next(_ids), index, max(-3, min(0, priority)))
-
-    return __new__
+def _new_stream(
+    scope: Scope, original: Any, cls: type, device: Any = None, priority: int = 0, **kwargs: Any
+) -> StreamStandIn:
+    if "stream_ptr" in kwargs:
+        _new_external_stream(scope, original)
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    index = scope.ordinal(Spelling("cuda", index))
+    if "stream_id" in kwargs:
+        return StreamStandIn(scope, kwargs["stream_id"], kwargs.get("device_index", index), priority)
+    return StreamStandIn(scope, next(_ids), index, max(-3, min(0, priority)))
 
 
-def _new_external_stream(original: Any) -> Any:
-    @functools.wraps(original)
-    def __new__(cls: type, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
-        if _active.state.scope is None:
-            return original(cls, stream_ptr, device, **kwargs)
-        raise NotSupportedError("torch.cuda.ExternalStream", "There is no CUDA stream to wrap. Use torch.cuda.Stream.")
-
-    return __new__
+def _new_external_stream(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    raise NotSupportedError("torch.cuda.ExternalStream", "There is no CUDA stream to wrap. Use torch.cuda.Stream.")
 
 
-def _new_event(original: Any) -> Any:
-    @functools.wraps(original)
-    def __new__(
-        cls: type,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-        external: bool = False,
-    ) -> Any:
-        scope = _active.state.scope
-        if scope is None:
-            return original(
-                cls, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess, external=external
-            )
-        return EventStandIn(scope, enable_timing, interprocess)
-
-    return __new__
+def _new_event(
+    scope: Scope,
+    original: Any,
+    cls: type,
+    enable_timing: bool = False,
+    blocking: bool = False,
+    interprocess: bool = False,
+    external: bool = False,
+) -> EventStandIn:
+    return EventStandIn(scope, enable_timing)
 
 
 def _new_generic_stream(cls: type, device: Any = None, **kwargs: Any) -> Any:
@@ -262,7 +241,7 @@ def patches() -> list[Patch]:
     return [
         Replaced(torch, "Stream", lambda _: _GenericStream),
         Replaced(torch, "Event", lambda _: _GenericEvent),
-        Replaced(torch.cuda.Stream, "__new__", _new_stream),
-        Replaced(torch.cuda.ExternalStream, "__new__", _new_external_stream),
-        Replaced(torch.cuda.Event, "__new__", _new_event),
+        replaced_function(torch.cuda.Stream, "__new__", _new_stream),
+        replaced_function(torch.cuda.ExternalStream, "__new__", _new_external_stream),
+        replaced_function(torch.cuda.Event, "__new__", _new_event),
     ]
