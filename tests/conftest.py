@@ -24,6 +24,14 @@ from torchdevice import _active, _runtimes, _target
 
 torch.set_num_threads(1)
 
+TARGETS = ("cpu", "simulated:cuda")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Register the simulated device first: what torch cannot take back must not look like a test's doing."""
+    with torchdevice.simulate():
+        pass
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -31,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("sample", "full"),
         default="sample",
         help="run a seeded sample of the large sweeps (the default) or all of them",
+    )
+    parser.addoption(
+        "--targets", default=",".join(TARGETS), help="devices on which the contract tests run, separated by commas"
     )
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
 
@@ -47,17 +58,40 @@ def torch_is_restored() -> Iterator[None]:
     state = torch.get_rng_state()
     before = snapshot.take()
     yield
-    assert not _active.state.entered, "a scope is still active after the test"
+    left = [activation.scope for activation in _active.state.entered]
+    for scope in reversed(left):  # so that the next test starts without it
+        scope.__exit__(None, None, None)
+    assert not left, "a scope is still active after the test"
     gc.collect()
     assert snapshot.differences(before, snapshot.take()) == []
     torch.set_rng_state(state)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what asks for a target on each of them."""
+    chosen = any("target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "target" in metafunc.fixturenames and not chosen:
+        metafunc.parametrize("target", metafunc.config.getoption("--targets").split(","), scope="session")
+
+
 @pytest.fixture
-def cuda() -> Iterator[torchdevice.Scope]:
-    """An active scope on the CPU, as a CUDA program would run in."""
-    with torchdevice.portable("cpu") as scope:
+def chosen(target: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The target that scopes and processes of the test take if they are given none."""
+    monkeypatch.setenv("TORCHDEVICE_TARGET", target)
+    return target
+
+
+@pytest.fixture
+def cuda(chosen: str) -> Iterator[torchdevice.Scope]:
+    """An active scope, as a CUDA program would run in."""
+    with torchdevice.portable() as scope:
         yield scope
+
+
+@pytest.fixture
+def kind(target: str) -> str:
+    """The device type of the target's tensors."""
+    return target.partition(":")[0]
 
 
 @contextlib.contextmanager

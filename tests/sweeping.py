@@ -27,28 +27,32 @@ def shuffled(items: Sequence[T], sweep: tuple[bool, int]) -> list[T]:
     return list(items) if complete else random.Random(seed).sample(items, len(items))
 
 
-def identical(expected: Any, actual: Any) -> str:
-    """Return "" if two results are the same to the bit in values, dtypes, shapes and strides, else what differs."""
+def identical(expected: Any, actual: Any, kind: str = "cpu") -> str:
+    """Return "" if two results are the same to the bit in values, dtypes, shapes and strides, else what differs.
+
+    Tensors of ``actual`` may be on devices of that kind.
+    """
     expected_leaves, expected_spec = pytree.tree_flatten(expected)
     actual_leaves, actual_spec = pytree.tree_flatten(actual)
     if expected_spec != actual_spec:
         return f"structure {actual_spec} instead of {expected_spec}"
     for one, other in zip(expected_leaves, actual_leaves, strict=True):
-        difference = _leaf_difference(one, other)
+        difference = _leaf_difference(one, other, kind)
         if difference:
             return difference
     return ""
 
 
-def _leaf_difference(one: Any, other: Any) -> str:
+def _leaf_difference(one: Any, other: Any, kind: str) -> str:
     if not isinstance(one, torch.Tensor):
         return "" if one == other or (one != one and other != other) else f"{other!r} instead of {one!r}"
     if not isinstance(other, torch.Tensor):
         return f"{other!r} instead of a tensor"
-    if (one.dtype, one.shape, one.layout, one.device) != (other.dtype, other.shape, other.layout, other.device):
+    same_device = other.device.type in (kind, one.device.type)
+    if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout) or not same_device:
         return f"{other.dtype} {other.shape} {other.layout} on {other.device} instead of {one.dtype} {one.shape}"
     if one.is_nested or one.layout is not torch.strided or one.is_quantized:
-        return "" if str(one) == str(other) else "values differ"
+        return "" if str(one.detach()) == str(other.detach().cpu()) else "values differ"
     if one.stride() != other.stride():
         return f"strides {other.stride()} instead of {one.stride()}"
     return "" if _bytes(one) == _bytes(other) else "values differ"

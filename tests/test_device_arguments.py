@@ -254,12 +254,12 @@ class TestOrdinals:
 
 
 class TestNestedTargets:
-    def test_the_innermost_decides(self) -> None:
-        with torchdevice.portable("cpu"):
-            assert torch.zeros(1, device="cuda").device.type == "cpu"
+    def test_the_innermost_decides(self, target: str, kind: str) -> None:
+        with torchdevice.portable(target):
+            assert torch.zeros(1, device="cuda").device.type == kind
             with torchdevice.portable("meta"):
                 assert torch.zeros(1, device="cuda").is_meta
-            assert torch.zeros(1, device="cuda").device.type == "cpu"
+            assert torch.zeros(1, device="cuda").device.type == kind
         assert torch.zeros(1, device="cuda").is_meta
 
 

@@ -13,22 +13,23 @@ import torchdevice
 from torchdevice._journal import Journal
 
 
-def test_entries_are_aggregated_by_line() -> None:
-    with torchdevice.portable("cpu") as scope:
+def test_entries_are_aggregated_by_line(target: str, kind: str) -> None:
+    with torchdevice.portable(target) as scope:
         for _ in range(5):
             torch.zeros(1, device="cuda")
         torch.zeros(1, device="cuda:0")
     by_request = {entry.requested: entry for entry in scope.journal.entries}
     entry = by_request["cuda"]
-    assert (entry.count, entry.done, entry.fidelity) == (5, "cpu", torchdevice.Fidelity.EXACT)
+    assert (entry.count, entry.fidelity) == (5, torchdevice.Fidelity.EXACT)
+    assert entry.done == ("cpu" if kind == "cpu" else f"{kind}:0")
     assert entry.site.file == __file__ and "test_entries_are_aggregated_by_line" in entry.site.function
     assert by_request["cuda:0"].site.line != entry.site.line
     assert "6 calls at 2 sites" in repr(scope.journal)
 
 
-def test_degraded_entries() -> None:
-    with torchdevice.portable("cpu") as scope:
-        torch.cuda.memory_allocated()
+def test_degraded_entries(target: str) -> None:
+    with torchdevice.portable(target) as scope:
+        torch.cuda.utilization()
         torch.zeros(1, device="cuda")
     assert [entry.fidelity for entry in scope.journal.degraded] == [torchdevice.Fidelity.APPROXIMATE]
 
@@ -42,18 +43,18 @@ def test_memory_is_bounded() -> None:
     assert len(journal) <= 11
 
 
-def test_nested_scopes_have_their_own() -> None:
-    with torchdevice.portable("cpu") as outer:
-        with torchdevice.portable("cpu") as inner:
+def test_nested_scopes_have_their_own(target: str) -> None:
+    with torchdevice.portable(target) as outer:
+        with torchdevice.portable(target) as inner:
             torch.zeros(1, device="cuda")
         assert len(inner.journal) == 1 and len(outer.journal) == 0
 
 
-def test_an_approximation_is_logged_once_per_line(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "torchdevice"), torchdevice.portable("cpu"):
+def test_an_approximation_is_logged_once_per_line(target: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "torchdevice"), torchdevice.portable(target):
         for _ in range(4):
-            torch.cuda.memory_allocated()
-    lines = [record.getMessage() for record in caplog.records if "memory_stats" in record.getMessage()]
+            torch.cuda.utilization()
+    lines = [record.getMessage() for record in caplog.records if "utilization" in record.getMessage()]
     assert len(lines) == 1 and __file__ in lines[0]
 
 

@@ -23,6 +23,14 @@ LAYERS = [
     ["_active", "_spelling"],
     ["_patching", "_journal"],
     ["_runtimes"],
+    ["simulation", "simulation._relabel", "simulation._policy"],
+    ["simulation._profiles", "simulation._random", "simulation._allocator", "simulation._autocast"],
+    ["simulation._placement"],
+    ["simulation._kernels", "simulation._rewriters"],
+    ["simulation._special", "simulation._process_group", "simulation._sparse"],
+    ["simulation._sharing"],
+    ["simulation._backend"],
+    ["simulation._runtime"],
     ["_target"],
     ["_propagation"],
     ["bindings", "bindings.settings", "bindings.memory", "bindings.versions", "bindings.random", "bindings.streams"],
@@ -35,6 +43,7 @@ LAYERS = [
     ["_scope"],
     ["_device", "_autoload"],
     ["cli", "__init__"],
+    ["pytest_plugin"],
     ["__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -17,8 +17,9 @@ import torchdevice
 from torchdevice import _runtimes, _target
 from torchdevice._runtimes import CpuRuntime, ModuleRuntime, MpsRuntime, Runtime
 from torchdevice.errors import NotSupportedError
+from torchdevice.simulation._runtime import SimulatedRuntime
 
-REAL = [CpuRuntime, MpsRuntime, ModuleRuntime]
+REAL = [CpuRuntime, MpsRuntime, ModuleRuntime, SimulatedRuntime]
 
 
 @pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
@@ -137,7 +138,7 @@ def test_mps_out_of_memory_becomes_cudas(meta_target: None, monkeypatch: pytest.
         with pytest.raises(
             torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. MPS backend out of memory"
         ) as caught:
-            scope.raise_out_of_memory(RuntimeError(text))
+            scope.reword(RuntimeError(text))
     assert len(caught.value.args) == 1
 
 

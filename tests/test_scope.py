@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 import torchdevice
 from torchdevice.errors import ScopeError
 
+pytestmark = pytest.mark.usefixtures("chosen")
+
 WAYS = ("with", "decorator", "enable")
 
 
@@ -29,18 +31,18 @@ def entered(way: str, scope: torchdevice.Scope | None = None, **options: Any) ->
     """Activate a scope by one of the three ways; a decorator is used through the context manager it is made from."""
     if way == "enable":
         try:
-            yield torchdevice.enable("cpu", **options)
+            yield torchdevice.enable(**options)
         finally:
             torchdevice.disable()
     else:
-        with scope or torchdevice.portable("cpu", **options) as active:
+        with scope or torchdevice.portable(**options) as active:
             yield active
 
 
 def run(way: str, body: Callable[[], Any], **options: Any) -> Any:
     """Run ``body`` in a scope activated by one of the three ways."""
     if way == "decorator":
-        return torchdevice.portable("cpu", **options)(body)()
+        return torchdevice.portable(**options)(body)()
     with entered(way, **options):
         return body()
 
@@ -85,7 +87,7 @@ class TestMatrix:
             for _ in range(3):
                 assert run(way, is_active)
             return
-        scope = torchdevice.portable("cpu")
+        scope = torchdevice.portable()
         for _ in range(3):
             if way == "decorator":
                 assert scope(is_active)()
@@ -95,7 +97,7 @@ class TestMatrix:
             assert not is_active()
 
     def test_reentered(self, way: str) -> None:
-        scope = torchdevice.portable("cpu")
+        scope = torchdevice.portable()
 
         def nested(depth: int) -> bool:
             if depth == 0:
@@ -119,13 +121,13 @@ class TestMatrix:
 
     def test_out_of_order(self, way: str) -> None:
         if way == "enable":
-            torchdevice.enable("cpu")
-            inner = torchdevice.portable("cpu", devices=3)
+            torchdevice.enable()
+            inner = torchdevice.portable(devices=3)
             inner.__enter__()
             with pytest.raises(ScopeError, match="reverse order"):
                 torchdevice.disable()
         else:
-            outer, inner = torchdevice.portable("cpu"), torchdevice.portable("cpu", devices=3)
+            outer, inner = torchdevice.portable(), torchdevice.portable(devices=3)
             outer.__enter__()
             inner.__enter__()
             with pytest.raises(ScopeError, match="reverse order"):
@@ -162,7 +164,7 @@ class TestMatrix:
             return [*found, is_active(), await asyncio.to_thread(is_active)]
 
         if way == "decorator":
-            decorated = torchdevice.portable("cpu")(steps)
+            decorated = torchdevice.portable()(steps)
             assert inspect.iscoroutinefunction(decorated)
             assert asyncio.run(decorated()) == [True] * 3
         else:
@@ -176,7 +178,7 @@ class TestMatrix:
             yield is_active()
 
         if way == "decorator":
-            decorated = torchdevice.portable("cpu")(steps)
+            decorated = torchdevice.portable()(steps)
             assert inspect.isgeneratorfunction(decorated)
             iterator = decorated()
             assert not is_active()
@@ -222,16 +224,16 @@ class TestDecorator:
 
     def test_methods(self) -> None:
         class Trainer:
-            @torchdevice.portable("cpu")
+            @torchdevice.portable()
             def method(self) -> bool:
                 return is_active()
 
-            @torchdevice.portable("cpu")
+            @torchdevice.portable()
             @classmethod
             def of_class(cls) -> bool:
                 return is_active()
 
-            @torchdevice.portable("cpu")
+            @torchdevice.portable()
             @staticmethod
             def of_no_class() -> bool:
                 return is_active()
@@ -241,7 +243,7 @@ class TestDecorator:
     def test_generator_passes_values_errors_and_its_result(self) -> None:
         log: list[Any] = []
 
-        @torchdevice.portable("cpu")
+        @torchdevice.portable()
         def generator() -> Any:
             try:
                 log.append((yield 1))
@@ -264,7 +266,7 @@ class TestDecorator:
     def test_closing_a_generator_runs_its_cleanup_in_the_scope(self) -> None:
         log: list[bool] = []
 
-        @torchdevice.portable("cpu")
+        @torchdevice.portable()
         def generator() -> Any:
             try:
                 yield
@@ -277,7 +279,7 @@ class TestDecorator:
         assert log == [True]
 
     def test_async_generator(self) -> None:
-        @torchdevice.portable("cpu")
+        @torchdevice.portable()
         async def generator() -> Any:
             received = yield is_active()
             await asyncio.sleep(0)
@@ -295,7 +297,7 @@ class TestDecorator:
         assert asyncio.run(drive()) == [True, False, ("sent", True)]
 
     def test_two_coroutines_interleave(self) -> None:
-        @torchdevice.portable("cpu", devices=2)
+        @torchdevice.portable(devices=2)
         async def two() -> list[int]:
             counts = []
             for _ in range(3):
@@ -303,7 +305,7 @@ class TestDecorator:
                 await asyncio.sleep(0)
             return counts
 
-        @torchdevice.portable("cpu", devices=5)
+        @torchdevice.portable(devices=5)
         async def five() -> list[int]:
             counts = []
             for _ in range(3):
@@ -318,13 +320,13 @@ class TestDecorator:
 
     def test_not_callable(self) -> None:
         with pytest.raises(TypeError, match=r"3 cannot be decorated"):
-            torchdevice.portable("cpu")(3)
+            torchdevice.portable()(3)
 
 
 class TestEnable:
     def test_twice(self) -> None:
-        torchdevice.enable("cpu")
-        torchdevice.enable("cpu", devices=2)
+        torchdevice.enable()
+        torchdevice.enable(devices=2)
         assert torch.cuda.device_count() == 2
         torchdevice.disable()
         assert torch.cuda.device_count() == 1
@@ -344,7 +346,7 @@ class TestEnable:
             torchdevice.disable()
 
     def test_disable_in_another_thread(self) -> None:
-        torchdevice.enable("cpu")
+        torchdevice.enable()
         caught: list[BaseException] = []
 
         def other() -> None:
@@ -385,7 +387,7 @@ class TestThreads:
         thread = threading.Thread(target=unrelated)
         thread.start()
         ready.wait()
-        with torchdevice.portable("cpu"):
+        with torchdevice.portable():
             go.set()
             thread.join()
             assert is_active()
@@ -409,7 +411,7 @@ class TestThreads:
             left.wait()
             seen.append(is_active())
 
-        with torchdevice.portable("cpu"):
+        with torchdevice.portable():
             thread = threading.Thread(target=work)
             thread.start()
             started.wait()
@@ -425,7 +427,7 @@ class TestThreads:
             def run(self) -> None:
                 self.active = is_active()
 
-        with torchdevice.portable("cpu"):
+        with torchdevice.portable():
             worker = Worker()
             worker.start()
             worker.join()
@@ -434,7 +436,7 @@ class TestThreads:
 
     def test_many_threads(self) -> None:
         def work(index: int) -> bool:
-            with torchdevice.portable("cpu", devices=index + 1):
+            with torchdevice.portable(devices=index + 1):
                 return torch.cuda.device_count() == index + 1 and is_active()
 
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -442,7 +444,7 @@ class TestThreads:
 
     def test_current_device_is_per_thread(self) -> None:
         seen: list[int] = []
-        with torchdevice.portable("cpu", devices=4):
+        with torchdevice.portable(devices=4):
             torch.cuda.set_device(3)
             thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_device()))
             thread.start()
@@ -453,10 +455,10 @@ class TestThreads:
 class TestUndo:
     def test_exit_without_entry(self) -> None:
         with pytest.raises(ScopeError, match="not entered"):
-            torchdevice.portable("cpu").__exit__(None, None, None)
+            torchdevice.portable().__exit__(None, None, None)
 
     def test_exit_twice(self) -> None:
-        scope = torchdevice.portable("cpu")
+        scope = torchdevice.portable()
         with scope:
             pass
         with pytest.raises(ScopeError, match="not entered"):
@@ -465,7 +467,7 @@ class TestUndo:
     def test_failure_half_way_through_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from torchdevice import _installed, _patching
 
-        with torchdevice.portable("cpu"):
+        with torchdevice.portable():
             pass  # the list of patches is built
         patches = _installed.INSTALLATION._patches
         assert patches is not None
@@ -482,7 +484,7 @@ class TestUndo:
                 _installed.INSTALLATION, "_patches", [*patches[:position], Failing(), *patches[position:]]
             )
             with pytest.raises(RuntimeError, match="half-way"):
-                torchdevice.portable("cpu").__enter__()
+                torchdevice.portable().__enter__()
             assert not is_active()
         assert isinstance(_installed.INSTALLATION, _patching.Installation)
 
@@ -492,7 +494,7 @@ class TestUndo:
                 return func(*args, **(kwargs or {}))
 
         own = Own()
-        scope = torchdevice.portable("cpu")
+        scope = torchdevice.portable()
         scope.__enter__()
         own.__enter__()
         scope.__exit__(None, None, None)
@@ -503,7 +505,7 @@ class TestUndo:
     def test_what_the_program_set_stays(self) -> None:
         original = torch.cuda.is_bf16_supported
         try:
-            with torchdevice.portable("cpu"):
+            with torchdevice.portable():
                 replacement = torch.cuda.is_bf16_supported = lambda: False
             assert torch.cuda.is_bf16_supported is replacement
         finally:
@@ -514,7 +516,7 @@ class TestUndo:
         program = """
             import torch, torchdevice
             from torch.utils import _triton
-            with torchdevice.portable("cpu", capability=(7, 5), devices=2):
+            with torchdevice.portable(capability=(7, 5), devices=2):
                 _triton.has_triton(), torch.cuda.is_bf16_supported(), torch.cuda.device_count()
             assert _triton.has_triton() == _triton.has_triton.__wrapped__()
             assert torch.cuda._check_bf16_tensor_supported.cache_info().currsize == 0
@@ -527,10 +529,10 @@ class TestUndo:
 
     def test_current(self) -> None:
         assert torchdevice.current() is None
-        with torchdevice.portable("cpu") as outer:
+        with torchdevice.portable() as outer:
             assert torchdevice.current() is outer
-            assert outer.target == torch.device("cpu")
-            with torchdevice.portable("cpu") as inner:
+            assert outer.target == outer.device(0)
+            with torchdevice.portable() as inner:
                 assert torchdevice.current() is inner
             assert torchdevice.current() is outer
         assert torchdevice.current() is None
@@ -538,7 +540,7 @@ class TestUndo:
 
 class TestForceCpu:
     def test_is_idempotent_and_ends_with_the_scope(self) -> None:
-        with torchdevice.portable("cpu"):
+        with torchdevice.portable():
             for _ in range(2):
                 assert torch.device("cpu:-1") == torch.device("cpu")
                 assert torch.device("cpu", -1) == torch.device("cpu")

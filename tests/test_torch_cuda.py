@@ -38,9 +38,9 @@ class TestNamesImportedBeforeActivation:
         assert 0 <= allocated <= max_memory_allocated()
         assert isinstance(Stream(), Stream) and isinstance(Event(), Event)
 
-    def test_nothing_stays_cached(self) -> None:
+    def test_nothing_stays_cached(self, target: str) -> None:
         for devices in (1, 3, 1, 2):
-            with torchdevice.portable("cpu", devices=devices):
+            with torchdevice.portable(target, devices=devices):
                 assert device_count() == torch.cuda.device_count() == devices
                 torch.cuda.init()
 
@@ -58,12 +58,12 @@ class TestDevices:
         assert torch.cuda.get_gencode_flags() == "-gencode compute=compute_80,code=sm_80"
         assert torch.backends.cuda.is_built()
 
-    def test_capability_is_settable(self) -> None:
-        with torchdevice.portable("cpu", capability=(9, 0)):
+    def test_capability_is_settable(self, target: str) -> None:
+        with torchdevice.portable(target, capability=(9, 0)):
             assert torch.cuda.get_device_capability() == (9, 0)
 
-    def test_current_device(self) -> None:
-        with torchdevice.portable("cpu", devices=3):
+    def test_current_device(self, target: str) -> None:
+        with torchdevice.portable(target, devices=3):
             torch.cuda.set_device("cuda:1")
             assert torch.cuda.current_device() == 1
             with torch.cuda.device(2):
@@ -94,12 +94,12 @@ class TestDevices:
         assert torch.backends.cudnn.version() >= 8000
         assert torch.cuda.nccl.version()[:2] == (2, 27)
 
-    def test_accelerator(self) -> None:
+    def test_accelerator(self, kind: str) -> None:
         accelerator = torch.accelerator.current_accelerator()
         assert torch.accelerator.is_available() and accelerator is not None and accelerator.type == "cuda"
         assert torch.accelerator.device_count() == 1 and torch.accelerator.current_device_index() == 0
         torch.accelerator.synchronize()
-        assert torch.ones(2).to(accelerator).device.type == "cpu"
+        assert torch.ones(2).to(accelerator).device.type == kind
         assert torch.get_device_module("cuda") is torch.cuda
         assert torch.get_device_module(torch.device("cuda")) is torch.cuda
 
@@ -122,8 +122,8 @@ class TestStreams:
         assert torch.cuda.current_stream() == stream
         torch.cuda.set_stream(default)
 
-    def test_per_device(self) -> None:
-        with torchdevice.portable("cpu", devices=2):
+    def test_per_device(self, target: str) -> None:
+        with torchdevice.portable(target, devices=2):
             other = torch.cuda.Stream(device=1)
             assert other.device_index == 1 and str(other.device) == "cuda:1"
             with torch.cuda.stream(other):
@@ -172,13 +172,13 @@ class TestEvents:
         assert 20 <= start.elapsed_time(end) < 5000
         assert end.elapsed_time(start) < 0
 
-    def test_errors_of_cuda(self) -> None:
+    def test_errors_of_cuda(self, target: str) -> None:
         timed, untimed = torch.cuda.Event(enable_timing=True), torch.cuda.Event()
         with pytest.raises(ValueError, match="enable_timing=True"):
             timed.elapsed_time(untimed)
         with pytest.raises(ValueError, match="must be recorded"):
             timed.elapsed_time(torch.cuda.Event(enable_timing=True))
-        with torchdevice.portable("cpu", devices=2):
+        with torchdevice.portable(target, devices=2):
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(0))
             with pytest.raises(RuntimeError, match="does not match"):
@@ -271,21 +271,26 @@ class TestRandom:
         with torch.random.fork_rng():
             pass
 
-    def test_generator(self) -> None:
+    def test_a_class_of_generators_of_the_programs(self) -> None:
         class Own(torch.Generator):
             pass
 
+        assert issubclass(Own, torch.Generator) and isinstance(Own("cuda"), Own)
+        drawn = torch.rand(3, generator=Own("cuda").manual_seed(2), device="cuda")
+        assert torch.equal(drawn, torch.rand(3, generator=torch.Generator("cuda").manual_seed(2), device="cuda"))
+
+    def test_generator(self) -> None:
         generator = torch.Generator(device="cuda").manual_seed(2)
         other = torch.Generator("cuda:0").manual_seed(2)
-        assert isinstance(generator, torch.Generator) and issubclass(Own, torch.Generator)
+        assert isinstance(generator, torch.Generator)
         drawn = torch.rand(3, generator=generator, device="cuda")
         assert torch.equal(drawn, torch.rand(3, generator=other, device="cuda"))
         assert torch.Generator | None
-        assert isinstance(Own("cuda"), Own)
         state = generator.get_state()
         clone = torch.Generator("cuda")
         clone.set_state(state)
-        assert torch.equal(torch.randn(2, generator=generator), torch.randn(2, generator=clone))
+        one, two = (torch.randn(2, generator=each, device="cuda") for each in (generator, clone))
+        assert torch.equal(one, two)
 
 
 class TestLegacyTypes:
@@ -318,8 +323,8 @@ class TestLegacyTypes:
         finally:
             torch.set_default_dtype(torch.float32)
 
-    def test_storages(self) -> None:
-        assert torch.UntypedStorage(4, device="cuda").device.type == "cpu"
+    def test_storages(self, kind: str) -> None:
+        assert torch.UntypedStorage(4, device="cuda").device.type == kind
         assert torch.UntypedStorage(4).cuda().nbytes() == 4
         assert torch.TypedStorage(3, device="cuda", dtype=torch.float32).size() == 3
         assert torch.cuda.FloatStorage(3).size() == 3

@@ -23,10 +23,11 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]
 transformers.logging.set_verbosity_error()
 
 
-def gpt2() -> Any:
+def gpt2(dropout: float = 0.1) -> Any:
     config = transformers.GPT2Config(
         n_layer=2, n_head=2, n_embd=32, vocab_size=99, n_positions=64, bos_token_id=1, eos_token_id=2
     )
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = dropout
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -42,13 +43,13 @@ class Sequences(torch.utils.data.Dataset):
 # ---- architectures ---------------------------------------------------------------------------------------------------
 
 
-def exercise(tiny: tiny_models.TinyModel, device: str | None) -> Any:
-    """Forward, backward, an optimizer step, forward again and, where it applies, sampled generation."""
+def exercise(tiny: tiny_models.TinyModel, device: str | None, randomly: bool = True) -> Any:
+    """Forward, backward, an optimizer step, forward again and, where it applies, generation; dropout, sampling on."""
     model, inputs = tiny.model, {name: value.clone() for name, value in tiny.inputs.items()}
     if device is not None:
         model, inputs = model.to(device), {name: value.cuda() for name, value in inputs.items()}
     transformers.set_seed(3)  # NumPy's too: speech models draw their masks from it
-    model.train()
+    model.train(randomly)
     output = model(**inputs)
     loss = output.loss if output.get("loss") is not None else output[0].float().mean()
     loss.backward()
@@ -61,7 +62,7 @@ def exercise(tiny: tiny_models.TinyModel, device: str | None) -> Any:
     generated = None
     if tiny.generates:
         start = inputs["input_ids"] if "input_ids" in inputs else inputs["input_features"]
-        generated = model.generate(start, max_new_tokens=4, do_sample=True)
+        generated = model.generate(start, max_new_tokens=4, do_sample=randomly)
     return loss.detach(), logits, generated
 
 
@@ -69,12 +70,15 @@ MINIMUM = {"causal": 40, "masked": 10, "seq2seq": 5, "vision": 5, "audio": 3}
 """Architectures that must be compared, by family; more than the 60 asked for altogether."""
 
 
-def test_architectures_are_identical_to_the_cpu(sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_architectures_are_identical_to_the_cpu(
+    target: str, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]
+) -> None:
     names = tiny_models.all_names()
     found = {family: [n for f, n in names if f == family] for family in MINIMUM}
     chosen = [(f, n) for f in MINIMUM for n in shuffled(found[f], sweep)]
     compared: collections.Counter[str] = collections.Counter()
-    generated, differences, unbuilt = 0, [], []
+    generated, differences, unbuilt, without_dropout = 0, [], [], []
+    kind = target.partition(":")[0]
     for family, name in chosen:
         if not sweep[0] and compared[family] >= MINIMUM[family]:
             continue
@@ -85,18 +89,34 @@ def test_architectures_are_identical_to_the_cpu(sweep: tuple[bool, int], capsys:
         except Exception as error:  # does not build tiny, or does not run on the plain CPU: nothing to compare with
             unbuilt.append(f"{family} {name}: {type(error).__name__}: {str(error).splitlines()[:1]}"[:150])
             continue
-        with torchdevice.portable("cpu"):
+        again = copy.deepcopy(tiny)
+        with torchdevice.portable(target):
             actual = exercise(tiny, "cuda")
-        difference = identical(expected, actual)
+        difference = identical(expected, actual, kind)
+        if difference and kind != "cpu":
+            # It draws from two generators in turn, its dropout from the device's and the rest from the CPU's.
+            without_dropout.append(name)
+            expected = exercise(copy.deepcopy(again), None, randomly=False)
+            with torchdevice.portable(target):
+                difference = identical(expected, exercise(again, "cuda", randomly=False), kind)
         compared[family] += 1
         generated += expected[2] is not None
         if difference:
             differences.append(f"{family} {name}: {difference}")
     with capsys.disabled():
-        print(f"\ntransformers: {compared.total()} architectures compared {dict(compared)}, {generated} generate;")
+        print(
+            f"\ntransformers on {target}: {compared.total()} architectures compared {dict(compared)}, "
+            f"{generated} generate;"
+        )
         print(f"  {len(names)} are in the mappings, {len(unbuilt)} of those tried do not run tiny on the plain CPU:")
         for line in unbuilt:
             print(f"  nothing to compare: {line}")
+        if without_dropout:
+            print(
+                f"  compared without dropout and sampling, for drawing from two generators: {' '.join(without_dropout)}"
+            )
+        for line in differences:
+            print(f"  differs: {line}")
     assert differences == []
     assert compared.total() >= 60
     assert all(compared[family] >= minimum for family, minimum in MINIMUM.items() if sweep[0])
@@ -105,7 +125,7 @@ def test_architectures_are_identical_to_the_cpu(sweep: tuple[bool, int], capsys:
 # ---- Trainer ---------------------------------------------------------------------------------------------------------
 
 
-def train(folder: Path, resume: str | None = None, **options: Any) -> Any:
+def train(folder: Path, resume: str | None = None, dropout: float = 0.1, **options: Any) -> Any:
     transformers.set_seed(0)
     arguments = transformers.TrainingArguments(
         str(folder),
@@ -117,7 +137,7 @@ def train(folder: Path, resume: str | None = None, **options: Any) -> Any:
         disable_tqdm=True,
         **options,
     )
-    trainer = transformers.Trainer(gpt2(), arguments, train_dataset=Sequences())
+    trainer = transformers.Trainer(gpt2(dropout), arguments, train_dataset=Sequences())
     output = trainer.train(resume_from_checkpoint=resume and str(folder / resume))
     return trainer, output
 
@@ -150,26 +170,29 @@ class TestTrainer:
     }
 
     @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-    def test_trains_and_resumes_to_the_same_weights(self, options: dict[str, Any], tmp_path: Path) -> None:
-        with torchdevice.portable("cpu"):
+    def test_trains_and_resumes_to_the_same_weights(self, target: str, options: dict[str, Any], tmp_path: Path) -> None:
+        with torchdevice.portable(target):
             trainer, output = train(tmp_path, **options)
             resumed, _ = train(tmp_path, "checkpoint-2", **options)
             assert torch.isfinite(torch.tensor(output.training_loss))
             weights = zip(trainer.model.state_dict().values(), resumed.model.state_dict().values(), strict=True)
             assert all(torch.equal(a, b) for a, b in weights)
 
-    def test_float32_gives_the_numbers_of_the_plain_cpu(self, tmp_path: Path) -> None:
-        plain, _ = train(tmp_path / "plain", use_cpu=True)
+    def test_float32_gives_the_numbers_of_the_plain_cpu(self, target: str, kind: str, tmp_path: Path) -> None:
+        # A device with a generator of its own does not share the random numbers of the order of the samples.
+        dropout = 0.1 if kind == "cpu" else 0.0
+        plain, _ = train(tmp_path / "plain", use_cpu=True, dropout=dropout)
         from accelerate.state import AcceleratorState, PartialState
 
         AcceleratorState._reset_state(True)
         PartialState._reset_state()
-        with torchdevice.portable("cpu"):
-            ours, _ = train(tmp_path / "ours")
-            assert identical(list(plain.model.state_dict().values()), list(ours.model.state_dict().values())) == ""
+        with torchdevice.portable(target):
+            ours, _ = train(tmp_path / "ours", dropout=dropout)
+            expected, actual = (list(trainer.model.state_dict().values()) for trainer in (plain, ours))
+            assert identical(expected, actual, kind) == ""
 
-    def test_mixed_precision_is_really_on(self, tmp_path: Path) -> None:
-        with torchdevice.portable("cpu"):
+    def test_mixed_precision_is_really_on(self, target: str, tmp_path: Path) -> None:
+        with torchdevice.portable(target):
             trainer, _ = train(tmp_path, fp16=True)
             assert trainer.accelerator.native_amp and trainer.accelerator.scaler.is_enabled()
 
@@ -194,8 +217,8 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.parametrize("device", [0, "cuda", "cuda:0", torch.device("cuda", 0)], ids=str)
-def test_pipeline(device: Any) -> None:
-    with torchdevice.portable("cpu"):
+def test_pipeline(target: str, device: Any) -> None:
+    with torchdevice.portable(target):
         torch.manual_seed(0)
         generate = transformers.pipeline("text-generation", model=gpt2().eval(), tokenizer=tokenizer(), device=device)
         (result,) = generate("ab", max_new_tokens=3)
@@ -203,10 +226,10 @@ def test_pipeline(device: Any) -> None:
 
 
 @pytest.mark.parametrize("device_map", ["cuda", "cuda:0", "auto", {"": 0}, {"": "cuda:0"}, 0], ids=str)
-def test_device_map(device_map: Any, tmp_path: Path) -> None:
+def test_device_map(target: str, device_map: Any, tmp_path: Path) -> None:
     model = gpt2()
     model.save_pretrained(tmp_path)
-    with torchdevice.portable("cpu"):
+    with torchdevice.portable(target):
         loaded = transformers.AutoModelForCausalLM.from_pretrained(
             tmp_path, device_map=device_map, dtype=torch.bfloat16
         )
@@ -215,12 +238,12 @@ def test_device_map(device_map: Any, tmp_path: Path) -> None:
         assert loaded.dtype is torch.bfloat16
 
 
-def test_streaming_from_a_thread() -> None:
+def test_streaming_from_a_thread(target: str) -> None:
     class Numbers:
         def decode(self, ids: Any, **options: Any) -> str:
             return " ".join(map(str, ids)) + " "
 
-    with torchdevice.portable("cpu"):
+    with torchdevice.portable(target):
         model = gpt2().eval().cuda()
         streamer = transformers.TextIteratorStreamer(Numbers())
         ids = torch.arange(5, device="cuda")[None]
@@ -239,10 +262,10 @@ def test_streaming_from_a_thread() -> None:
 
 @pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
-def test_accelerate(precision: str) -> None:
+def test_accelerate(target: str, precision: str) -> None:
     from accelerate import Accelerator
 
-    with torchdevice.portable("cpu"):
+    with torchdevice.portable(target):
         torch.manual_seed(0)
         accelerator = Accelerator(mixed_precision=precision, gradient_accumulation_steps=2)
         model = gpt2()
@@ -264,9 +287,9 @@ def test_accelerate(precision: str) -> None:
         assert (accelerator.scaler is not None) == (precision == "fp16")
 
 
-def test_peft_lora_step() -> None:
+def test_peft_lora_step(target: str) -> None:
     peft = pytest.importorskip("peft", reason="install with the [test] extra")
-    with torchdevice.portable("cpu"):
+    with torchdevice.portable(target):
         torch.manual_seed(0)
         config = peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
         model = peft.get_peft_model(gpt2(), config).cuda()
@@ -284,7 +307,7 @@ def test_peft_lora_step() -> None:
 
 @pytest.mark.parametrize("accelerator", ["gpu", "cuda"])
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed"])
-def test_lightning(accelerator: str, precision: str) -> None:
+def test_lightning(target: str, accelerator: str, precision: str) -> None:
     lightning = pytest.importorskip("lightning", reason="install with the [test] extra")
 
     class Module(lightning.LightningModule):
@@ -298,7 +321,7 @@ def test_lightning(accelerator: str, precision: str) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    with torchdevice.portable("cpu"):
+    with torchdevice.portable(target):
         data = torch.utils.data.TensorDataset(torch.randn(12, 4))
         module = Module()
         before = module.layer.weight.detach().clone()

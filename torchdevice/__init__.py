@@ -9,7 +9,7 @@ from __future__ import annotations
 from torchdevice import errors
 from torchdevice._device import TorchDevice
 from torchdevice._journal import Entry, Fidelity, Journal, Site
-from torchdevice._scope import Scope, current, disable, enable, portable
+from torchdevice._scope import Scope, current, disable, enable, portable, simulate
 
 __version__ = "0.1.0"
 
@@ -25,4 +25,5 @@ __all__ = [
     "enable",
     "errors",
     "portable",
+    "simulate",
 ]

@@ -34,6 +34,6 @@ class DeviceMode(TorchFunctionMode):
             if rewriter is None:
                 return func(*args, **kwargs) if kwargs else func(*args)
             return rewriter(scope, func, args, kwargs or {})
-        except RuntimeError as error:
-            scope.raise_out_of_memory(error)
+        except (RuntimeError, TypeError) as error:
+            scope.reword(error)
             raise

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 SWITCH = "TORCHDEVICE"
 _DEVICES = "TORCHDEVICE_DEVICES"
 _STRICT = "TORCHDEVICE_STRICT"
+_IDENTITY = "TORCHDEVICE_IDENTITY"
+_MEMORY = "TORCHDEVICE_MEMORY"
 _OFF = ("", "0", "false", "no", "off")
 
 
@@ -25,7 +27,9 @@ def to_children(scope: Scope) -> dict[str, str | None]:
     """
     values: dict[str, str | None] = {
         SWITCH: "1",
-        _target.VARIABLE: scope.runtime.kind,
+        _target.VARIABLE: scope.runtime.target,
+        _IDENTITY: scope.identity if scope.identity != "target" else None,
+        _MEMORY: str(scope.memory) if scope.memory else None,
         _DEVICES: str(scope.advertised_devices) if scope.advertised_devices else None,
         _STRICT: "1" if scope.strict else None,
     }
@@ -47,10 +51,19 @@ def from_parent() -> dict[str, Any] | None:
     """Return the options of the scope that the environment asks for, or None if it asks for none."""
     if _is_off(SWITCH):
         return None
-    devices = os.environ.get(_DEVICES)
-    if devices is not None and not devices.isdigit():
-        raise ValueError(f"{_DEVICES}={devices!r} is not a number of devices. Use a number of 1 or more, or unset it.")
-    return {"devices": int(devices) if devices else None, "strict": not _is_off(_STRICT)}
+    return {
+        "devices": _number(_DEVICES, "of devices"),
+        "identity": os.environ.get(_IDENTITY) or "target",
+        "memory": _number(_MEMORY, "of bytes"),
+        "strict": not _is_off(_STRICT),
+    }
+
+
+def _number(variable: str, of_what: str) -> int | None:
+    text = os.environ.get(variable)
+    if text is not None and not text.isdigit():
+        raise ValueError(f"{variable}={text!r} is not a number {of_what}. Use a number of 1 or more, or unset it.")
+    return int(text) if text else None
 
 
 def _is_off(variable: str) -> bool:

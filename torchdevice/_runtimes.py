@@ -10,6 +10,7 @@ import functools
 import platform
 import re
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import psutil
@@ -66,6 +67,10 @@ class Runtime:
         shares_host_memory: Whether a tensor of the device is a CPU tensor, so that a move moves nothing.
         takes_device_ids: Whether ``DistributedDataParallel(device_ids=[i])`` is accepted.
         exact_memory: Whether the memory figures are those of the device's own allocator.
+        is_torch_accelerator: Whether ``torch.accelerator`` speaks of this device by itself.
+        compiles: Whether torch's compilers make code for the device.
+        folds_ordinals: Whether an ordinal beyond the devices means the first one, unless the program is told how many
+            there are. On a device that simulates several, it is the error that CUDA makes of it.
     """
 
     kind: str
@@ -75,6 +80,35 @@ class Runtime:
     shares_host_memory = False
     takes_device_ids = False
     exact_memory = True
+    is_torch_accelerator = True
+    compiles = True
+    folds_ordinals = True
+
+    @property
+    def target(self) -> str:
+        """The name by which another process asks for this device."""
+        return self.kind
+
+    @property
+    def family(self) -> str:
+        """The device family under which files name this device's tensors."""
+        return self.kind
+
+    @property
+    def rewriters(self) -> Mapping[Any, Any]:
+        """Rewriters of torch functions that this device needs beyond the common ones."""
+        return {}
+
+    @property
+    def collectives(self) -> str:
+        """The ``torch.distributed`` backend that stands in for NCCL."""
+        return "gloo"
+
+    def begin(self) -> None:
+        """Prepare this thread for the device: a scope on it is being entered."""
+
+    def end(self) -> None:
+        """Undo :meth:`begin`."""
 
     def is_available(self) -> bool:
         """Return whether this machine and torch build have the device."""
@@ -122,9 +156,9 @@ class Runtime:
         """Return the generator that the device's random functions draw from."""
         raise NotImplementedError
 
-    def generator(self, index: int) -> torch.Generator:
-        """Return a new generator for the device."""
-        return torch.Generator(self.device(index))
+    def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
+        """Return a new generator for the device, of torch's class or of a subclass of it."""
+        return torch._C.Generator.__new__(cls, self.device(index))  # type: ignore[call-arg]
 
     def multiprocessor_count(self) -> int:
         """Return the number of units that compute in parallel."""
@@ -154,6 +188,7 @@ class CpuRuntime(Runtime):
     kind = "cpu"
     shares_host_memory = True
     exact_memory = False
+    is_torch_accelerator = False
 
     def __init__(self) -> None:
         self._heap_base = _heap_in_use()

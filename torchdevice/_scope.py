@@ -58,6 +58,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         advertised_devices: The number of devices the program was told of, or None for as many as there are.
         float64: ``"float32"`` or ``"error"``: what becomes of float64 where the target lacks it.
         capability: The CUDA compute capability that the stand-in answers.
+        memory: Bytes of memory of each simulated device, or None for no limit.
         journal: What was rewritten and supplied, by call site.
     """
 
@@ -70,14 +71,16 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         strict: bool = False,
         float64: Literal["float32", "error"] = "float32",
         capability: tuple[int, int] = (8, 0),
+        memory: int | None = None,
     ):
-        _check_options(devices, identity, float64, capability)
+        _check_options(devices, identity, float64, capability, memory)
         self._requested_target = target
         self.advertised_devices = devices
         self.identity = identity
         self.strict = strict
         self.float64 = float64
         self.capability = tuple(capability)
+        self.memory = memory
         self.journal = Journal()
         self.thread = _PerThread()
         self._runtime: Runtime | None = None
@@ -119,7 +122,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         return self.runtime.device(index if index < self.runtime.device_count() else 0)
 
     def _resolve(self) -> None:
-        runtime = _target.resolve(self._requested_target)
+        runtime = _target.resolve(self._requested_target, devices=self.advertised_devices, memory=self.memory)
         if runtime is self._runtime:
             return
         if self.identity == "cuda" and runtime.shares_host_memory:
@@ -131,7 +134,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self.unsupported_dtypes = runtime.unsupported_dtypes
         self._redirects.clear()
         self._bound.clear()
-        self.table = _rewriters.TABLE if self.identity == "target" else {**_rewriters.TABLE, **_rewriters.READS}
+        self.table = _table(self.identity == "cuda", runtime)
         if runtime.kind == "cpu":
             _say_once("no accelerator is in use: what the program asks of CUDA runs on the CPU")
 
@@ -180,7 +183,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
             return self.thread.device_index
         if spelling.index < self.device_count:
             return spelling.index
-        if self.advertised_devices is not None:
+        if self.advertised_devices is not None or not self.runtime.folds_ordinals:
             raise invalid_ordinal(spelling.index, self.device_count)
         self.report(str(spelling), str(self.device(0)), Fidelity.APPROXIMATE)
         return 0
@@ -260,8 +263,10 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
             )
         return first
 
-    def raise_out_of_memory(self, error: BaseException) -> None:
-        """Raise CUDA's out-of-memory error if ``error`` is the target's own."""
+    def reword(self, error: BaseException) -> None:
+        """Raise CUDA's out-of-memory error if ``error`` is the target's own; name the device as tensors do."""
+        if self.identity == "cuda":
+            _rename_device(error, self.runtime.kind)
         if isinstance(error, torch.OutOfMemoryError):
             return
         size = self.runtime.out_of_memory(error)
@@ -283,18 +288,27 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
             _refuse_other_patchers()
             configure_logging()
         self._resolve()
-        if self.is_native and state.scope is None:
-            state.entered.append(Activation(self, None))
-        else:
-            INSTALLATION.acquire()
-            try:
-                state.entered.append(Activation(self, _mode_for(self)))
-            except BaseException:
-                INSTALLATION.release()
-                raise
+        runtime = self.runtime
+        runtime.begin()
+        try:
+            state.entered.append(Activation(self, runtime, self._mode()))
+        except BaseException:
+            runtime.end()
+            raise
         _active.make_current(None if self.is_native else self)
         self.thread.depth += 1
         return self
+
+    def _mode(self) -> DeviceMode | None:
+        """Put everything in place in this thread and return the mode that serves it; None where nothing is needed."""
+        if self.is_native and _active.state.scope is None:
+            return None
+        INSTALLATION.acquire()
+        try:
+            return _mode_for(self)
+        except BaseException:
+            INSTALLATION.release()
+            raise
 
     def __exit__(self, *exc_info: object) -> None:
         entered = _active.state.entered
@@ -319,12 +333,13 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         if self.thread.depth == 0 and self._forced_cpu_by == threading.get_ident():
             self._forced_cpu_by = None
             self._redirects.clear()
-        if activation.mode is None:
-            return
         try:
-            _settle_mode(activation.mode)
+            if activation.mode is not None:
+                _settle_mode(activation.mode)
         finally:
-            INSTALLATION.release()
+            if activation.mode is not None:
+                INSTALLATION.release()
+            activation.runtime.end()
 
     @overload
     def __call__(self, function: F) -> F: ...
@@ -335,17 +350,18 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         return decorated(self, function)
 
     def __repr__(self) -> str:
-        kind = self._runtime.kind if self._runtime else self._requested_target or "to be chosen"
+        kind = self._runtime.target if self._runtime else self._requested_target or "to be chosen"
         return f"<torchdevice.Scope target={str(kind)!r}>"
 
 
 class Activation:
-    """One entry of a scope in a thread: the scope, and the mode that serves it."""
+    """One entry of a scope in a thread: the scope, the device it was entered on, and the mode that serves it."""
 
-    __slots__ = ("mode", "scope")
+    __slots__ = ("mode", "runtime", "scope")
 
-    def __init__(self, scope: Scope, mode: DeviceMode | None):
+    def __init__(self, scope: Scope, runtime: Runtime, mode: DeviceMode | None):
         self.scope = scope
+        self.runtime = runtime
         self.mode = mode
 
 
@@ -380,6 +396,25 @@ def _settle_mode(mode: DeviceMode) -> None:
         _push_mode(other)
 
 
+def _rename_device(error: BaseException, kind: str) -> None:
+    if error.args and isinstance(error.args[0], str) and f"{kind}:" in error.args[0]:
+        error.args = (error.args[0].replace(f"{kind}:", "cuda:"), *error.args[1:])
+
+
+_tables: dict[tuple[bool, str], _rewriters.Table] = {}
+
+
+def _table(says_cuda: bool, runtime: Runtime) -> _rewriters.Table:
+    """Return the table of rewriters for a kind of scope: shared, so that what one learns serves the others."""
+    if not says_cuda and not runtime.rewriters:
+        return _rewriters.TABLE
+    found = _tables.get((says_cuda, runtime.kind))
+    if found is None:
+        reads = _rewriters.READS if says_cuda else {}
+        found = _tables[says_cuda, runtime.kind] = {**_rewriters.TABLE, **reads, **runtime.rewriters}
+    return found
+
+
 @functools.cache
 def _say_once(message: str) -> None:
     logger.warning(message)
@@ -401,7 +436,7 @@ def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:
     return error
 
 
-def _check_options(devices: Any, identity: Any, float64: Any, capability: Any) -> None:
+def _check_options(devices: Any, identity: Any, float64: Any, capability: Any, memory: Any) -> None:
     if devices is not None and (not isinstance(devices, int) or isinstance(devices, bool) or devices < 1):
         raise ValueError(f"devices={devices!r} is not a number of devices. Use an int of 1 or more, or None.")
     if identity not in ("target", "cuda"):
@@ -411,6 +446,8 @@ def _check_options(devices: Any, identity: Any, float64: Any, capability: Any) -
     valid = isinstance(capability, tuple) and len(capability) == 2 and all(isinstance(n, int) for n in capability)
     if not valid:
         raise ValueError(f"capability={capability!r} is not a compute capability. Use a pair such as (8, 0).")
+    if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
+        raise ValueError(f"memory={memory!r} is not a number of bytes. Use an int of 1 or more, or None.")
 
 
 class _Enabled(NamedTuple):
@@ -462,6 +499,50 @@ def portable(target: Any = None, **options: Any) -> Any:
     if callable(target) or isinstance(target, (staticmethod, classmethod)):
         return Scope(**options)(target)
     return Scope(target, **options)
+
+
+def simulate(
+    profile: str = "cuda",
+    count: int = 1,
+    *,
+    memory: int | None = None,
+    identity: Literal["target", "cuda"] = "target",
+    strict: bool = False,
+    float64: Literal["float32", "error"] = "float32",
+    capability: tuple[int, int] = (8, 0),
+) -> Scope:
+    """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
+
+    The same as ``portable(target=f"simulated:{profile}:{count}", ...)``. What the device is registered with in
+    torch stays for the life of the process.
+
+    Args:
+        profile: ``"cuda"``; ``"mps"``, with the dtypes and operators that Metal has; or ``"strict"``, where nothing
+            runs that one of the two lacks.
+        count: How many devices there are.
+        memory: Bytes of memory of each, beyond which ``torch.cuda.OutOfMemoryError`` is raised; None for no limit.
+        identity: ``"cuda"`` lets tensors of the device say they are on cuda.
+        strict: As for :func:`portable`.
+        float64: As for :func:`portable`.
+        capability: As for :func:`portable`.
+
+    Returns:
+        A :class:`Scope`, for ``with`` and as a decorator.
+
+    Raises:
+        UnknownTargetError: On entry, if there is no such profile.
+        BackendTakenError: On entry, if another out-of-tree backend is registered with torch in this process.
+        ValueError: If an option has an unknown value.
+    """
+    return Scope(
+        f"{_target.SIMULATED}:{profile}",
+        devices=None if count == 1 else count,
+        memory=memory,
+        identity=identity,
+        strict=strict,
+        float64=float64,
+        capability=capability,
+    )
 
 
 def enable(target: str | torch.device | None = None, *, propagate: bool = False, **options: Any) -> Scope:

@@ -48,8 +48,12 @@ def _parser() -> argparse.ArgumentParser:
         help="run a Python program in a scope",
         usage="torchdevice run [options] SCRIPT [args ...]\n       torchdevice run [options] -m MODULE [args ...]",
     )
-    run.add_argument("--target", help="device that stands in: cpu, mps, xpu, ... (default: the best there is)")
+    run.add_argument(
+        "--target", help="device that stands in: cpu, mps, xpu, simulated:cuda, ... (default: the best there is)"
+    )
     run.add_argument("--devices", type=int, help="number of accelerators the program sees")
+    run.add_argument("--identity", choices=("target", "cuda"), default="target", help="what tensors say they are on")
+    run.add_argument("--memory", type=int, help="bytes of memory of each simulated device")
     run.add_argument("--strict", action="store_true", help="raise instead of approximating")
     run.add_argument("--report", action="store_true", help="print what was rewritten when the program ends")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
@@ -69,7 +73,13 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         print(f"{sys.executable}: can't open file {os.path.abspath(options.program)!r}: {reason}", file=sys.stderr)
         return 2
     try:
-        scope = Scope(options.target, devices=options.devices, strict=options.strict)
+        scope = Scope(
+            options.target,
+            devices=options.devices,
+            identity=options.identity,
+            strict=options.strict,
+            memory=options.memory,
+        )
     except ValueError as error:
         parser.error(str(error))
     with scope:
@@ -131,4 +141,5 @@ def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     for name in _target.known():
         available = _target.runtime(name).is_available()
         print(f"  {name}: {'available' if available else 'not available'}")
+    print("  simulated:cuda, simulated:mps, simulated:strict: available anywhere")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "AnotherPatcherError",
+    "BackendTakenError",
     "FidelityError",
     "NotSupportedError",
     "PortabilityWarning",
@@ -118,3 +119,18 @@ class TorchVersionError(TorchDeviceError, ImportError):
 
 class PortabilityWarning(UserWarning):
     """A value the program asked for was changed on its way to the target (for example float64 on MPS)."""
+
+
+class BackendTakenError(TorchDeviceError, RuntimeError):
+    """The simulated device needs the place that torch has for one out-of-tree backend, and it is taken.
+
+    Attributes:
+        name: The name of the backend that is registered there.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        super().__init__(
+            f"torch has room for one out-of-tree backend in a process, and {name!r} is registered there. Run the "
+            f"program on it with target={name!r}, or simulate in a process that does not import it."
+        )

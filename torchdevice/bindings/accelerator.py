@@ -22,11 +22,11 @@ _CUDA = torch.device("cuda")
 """Made at import, where no mode rewrites it."""
 
 
-def _supplies_on_cpu(name: str, function: Callable[..., Any]) -> None:
-    """Supply ``torch._C.<name>`` while the target shares the host's memory; torch's own answers otherwise."""
+def _supplies(name: str, function: Callable[..., Any]) -> None:
+    """Supply ``torch._C.<name>`` where torch counts no accelerator; torch's own answers otherwise."""
 
     def value(scope: Scope) -> Any:
-        if scope.runtime.shares_host_memory:
+        if not scope.runtime.is_torch_accelerator:
             return scope.bound(function)
         if name not in vars(torch._C):
             raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
@@ -65,17 +65,17 @@ def is_allocator_initialized(scope: Scope) -> bool:
     return True
 
 
-_supplies_on_cpu("_accelerator_getAccelerator", get_accelerator)
-_supplies_on_cpu("_accelerator_getStream", get_stream)
-_supplies_on_cpu("_accelerator_setStream", set_stream)
-_supplies_on_cpu("_accelerator_getDeviceIndex", device.get_device)
-_supplies_on_cpu("_accelerator_setDeviceIndex", device.set_device)
-_supplies_on_cpu("_accelerator_exchangeDevice", device.exchange_device)
-_supplies_on_cpu("_accelerator_maybeExchangeDevice", device.maybe_exchange_device)
-_supplies_on_cpu("_accelerator_synchronizeDevice", synchronize_device)
-_supplies_on_cpu("_accelerator_isAllocatorInitialized", is_allocator_initialized)
-_supplies_on_cpu("_accelerator_emptyCache", memory.empty_cache)
-_supplies_on_cpu("_accelerator_getDeviceStats", memory.memory_stats)
-_supplies_on_cpu("_accelerator_resetPeakStats", memory.reset_peak_memory_stats)
-_supplies_on_cpu("_accelerator_resetAccumulatedStats", memory.reset_accumulated_memory_stats)
-_supplies_on_cpu("_accelerator_getMemoryInfo", get_memory_info)
+_supplies("_accelerator_getAccelerator", get_accelerator)
+_supplies("_accelerator_getStream", get_stream)
+_supplies("_accelerator_setStream", set_stream)
+_supplies("_accelerator_getDeviceIndex", device.get_device)
+_supplies("_accelerator_setDeviceIndex", device.set_device)
+_supplies("_accelerator_exchangeDevice", device.exchange_device)
+_supplies("_accelerator_maybeExchangeDevice", device.maybe_exchange_device)
+_supplies("_accelerator_synchronizeDevice", synchronize_device)
+_supplies("_accelerator_isAllocatorInitialized", is_allocator_initialized)
+_supplies("_accelerator_emptyCache", memory.empty_cache)
+_supplies("_accelerator_getDeviceStats", memory.memory_stats)
+_supplies("_accelerator_resetPeakStats", memory.reset_peak_memory_stats)
+_supplies("_accelerator_resetAccumulatedStats", memory.reset_accumulated_memory_stats)
+_supplies("_accelerator_getMemoryInfo", get_memory_info)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdevice import _active
+from torchdevice._journal import Fidelity
 from torchdevice._patching import Callback, Patch, replaced_everywhere, replaced_function
 from torchdevice._private import require
 
@@ -35,7 +36,7 @@ class _WhenImported:
             return
         output_graph = sys.modules["torch._dynamo.output_graph"]
         self._patches = [
-            replaced_function(output_graph.OutputGraph, "call_user_compiler", _truthfully),
+            replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
             # Otherwise Dynamo asks the accelerator, in C, for a stream of the CPU.
             replaced_function(torch._dynamo.variables.streams.SymbolicStreamState, "__init__", _truthfully),
             replaced_function(torch._dynamo, "reset", _truthfully),
@@ -68,10 +69,21 @@ def _truthfully(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
 
+def _call_compiler(scope: Scope, original: Any, self: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
+    """Where Dynamo hands a graph to a compiler. Where Inductor has no code for the device, the graph runs as it is."""
+    compiler = self.compiler_fn
+    while hasattr(compiler, "_torchdynamo_orig_backend"):
+        compiler = compiler._torchdynamo_orig_backend
+    if not scope.runtime.compiles and isinstance(compiler, require(torch, "_TorchCompileInductorWrapper")):
+        scope.report("torch.compile with inductor", "the graph, run operator by operator", Fidelity.APPROXIMATE)
+        return gm.forward
+    return _truthfully(scope, original, self, gm, *args, **kwargs)
+
+
 def _compile(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
     backend = kwargs.get("backend", "inductor")
     with _active.suspended():
-        importlib.import_module("torch._dynamo")
+        importlib.import_module("torch._dynamo.output_graph")
         if backend == "inductor":
             importlib.import_module("torch._inductor.compile_fx")
         elif isinstance(backend, str):

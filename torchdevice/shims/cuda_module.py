@@ -86,7 +86,11 @@ def _get_device_index(scope: Scope, original: Any, device: Any, optional: bool =
 
 def _accelerator_index(scope: Scope, original: Any, device: Any, optional: bool = False) -> int:
     """``torch.accelerator._utils._get_device_index``, for devices the mode has already rewritten to the target."""
-    if scope.runtime.shares_host_memory and isinstance(device, torch.device) and device.type == scope.runtime.kind:
+    if (
+        not scope.runtime.is_torch_accelerator
+        and isinstance(device, torch.device)
+        and device.type == scope.runtime.kind
+    ):
         return scope.thread.device_index
     return original(device, optional)
 
@@ -118,7 +122,11 @@ def _set_rng_state(scope: Scope, original: Any, new_state: torch.Tensor, device:
 
 def _get_device_module(scope: Scope, original: Any, device: Any = None) -> Any:
     """The module of the family that the program spelled: that of a rewritten device cannot do what the program asks."""
-    if scope.runtime.shares_host_memory and isinstance(device, torch.device) and device.type == scope.runtime.kind:
+    if (
+        not scope.runtime.is_torch_accelerator
+        and isinstance(device, torch.device)
+        and device.type == scope.runtime.kind
+    ):
         return torch.cuda
     spelling = parse(device) if isinstance(device, str) else None
     return getattr(torch, spelling.family) if spelling is not None else original(device)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _available_device_type(scope: Scope, original: Any) -> str | None:
     """None makes ``DataParallel`` run the module itself, once: there are no replicas to scatter to."""
-    if not scope.runtime.shares_host_memory:
+    if scope.runtime.is_torch_accelerator:
         return original()
     scope.report("DataParallel", "the module, once", Fidelity.APPROXIMATE)
     return None

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 _asked_for_nccl: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _gloo(scope: Scope, backend: Any) -> tuple[Any, bool]:
+def _stand_in(scope: Scope, backend: Any) -> tuple[Any, bool]:
     """Return the backend to use, and whether NCCL was asked for."""
     names = str(backend).lower() if backend is not None else ""
-    if "nccl" not in names:
-        return backend, False
-    scope.report(f"process group {names!r}", "gloo", Fidelity.APPROXIMATE)
-    return "gloo", True
+    if "nccl" in names:
+        scope.report(f"process group {names!r}", scope.runtime.collectives, Fidelity.APPROXIMATE)
+        return scope.runtime.collectives, True
+    return scope.runtime.collectives if "gloo" in names else backend, False
 
 
 def _init_process_group(scope: Scope, original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> None:
-    used, nccl = _gloo(scope, "nccl" if backend is None else backend)
+    used, nccl = _stand_in(scope, "nccl" if backend is None else backend)
     if not scope.runtime.takes_device_ids:
         kwargs.pop("device_id", None)
     if nccl:
@@ -40,7 +40,7 @@ def _init_process_group(scope: Scope, original: Any, backend: Any = None, *args:
 def _new_group(
     scope: Scope, original: Any, ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    used, nccl = _gloo(scope, backend)
+    used, nccl = _stand_in(scope, backend)
     if not scope.runtime.takes_device_ids:
         kwargs.pop("device_id", None)
     group = original(ranks, timeout, used, *args, **kwargs)

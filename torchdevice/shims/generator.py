@@ -15,7 +15,9 @@ _Original = torch.Generator
 def _new(cls: type, device: Any = "cpu") -> torch.Generator:
     scope = _active.state.scope
     if scope is not None:
-        device = scope.redirect(device) or device
+        device = scope.redirect(device) or torch.device(device)
+        if device.type == scope.runtime.kind:
+            return scope.runtime.generator(device.index or 0, _Original if cls is Generator else cls)
     return _Original(device) if cls is Generator else _Original.__new__(cls, device)  # type: ignore[call-arg]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _init_kineto(scope: Scope, original: Any, self: Any, **kwargs: Any) -> None:
     activities = kwargs.get("activities")
-    if scope.runtime.shares_host_memory and (activities is None or ProfilerActivity.CUDA in activities):
+    if not scope.runtime.is_torch_accelerator and (activities is None or ProfilerActivity.CUDA in activities):
         scope.report("ProfilerActivity.CUDA", "ProfilerActivity.CPU", Fidelity.APPROXIMATE)
         kwargs["activities"] = {ProfilerActivity.CPU, *(activities or ())} - {ProfilerActivity.CUDA}
     original(self, **kwargs)
@@ -27,7 +27,7 @@ def _init_kineto(scope: Scope, original: Any, self: Any, **kwargs: Any) -> None:
 
 def _init_autograd(scope: Scope, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     bound = inspect.signature(original).bind(self, *args, **kwargs)
-    if scope.runtime.shares_host_memory and (
+    if not scope.runtime.is_torch_accelerator and (
         bound.arguments.get("use_device") == "cuda" or bound.arguments.get("use_cuda")
     ):
         scope.report("profiler of cuda", "profiler of the CPU", Fidelity.APPROXIMATE)

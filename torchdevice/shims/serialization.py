@@ -19,8 +19,11 @@ _PRIORITY = 5  # before torch's own: cpu 10, cuda 20
 
 
 def _tag(storage: Any) -> str | None:
-    """Leave tagging to torch: what is saved is tagged with the device it is on."""
-    return None
+    """Tag what is saved with the device it is on, a simulated one's with the one it simulates, for other machines."""
+    scope = _active.current()
+    if scope is None or scope.runtime.family == scope.runtime.kind or storage.device.type != scope.runtime.kind:
+        return None
+    return f"{scope.runtime.family}:{storage.device.index}"
 
 
 def _deserialize(storage: Any, location: str) -> Any:

@@ -20,6 +20,9 @@ from torchdevice.bindings import answers
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
 
+_DEFAULT_DEVICE = "default device of a legacy type"
+"""Setting: whether a CUDA type is the default, until a CPU type is."""
+
 _DTYPES = {
     "FloatTensor": torch.float32,
     "DoubleTensor": torch.float64,
@@ -94,9 +97,12 @@ def _set_default_tensor_type(original: Any) -> Any:
         scope = _active.current()
         dtype = dtype_of(kind) if scope is not None else None
         if scope is None or dtype is None:
+            if scope is not None and scope.settings.pop(_DEFAULT_DEVICE, False):
+                torch.set_default_device(None)
             return original(kind)
         torch.set_default_dtype(dtype)
         if not scope.runtime.shares_host_memory:
+            scope.settings[_DEFAULT_DEVICE] = True
             torch.set_default_device(scope.target)
 
     return set_default_tensor_type

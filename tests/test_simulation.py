@@ -1,0 +1,814 @@
+"""The simulated accelerator: what it does that the CPU does not, and what its profiles lack.
+
+What it does alike is in the contract tests, which run on it too.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import gc
+import io
+import itertools
+import pickle
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import plain_torch, run_program, run_python
+from torch.testing._internal.common_methods_invocations import op_db
+
+import torchdevice
+from torchdevice.errors import FidelityError, PortabilityWarning, UnknownTargetError
+
+
+@pytest.fixture
+def devices() -> Iterator[torchdevice.Scope]:
+    """Two simulated CUDA devices whose tensors say cuda."""
+    with torchdevice.simulate(count=2, identity="cuda") as scope:
+        yield scope
+
+
+class TestWaysIn:
+    def test_context_decorator_and_target(self) -> None:
+        def place() -> torch.device:
+            return torch.zeros(1, device="cuda:3").device
+
+        fourth = "simulated:3"
+        with torchdevice.simulate(profile="cuda", count=4):
+            assert str(place()) == fourth and torch.cuda.device_count() == 4
+        assert str(torchdevice.simulate("cuda", 4)(place)()) == fourth
+        assert str(torchdevice.portable("simulated:cuda:4")(place)()) == fourth
+        assert str(torchdevice.portable("simulated", devices=4)(place)()) == fourth
+
+    def test_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:mps")
+        with torchdevice.portable() as scope:
+            assert torch.zeros(1, device="cuda").device.type == "simulated"
+            assert repr(scope) == "<torchdevice.Scope target='simulated:mps:1'>"
+
+    def test_command(self, tmp_path: Path) -> None:
+        program = """
+        import torch, subprocess, sys
+        x = torch.ones(2).to("cuda:1")
+        print(torch.cuda.device_count(), x.device, x.is_cuda)
+        child = "import torch; print(torch.zeros(1, device='cuda:1').is_cuda)"
+        print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout.strip())
+        """
+        options = ["--target", "simulated:cuda", "--devices", "2", "--identity", "cuda"]
+        result = run_program(tmp_path, program, options=options)
+        assert result.stdout.splitlines() == ["2 cuda:1 True", "True"], result.stderr
+
+    def test_an_ordinal_too_many_is_cudas_error(self, devices: torchdevice.Scope) -> None:
+        with pytest.raises(torch.AcceleratorError, match="CUDA error: invalid device ordinal"):
+            torch.zeros(1, device="cuda:2")
+
+    def test_current_device_is_where_things_are_made(self, devices: torchdevice.Scope) -> None:
+        with torch.cuda.device(1):
+            assert torch.zeros(1, device="cuda").get_device() == torch.zeros(1).cuda().get_device() == 1
+        assert torch.zeros(1, device="cuda").get_device() == 0
+
+    def test_bad_arguments(self) -> None:
+        with pytest.raises(UnknownTargetError, match=r"'simulated:tpu' is not a target.*simulated:strict"):
+            torchdevice.simulate("tpu").__enter__()
+        with pytest.raises(ValueError, match="only ever one mps device"):
+            torchdevice.simulate("mps", count=2).__enter__()
+        with pytest.raises(ValueError, match=r"memory=0 is not a number of bytes\. Use an int"):
+            torchdevice.simulate(memory=0)
+        with pytest.raises(ValueError, match="limits simulated devices, and 'cpu' is none"):
+            torchdevice.portable("cpu", memory=1).__enter__()
+        with pytest.raises(ValueError, match="devices=0"):
+            torchdevice.simulate(count=0)
+
+
+class TestIdentity:
+    def test_reads_say_cuda(self, devices: torchdevice.Scope) -> None:
+        x = torch.zeros(2, device="cuda:1")
+        assert x.device == torch.device("cuda:1") and x.is_cuda and x.get_device() == 1
+        assert x.type() == "torch.cuda.FloatTensor"
+        assert repr(x) == "tensor([0., 0.], device='cuda:1')"
+        assert str(torch.nn.Parameter(x)).endswith("device='cuda:1', requires_grad=True)")
+        assert torch.Generator("cuda:1").device == torch.device("cuda:1")
+        assert not torch.zeros(1).is_cuda and torch.zeros(1).device.type == "cpu"
+
+    def test_without_it_the_truth(self) -> None:
+        with torchdevice.simulate():
+            x = torch.zeros(2, device="cuda")
+            assert str(x.device) == "simulated:0" and not x.is_cuda and "simulated:0" in repr(x)
+            assert x.type() == "torch.simulated.FloatTensor"
+
+
+# ---- bugs that only a device shows -----------------------------------------------------------------------------------
+
+
+class WithBuffer(torch.nn.Module):
+    """Keeps a tensor that ``.cuda()`` does not know of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.ones(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+def mask_on_the_cpu() -> Any:
+    x = torch.randn(3, 3, device="cuda")
+    return x.masked_fill(torch.ones(3, 3).tril() == 0, -1.0)
+
+
+def position_ids_on_the_cpu() -> Any:
+    return torch.nn.Embedding(4, 2).cuda()(torch.arange(3))
+
+
+def labels_on_the_cpu() -> Any:
+    return torch.nn.functional.cross_entropy(torch.randn(3, 5, device="cuda"), torch.tensor([0, 1, 2]))
+
+
+def model_left_on_the_cpu() -> Any:
+    return torch.nn.Linear(4, 2)(torch.randn(1, 4, device="cuda"))
+
+
+def concatenated_with_the_cpu() -> Any:
+    return torch.cat([torch.ones(2, device="cuda"), torch.ones(2)])
+
+
+def attention_mask_on_the_cpu() -> Any:
+    q = torch.randn(1, 1, 4, 8, device="cuda")
+    return torch.nn.functional.scaled_dot_product_attention(q, q.cpu(), q)
+
+
+TWO_DEVICES = r"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+WRONG_ARGUMENT = (
+    r"Expected all tensors to be on the same device, but got {} is on {}, different from other tensors on {}"
+)
+
+BY_WRAPPER = r" \(when checking argument in method wrapper_CUDA_{}\)"
+INDICES = r"indices should be either on cpu or on the same device as the indexed tensor \(cpu\)"
+NUMPY = r"can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu\(\)"
+
+BUGS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a buffer that is none": (lambda: WithBuffer().cuda()(torch.ones(4, device="cuda")), RuntimeError, TWO_DEVICES),
+    "a mask": (
+        mask_on_the_cpu,
+        RuntimeError,
+        "expected self and mask to be on the same device, but got mask on cpu and self on cuda:0",
+    ),
+    "position ids": (
+        position_ids_on_the_cpu,
+        RuntimeError,
+        WRONG_ARGUMENT.format("index", "cpu", "cuda:0") + BY_WRAPPER.format("_index_select"),
+    ),
+    "labels": (labels_on_the_cpu, RuntimeError, WRONG_ARGUMENT.format("target", "cpu", "cuda:0")),
+    "a model": (
+        model_left_on_the_cpu,
+        RuntimeError,
+        WRONG_ARGUMENT.format("mat1", "cuda:0", "cpu") + BY_WRAPPER.format("addmm"),
+    ),
+    "cat": (concatenated_with_the_cpu, RuntimeError, WRONG_ARGUMENT.format("tensors", "cpu", "cuda:0")),
+    "attention": (
+        attention_mask_on_the_cpu,
+        RuntimeError,
+        "Expected query, key, and value to have the same device type",
+    ),
+    "numpy": (lambda: torch.ones(2, device="cuda").numpy(), TypeError, NUMPY),
+    "an index": (lambda: torch.ones(4)[torch.ones(4, device="cuda") > 0], RuntimeError, INDICES),
+    "a generator": (
+        lambda: torch.randn(3, device="cuda", generator=torch.Generator()),
+        RuntimeError,
+        "Expected a 'cuda' device type for generator but found 'cpu'",
+    ),
+    "in place": (lambda: torch.ones(2).add_(torch.ones(2, device="cuda")), RuntimeError, TWO_DEVICES),
+    "where": (
+        lambda: torch.where(torch.ones(2) > 0, torch.ones(2, device="cuda"), torch.zeros(2)),
+        RuntimeError,
+        "Expected (all tensors|condition)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_that_only_a_device_shows(name: str) -> None:
+    program, error, message = BUGS[name]
+    with torchdevice.portable("cpu"):
+        program()
+    with torchdevice.simulate(identity="cuda"), pytest.raises(error, match=message):
+        program()
+
+
+def test_weights_and_inputs_on_two_devices(devices: torchdevice.Scope) -> None:
+    layer, x = torch.nn.Linear(2, 2).to("cuda:1"), torch.ones(1, 2, device="cuda:0")
+    with pytest.raises(RuntimeError, match=r"but got mat1 is on cuda:0, different from other tensors on cuda:1"):
+        layer(x)
+    with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cuda:1!"):
+        x + torch.ones(1, 2, device="cuda:1")
+    assert layer(x.to("cuda:1")).get_device() == 1
+
+
+def test_what_cuda_accepts_is_accepted(devices: torchdevice.Scope) -> None:
+    x = torch.arange(4.0, device="cuda")
+    assert (x + torch.tensor(2.0)).tolist() == [2.0, 3.0, 4.0, 5.0], "a CPU scalar"
+    assert x[torch.tensor([0, 3])].tolist() == [0.0, 3.0], "CPU indices"
+    assert x[torch.tensor([True, False, False, True])].tolist() == [0.0, 3.0], "a CPU mask as an index"
+    x[torch.tensor([1])] = torch.tensor(9.0)
+    assert x.tolist() == [0.0, 9.0, 2.0, 3.0] and float(x[1]) == 9.0 and int(x.argmax()) == 1
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+class TestRandomNumbers:
+    def test_a_seed_gives_the_cpus_numbers(self, devices: torchdevice.Scope) -> None:
+        torch.manual_seed(5)
+        on_cpu = [torch.randn(20), torch.rand(3), torch.randperm(9), torch.nn.functional.dropout(torch.ones(64), 0.3)]
+        torch.manual_seed(5)
+        x = torch.ones(64, device="cuda:1")
+        on_device = [
+            torch.randn(20, device="cuda:1"),
+            torch.rand(3, device="cuda:1"),
+            torch.randperm(9, device="cuda:1"),
+            torch.nn.functional.dropout(x, 0.3),
+        ]
+        assert all(torch.equal(one, other.cpu()) for one, other in zip(on_cpu, on_device, strict=True))
+
+    def test_devices_and_the_cpu_draw_apart(self, devices: torchdevice.Scope) -> None:
+        torch.manual_seed(1)
+        first = torch.randn(4, device="cuda:0")
+        torch.randn(7), torch.randn(7, device="cuda:1")
+        second = torch.randn(4, device="cuda:0")
+        torch.manual_seed(1)
+        assert torch.equal(torch.randn(8, device="cuda:0").cpu()[:4], first.cpu())
+        torch.cuda.manual_seed_all(1)
+        torch.randn(4, device="cuda:0")
+        assert torch.equal(torch.randn(4, device="cuda:0"), second)
+
+    def test_states(self, devices: torchdevice.Scope) -> None:
+        state = torch.cuda.get_rng_state(1)
+        drawn = torch.rand(3, device="cuda:1")
+        torch.cuda.set_rng_state(state, 1)
+        assert torch.equal(torch.rand(3, device="cuda:1"), drawn)
+        with torch.random.fork_rng(devices=[0, 1]):
+            torch.rand(3, device="cuda:1")
+        generator = torch.Generator("cuda:1").manual_seed(3)
+        restored = pickle.loads(pickle.dumps(generator))
+        assert torch.equal(*(torch.rand(2, generator=each, device="cuda:1") for each in (generator, restored)))
+
+
+def test_model_parallel_training_is_identical_to_the_cpu(devices: torchdevice.Scope) -> None:
+    def train(first: str, second: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        one, two = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
+        x, y = torch.randn(5, 6), torch.randint(3, (5,))
+        one.to(first), two.to(second)
+        optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            hidden = one(x.to(first)).relu().to(second)
+            torch.nn.functional.cross_entropy(two(hidden), y.to(second)).backward()
+            optimizer.step()
+        assert one.weight.grad is not None and two.weight.grad is not None
+        assert str(one.weight.grad.device) == first and str(two.weight.grad.device) == second
+        return [p.detach().cpu() for p in (*one.parameters(), *two.parameters())]
+
+    expected = train("cpu", "cpu")
+    assert all(torch.equal(a, b) for a, b in zip(expected, train("cuda:0", "cuda:1"), strict=True))
+
+
+def test_threads_train_on_devices_of_their_own(devices: torchdevice.Scope) -> None:
+    results: dict[int, torch.Tensor] = {}
+
+    def work(index: int) -> None:
+        torch.cuda.set_device(index)
+        weight = torch.full((3,), float(index + 1), device="cuda", requires_grad=True)
+        for _ in range(20):
+            (weight * weight).sum().backward()
+        assert weight.grad is not None
+        results[index] = weight.grad
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {i: (g.get_device(), g.tolist()) for i, g in results.items()} == {0: (0, [40.0] * 3), 1: (1, [80.0] * 3)}
+
+
+def test_functional_transforms(devices: torchdevice.Scope) -> None:
+    weight, x = torch.randn(3, 3, device="cuda"), torch.randn(5, 3, device="cuda")
+
+    def loss(w: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return (row @ w).tanh().sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x)
+    looped = torch.stack([torch.func.grad(loss)(weight, row) for row in x])
+    assert per_sample.is_cuda and torch.allclose(per_sample, looped)
+    assert torch.func.jacrev(torch.sin)(x[0]).is_cuda and torch.func.hessian(lambda v: v.pow(3).sum())(x[0]).is_cuda
+    _, tangent = torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))
+    assert torch.allclose(tangent, x.cos())
+    with torch.inference_mode():
+        assert (x @ weight).is_inference()
+    values = torch.func.functional_call(torch.nn.Linear(3, 2).cuda(), {}, (x,))
+    assert values.is_cuda
+
+
+class TestAutocast:
+    def test_cudas_policies(self, devices: torchdevice.Scope) -> None:
+        x = torch.randn(4, 4, device="cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            half = x @ x
+            assert half.dtype is torch.float16 and torch.nn.functional.linear(x, x).dtype is torch.float16
+            assert torch.nn.Conv1d(4, 4, 1).cuda()(x).dtype is torch.float16
+            for function in (torch.exp, torch.sum, torch.cumsum, torch.nn.functional.layer_norm, torch.norm):
+                arguments = {torch.cumsum: (0,), torch.nn.functional.layer_norm: ((4,),)}.get(function, ())
+                assert function(half, *arguments).dtype is torch.float32, function
+            assert (
+                half.softmax(0).dtype is torch.float32 and half.softmax(0, dtype=torch.float16).dtype is torch.float16
+            )
+            assert torch.addcmul(half, x, half).dtype is torch.float32 and (half + half).dtype is torch.float16
+            assert (x.double() @ x.double()).dtype is torch.float64
+            with pytest.raises(RuntimeError, match="are unsafe to autocast"):
+                torch.nn.functional.binary_cross_entropy(half.sigmoid(), half.sigmoid())
+        assert (x @ x).dtype is torch.float32
+
+    def test_training_with_a_scaler(self, devices: torchdevice.Scope) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1)).cuda()
+        x = torch.randn(32, 8, device="cuda")
+        y = x.sum(1, keepdim=True)
+        optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.amp.GradScaler("cuda")
+        losses = []
+        for _ in range(40):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = torch.nn.functional.mse_loss(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0] / 2
+
+
+# ---- modules, storages, files ----------------------------------------------------------------------------------------
+
+
+class TestMoves:
+    def test_parameters_stay_the_same_objects(self, devices: torchdevice.Scope) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        parameters = list(model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1, 3)).sum().backward()
+        seen: list[torch.Size] = []
+        model[0].weight.register_hook(lambda grad: seen.append(grad.shape))
+        before = model[0].weight.grad.clone()
+        model.cuda()
+        assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
+        assert model[0].weight is model[1].weight and all(
+            p.is_cuda and p.is_leaf and p.requires_grad for p in parameters
+        )
+        assert model[0].weight.grad.is_cuda and torch.equal(model[0].weight.grad.cpu(), before)
+        optimizer.zero_grad()
+        model(torch.ones(1, 3, device="cuda")).sum().backward()
+        optimizer.step()
+        assert seen, "a hook was lost on the way"
+        model.cpu()
+        assert not model[0].weight.is_cuda and model[0].weight is model[1].weight
+        model(torch.ones(1, 3)).sum().backward()
+
+    def test_setting_data(self, devices: torchdevice.Scope) -> None:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        parameter.data = parameter.data.cuda()
+        assert parameter.is_cuda and parameter.requires_grad and isinstance(parameter, torch.nn.Parameter)
+        (parameter * 2).sum().backward()
+        assert parameter.grad is not None and parameter.grad.is_cuda
+
+    def test_copies_are_counted(self, devices: torchdevice.Scope) -> None:
+        before = devices.runtime.copies.copy()  # type: ignore[attr-defined]
+        x = torch.ones(1000).cuda()
+        x.to("cuda:1").cpu()
+        x.cpu()
+        counted = devices.runtime.copies - before  # type: ignore[attr-defined]
+        assert counted == {
+            ("cpu", "simulated:0"): 1,
+            ("simulated:0", "simulated:1"): 1,
+            ("simulated:1", "cpu"): 1,
+            ("simulated:0", "cpu"): 1,
+        }
+        assert devices.runtime.copied_bytes["simulated:0", "cpu"] >= 4000  # type: ignore[attr-defined]
+
+    def test_a_move_does_not_share_memory(self, devices: torchdevice.Scope) -> None:
+        x = torch.zeros(3)
+        y = x.cuda()
+        x += 1
+        z = y.cpu()
+        y += 5
+        assert (x.tolist(), y.tolist(), z.tolist()) == ([1.0] * 3, [5.0] * 3, [0.0] * 3)
+
+
+def _through_a_file(value: Any, folder: Path) -> Any:
+    torch.save(value, folder / "value.pt")
+    return torch.load(folder / "value.pt", weights_only=False)
+
+
+class TestStorages:
+    def test_views_share_and_resizes_do_not_lose(self, devices: torchdevice.Scope) -> None:
+        x = torch.arange(6.0, device="cuda")
+        view = x.view(2, 3)[1]
+        view += 10
+        assert x.tolist() == [0.0, 1.0, 2.0, 13.0, 14.0, 15.0]
+        assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        x.resize_(8)
+        assert x[:6].tolist() == [0.0, 1.0, 2.0, 13.0, 14.0, 15.0] and x.shape == (8,)
+        out = torch.empty(0, device="cuda")
+        torch.add(x[:2], 1, out=out)
+        assert out.tolist() == [1.0, 2.0]
+        y = torch.empty(0, device="cuda").set_(x.untyped_storage(), 3, (2,), (1,))
+        assert y.tolist() == [13.0, 14.0]
+        assert torch.empty(2, 3, 4, 5, device="cuda").to(memory_format=torch.channels_last).stride() == (60, 1, 15, 3)
+
+    def test_copies_and_files(self, devices: torchdevice.Scope, tmp_path: Path) -> None:
+        base = torch.arange(4.0, device="cuda:1")
+        value = {"a": base, "b": base[1:], "c": torch.nn.Linear(2, 2).to("cuda:1")}
+        clone = pickle.loads(pickle.dumps(value))
+        assert clone["b"].tolist() == [1.0, 2.0, 3.0] and clone["c"].weight.get_device() == 1
+        for clone in (copy.deepcopy(value), _through_a_file(value, tmp_path)):
+            assert clone["a"].get_device() == clone["c"].weight.get_device() == 1
+            clone["a"] += 1
+            assert clone["b"].tolist() == [2.0, 3.0, 4.0] and base.tolist() == [0.0, 1.0, 2.0, 3.0]
+        torch.save({"a": base}, tmp_path / "x.pt")
+        assert torch.load(tmp_path / "x.pt")["a"].get_device() == 1
+        assert torch.load(tmp_path / "x.pt", map_location="cuda:0")["a"].get_device() == 0
+        assert not torch.load(tmp_path / "x.pt", map_location="cpu")["a"].is_cuda
+        with plain_torch(), pytest.raises(RuntimeError, match="on a CUDA device but"):
+            torch.load(tmp_path / "x.pt")
+
+    def test_sparse(self, devices: torchdevice.Scope) -> None:
+        x = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+        sparse = x.cuda().to_sparse()
+        assert sparse.is_sparse and sparse.is_cuda and torch.equal((sparse + sparse).to_dense().cpu(), x * 2)
+        assert torch.equal(torch.sparse.mm(sparse, x.cuda()).cpu(), x @ x)
+        table = torch.nn.Embedding(5, 2, sparse=True).cuda()
+        for _ in range(2):
+            table(torch.tensor([1, 1, 3], device="cuda")).sum().backward()
+        assert table.weight.grad is not None and table.weight.grad._nnz() == 6
+        assert table.weight.grad.to_dense()[:, 0].tolist() == [0.0, 4.0, 0.0, 2.0, 0.0]
+        torch.optim.SGD(table.parameters(), lr=0.1).step()
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+class TestMemory:
+    def test_figures_are_exact(self, devices: torchdevice.Scope) -> None:
+        gc.collect()
+        base = torch.cuda.memory_allocated(1)
+        torch.cuda.reset_peak_memory_stats(1)
+        x = torch.empty(1024, device="cuda:1")
+        assert torch.cuda.memory_allocated(1) - base == 4096
+        y = torch.empty(3, device="cuda:1")
+        assert torch.cuda.memory_allocated(1) - base == 4096 + 512, "rounded up to CUDA's blocks"
+        view = x[10:]
+        del x
+        assert torch.cuda.memory_allocated(1) - base == 4096 + 512, "a view keeps the memory"
+        del view
+        assert torch.cuda.memory_allocated(1) - base == 512
+        assert torch.cuda.max_memory_allocated(1) - base == 4096 + 512
+        z = y.clone().add(1)
+        del y, z
+        assert torch.cuda.memory_allocated(1) == base and torch.cuda.memory_allocated(0) >= 0
+
+    def test_training_does_not_leak(self, devices: torchdevice.Scope) -> None:
+        model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(2, 5, 16, device="cuda")
+
+        def step() -> int:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            return torch.cuda.memory_allocated()
+
+        step()
+        assert len({step() for _ in range(4)}) == 1
+
+    def test_a_limit_raises_cudas_error(self) -> None:
+        with torchdevice.simulate(memory=8 << 20) as scope:
+            gc.collect()
+            held = torch.empty(1 << 20, device="cuda")
+            allocated = torch.cuda.memory_allocated()
+            with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
+                torch.empty(2 << 20, device="cuda")
+            text = str(caught.value)
+            assert text.startswith(
+                "CUDA out of memory. Tried to allocate 8.00 MiB. GPU 0 has a total capacity of 8.00 MiB"
+            )
+            assert "is allocated by PyTorch" in text and "PYTORCH_ALLOC_CONF=expandable_segments:True" in text
+            assert torch.cuda.memory_allocated() == allocated
+            del held
+            assert torch.empty(1 << 20, device="cuda").numel() == 1 << 20
+            assert torch.cuda.get_device_properties(0).total_memory == 8 << 20
+            assert torch.cuda.mem_get_info()[1] == 8 << 20
+            batch, tried = 1 << 12, []
+            while True:  # what batch-size finders do
+                try:
+                    torch.randn(batch, 1024, device="cuda").relu()
+                    break
+                except torch.cuda.OutOfMemoryError:
+                    tried.append(batch)
+                    batch //= 2
+            assert tried and batch >= 256 and scope.memory == 8 << 20
+        with torchdevice.simulate():
+            torch.empty(4 << 20, device="cuda")
+
+    def test_a_failing_backward_gives_its_memory_back(self) -> None:
+        gc.collect()
+        with torchdevice.simulate() as scope:
+            base = torch.cuda.memory_allocated()
+        with torchdevice.simulate(memory=base + (6 << 20)):
+            x = torch.randn(1 << 18, device="cuda", requires_grad=True)
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                (x.sin().cos() * x.exp()).sum().backward()
+            del x
+        gc.collect()
+        with scope:
+            assert torch.cuda.memory_allocated() == base
+
+
+# ---- profiles --------------------------------------------------------------------------------------------------------
+
+
+class TestMps:
+    def test_float64_becomes_float32_or_is_refused(self) -> None:
+        with torchdevice.simulate("mps"):
+            with pytest.warns(PortabilityWarning, match="has no torch.float64"):
+                x = torch.zeros(2, dtype=torch.float64, device="cuda")
+            assert x.dtype is torch.float32
+            assert torch.from_numpy(torch.zeros(2).double().numpy()).cuda().dtype is torch.float32
+        with (
+            torchdevice.simulate("mps", float64="error"),
+            pytest.raises(TypeError, match="MPS Tensor to float64 dtype"),
+        ):
+            torch.zeros(2, dtype=torch.float64, device="cuda")
+        with torchdevice.simulate("mps", float64="error"), pytest.raises(TypeError, match="doesn't support complex128"):
+            torch.ones(1, device="cuda", dtype=torch.complex64).to(torch.complex128)
+
+    def test_it_prints(self) -> None:
+        with torchdevice.simulate("mps"):
+            assert repr(torch.tensor([1.5, 2.25], device="cuda")) == "tensor([1.5000, 2.2500], device='simulated:0')"
+
+    def test_a_missing_operator_runs_on_the_cpu_and_is_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("PYTORCH_ENABLE_MPS_FALLBACK", raising=False)
+        with torchdevice.simulate("mps") as scope:
+            x = torch.randn(3, 3, device="cuda")
+            assert torch.linalg.eig(x)[0].shape == (3,)
+            assert scope.runtime.fallbacks["aten::linalg_eig"] >= 1  # type: ignore[attr-defined]
+            assert any("linalg_eig" in entry.requested for entry in scope.journal.degraded)
+
+    def test_a_missing_operator_is_an_error_where_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        message = (
+            r"The operator 'aten::linalg_eig' is not currently implemented for the MPS device\. If you want this op to "
+            r"be considered for addition please comment on https://github\.com/pytorch/pytorch/issues/141287"
+        )
+        x = torch.randn(3, 3)
+        with torchdevice.simulate("mps", strict=True), pytest.raises(NotImplementedError, match=message):
+            torch.linalg.eig(x.cuda())
+        monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "0")
+        with torchdevice.simulate("mps"), pytest.raises(NotImplementedError, match=message):
+            torch.linalg.eig(x.cuda())
+
+    def test_one_device_onto_which_the_others_fold(self) -> None:
+        with torchdevice.simulate("mps") as scope:
+            assert torch.cuda.device_count() == 1
+            assert torch.zeros(1, device="cuda:1").get_device() == 0
+            assert any("cuda:1" in entry.requested for entry in scope.journal.degraded)
+
+    def test_files_say_mps(self, tmp_path: Path) -> None:
+        with torchdevice.simulate("mps"):
+            torch.save(torch.ones(2, device="cuda"), tmp_path / "x.pt")
+            assert torch.load(tmp_path / "x.pt").device.type == "simulated"
+        assert b"mps:0" in (tmp_path / "x.pt").read_bytes()
+
+    def test_a_transformer_trains(self) -> None:
+        torch.manual_seed(0)
+        with torchdevice.simulate("mps", strict=True):
+            model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).cuda()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            x = torch.randn(4, 5, 16, device="cuda")
+            losses = []
+            for _ in range(10):
+                optimizer.zero_grad()
+                loss = (model(x) - x).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            assert losses[-1] < losses[0]
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_what_it_refuses_is_what_torchs_own_tests_expect(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Against ``UNIMPLEMENTED_XFAILLIST`` of common_mps.py: operators that fail on MPS for want of a kernel."""
+        expected = _unimplemented_on_mps()
+        agreed, others = 0, []
+        for op in op_db:
+            if torch.float32 not in op.supported_dtypes("cpu"):
+                continue
+            refused = _is_refused(op)
+            if refused is None:
+                continue
+            if refused == (op.name + op.variant_test_name in expected):
+                agreed += 1
+            else:
+                others.append(f"{'refused' if refused else 'runs'}: {op.formatted_name}")
+        with capsys.disabled():
+            print(f"\nmps profile: {agreed} of {agreed + len(others)} operators as torch's tests expect; not these:")
+            print("  " + ", ".join(sorted(others)))
+        assert agreed > 600 and len(others) < 0.07 * agreed
+
+
+def _unimplemented_on_mps() -> set[str]:
+    path = Path(torch.__file__).parent / "testing/_internal/common_mps.py"
+    found = re.search(r"UNIMPLEMENTED_XFAILLIST: [^=]+ = (\{.*?\n        \})", path.read_text(), re.S)
+    assert found is not None
+    table = ast.parse(found[1], mode="eval").body
+    assert isinstance(table, ast.Dict)
+    everywhere = ast.unparse(ast.Constant(None))
+    return {
+        ast.literal_eval(key)
+        for key, value in zip(table.keys, table.values, strict=True)
+        if key is not None and (ast.unparse(value) == everywhere or "torch.float32" in ast.unparse(value))
+    }
+
+
+def _is_refused(op: Any) -> bool | None:
+    """Whether the profile lacks an operator; None if none of its samples runs on the plain CPU."""
+    runs = None
+    for sample in itertools.islice(op.sample_inputs("cpu", torch.float32), 3):
+        try:
+            op(sample.input, *sample.args, **sample.kwargs)
+        except Exception:  # nothing to compare with
+            continue
+        with torchdevice.simulate("mps", strict=True, float64="error"):
+            try:
+                moved = sample.transform(lambda value: value.cuda() if isinstance(value, torch.Tensor) else value)
+                op(moved.input, *moved.args, **moved.kwargs)
+                runs = False if runs is None else runs
+            except NotImplementedError:
+                return True
+            except (RuntimeError, TypeError, FidelityError):  # float64, a sparse layout: not a question of kernels
+                continue
+    return runs
+
+
+class TestStrict:
+    def test_it_refuses_what_one_of_the_devices_lacks(self) -> None:
+        with torchdevice.simulate("strict", count=2, float64="error"):
+            assert (torch.ones(2, device="cuda:1") * 2).tolist() == [2.0, 2.0]
+            with pytest.raises(NotImplementedError, match="aten::linalg_eig"):
+                torch.linalg.eig(torch.randn(2, 2, device="cuda"))
+            with pytest.raises(TypeError, match="float64"):
+                torch.zeros(1, device="cuda", dtype=torch.float64)
+            with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
+                torch.zeros(1, device="cuda:2")
+
+
+# ---- being there only in a scope -------------------------------------------------------------------------------------
+
+
+class TestOutsideAScope:
+    def test_nothing_is_available_and_nothing_is_made(self) -> None:
+        assert not torch.cuda.is_available() and not torch.accelerator.is_available()
+        assert torch.simulated.device_count() == 0  # type: ignore[attr-defined]
+        for make in (lambda: torch.zeros(1, device="simulated"), lambda: torch.ones(1).to("simulated:0")):
+            with pytest.raises(RuntimeError, match="no scope on a simulated device is active in this thread"):
+                make()
+
+    def test_what_is_left_can_be_looked_at_and_copied(self) -> None:
+        with torchdevice.simulate():
+            x = torch.arange(3.0, device="cuda")
+        assert repr(x) == "tensor([0., 1., 2.], device='simulated:0')"
+        assert x.cpu().tolist() == x.tolist() == [0.0, 1.0, 2.0] and x.sum().item() == 3.0
+
+    def test_another_thread_is_outside(self, devices: torchdevice.Scope) -> None:
+        seen: list[bool] = []
+        import _thread
+
+        done = threading.Event()
+        _thread.start_new_thread(lambda: (seen.append(torch.cuda.is_available()), done.set()), ())
+        assert done.wait(30) and seen == [False]
+
+    def test_backward_is_on_engine_threads_again(self) -> None:
+        before = torch._C._is_multithreading_enabled()
+        with torchdevice.simulate():
+            assert not torch._C._is_multithreading_enabled()
+            with torchdevice.simulate():
+                pass
+            assert not torch._C._is_multithreading_enabled()
+        assert torch._C._is_multithreading_enabled() is before
+
+    def test_importing_registers_nothing(self, tmp_path: Path) -> None:
+        program = (
+            "import torch, sys, torchdevice\n"
+            "with torchdevice.portable('cpu'): torch.ones(1).cuda()\n"
+            "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'\n"
+            "assert 'torchdevice.simulation' not in sys.modules and not hasattr(torch, 'simulated')\n"
+            "with torchdevice.simulate(): assert torch.ones(1).cuda().device.type == 'simulated'\n"
+            "print('as said')\n"
+        )
+        result = run_python("-c", program, cwd=tmp_path)
+        assert result.stdout == "as said\n", result.stderr
+
+    def test_a_second_backend_is_refused_by_name(self, tmp_path: Path) -> None:
+        program = (
+            "import torch, torchdevice\n"
+            "torch.utils.rename_privateuse1_backend('npu')\n"
+            "try:\n"
+            "    torchdevice.simulate().__enter__()\n"
+            "except torchdevice.errors.BackendTakenError as error:\n"
+            "    print(error.name, '|', error)\n"
+            "assert torchdevice.current() is None and not torch.cuda.is_available()\n"
+        )
+        result = run_python("-c", program, cwd=tmp_path)
+        assert result.stdout.startswith("npu | torch has room for one out-of-tree backend in a process, and 'npu'"), (
+            result.stderr
+        )
+
+
+def test_inductor_declines_and_says_so() -> None:
+    with torchdevice.simulate() as scope:
+        x = torch.ones(3, device="cuda")
+        expected = (x * 2).sin()
+        compiled = torch.compile(lambda x: (x * 2).sin())
+        assert torch.equal(compiled(x), expected)
+        torch._dynamo.reset()
+    assert any("inductor" in entry.requested for entry in scope.journal.degraded)
+    with torchdevice.simulate(strict=True), pytest.raises(Exception, match="inductor") as caught:
+        torch.compile(lambda x: x * 3)(torch.ones(3, device="cuda"))
+    assert isinstance(caught.value, FidelityError) or "FidelityError" in repr(caught.value)
+    torch._dynamo.reset()
+
+
+def test_collectives_between_processes(tmp_path: Path) -> None:
+    program = """
+    import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+
+    def worker(rank):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29617")
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", rank=rank, world_size=2)
+        x = torch.full((2,), float(rank), device="cuda")
+        gathered = [torch.empty(2, device="cuda") for _ in range(2)]
+        dist.all_gather(gathered, x)
+        flat = torch.empty(4, device="cuda")
+        dist.all_gather_into_tensor(flat, x)
+        part = torch.empty(1, device="cuda")
+        dist.reduce_scatter_tensor(part, x + 1)
+        swapped = torch.empty(2, device="cuda")
+        dist.all_to_all_single(swapped, x)
+        dist.broadcast(x, 1)
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        if rank == 0:
+            dist.send(torch.tensor([7.0], device="cuda"), 1)
+        else:
+            received = torch.empty(1, device="cuda")
+            dist.recv(received, 0)
+            print([t.tolist() for t in gathered], flat.tolist(), part.tolist(), swapped.tolist(), x.tolist(),
+                  received.item(), x.device, flush=True)
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        mp.spawn(worker, nprocs=2)
+    """
+    result = run_program(tmp_path, program, options=["--target", "simulated:cuda:2"])
+    expected = "[[0.0, 0.0], [1.0, 1.0]] [0.0, 0.0, 1.0, 1.0] [3.0] [0.0, 1.0] [2.0, 2.0] 7.0 simulated:1"
+    assert expected in result.stdout.splitlines(), (result.stdout, result.stderr[-2000:])
+
+
+def test_the_data_loader_pins(devices: torchdevice.Scope) -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(8.0))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True, num_workers=1)
+    batches = [batch[0] for batch in loader]
+    assert all(batch.is_pinned() and not batch.is_cuda for batch in batches)
+    assert torch.cat([batch.cuda(non_blocking=True) for batch in batches]).tolist() == list(range(8))
+
+
+def test_streams_and_events(devices: torchdevice.Scope) -> None:
+    x = torch.zeros(1000, device="cuda")
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    with torch.cuda.stream(torch.cuda.Stream()) as stream:
+        for _ in range(50):
+            x += 1
+        end.record(stream)
+    torch.cuda.current_stream().wait_event(end)
+    torch.cuda.synchronize()
+    assert end.query() and start.elapsed_time(end) > 0 and x.sum().item() == 50_000
+    buffer = io.BytesIO()
+    torch.save(x, buffer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x.record_stream(torch.cuda.Stream())
