@@ -203,6 +203,18 @@ def test_row_33_compile() -> None:
         torch._dynamo.reset()
 
 
+def test_row_33_compile_of_operators_not_called_before(tmp_path: Path) -> None:
+    result = run_program(
+        tmp_path,
+        """
+        import torch
+        compiled = torch.compile(lambda x: (x * 2).atan().erf().cuda(), backend="eager")
+        print(compiled(torch.zeros(2, device="cuda")).tolist())
+        """,
+    )
+    assert result.stdout == "[0.0, 0.0]\n", result.stderr[-2000:]
+
+
 def test_row_34_graphs() -> None:
     assert not torch.cuda.is_current_stream_capturing()
     with pytest.raises(NotSupportedError, match="CUDAGraph"):

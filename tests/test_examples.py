@@ -33,6 +33,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
+@pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("name", names())
 def test_runs_in_a_scope(name: str, tmp_path: Path) -> None:
     if name == "finetune_gpt2":
@@ -43,6 +44,7 @@ def test_runs_in_a_scope(name: str, tmp_path: Path) -> None:
         assert text in result.stdout
 
 
+@pytest.mark.usefixtures("chosen")
 def test_a_run_can_be_resumed(tmp_path: Path) -> None:
     script = str(EXAMPLES / "train_nanogpt.py")
     first = run_command("run", script, "--steps", "5", cwd=tmp_path)
@@ -51,6 +53,7 @@ def test_a_run_can_be_resumed(tmp_path: Path) -> None:
     assert "resumed at step 5" in second.stdout and "step 10: loss" in second.stdout, second.stderr
 
 
+@pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_losses_are_close_in_every_precision(dtype: str, tmp_path: Path) -> None:
     script = str(EXAMPLES / "train_nanogpt.py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -54,7 +55,7 @@ class Machine:
         assert seen() == self.expected
 
     def enter(self, devices: int) -> None:
-        scope = torchdevice.portable("cpu", devices=devices)
+        scope = torchdevice.portable(devices=devices)
         scope.__enter__()
         self.stack.append((scope, devices))
 
@@ -74,21 +75,21 @@ class Machine:
 
     def raise_(self, devices: int) -> None:
         try:
-            with torchdevice.portable("cpu", devices=devices):
+            with torchdevice.portable(devices=devices):
                 assert seen() == devices
                 raise KeyError(devices)
         except KeyError:
             pass
 
     def decorated(self, devices: int) -> None:
-        assert torchdevice.portable("cpu", devices=devices)(seen)() == devices
+        assert torchdevice.portable(devices=devices)(seen)() == devices
 
     def thread(self, devices: int) -> None:
         found: list[int] = []
 
         def work() -> None:
             found.append(seen())
-            with torchdevice.portable("cpu", devices=devices):
+            with torchdevice.portable(devices=devices):
                 found.append(seen())
             found.append(seen())
 
@@ -112,6 +113,7 @@ class Machine:
 setattr(Machine, "raise", Machine.raise_)
 
 
+@pytest.mark.usefixtures("chosen")
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS)
 def test_any_sequence(actions: list[tuple[str, Any]]) -> None:

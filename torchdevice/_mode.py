@@ -27,7 +27,7 @@ class DeviceMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         scope = self.scope
-        rewriter: Any = scope.table.get(func, _UNSEEN)
+        rewriter: Any = scope.find(func, _UNSEEN)
         if rewriter is _UNSEEN:
             rewriter = _rewriters.classify(func, scope.table)
         try:

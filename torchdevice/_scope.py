@@ -89,6 +89,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bound: dict[Any, Any] = {}
         self.table: _rewriters.Table = {}
+        # The method, not the table: Dynamo would guard on the table's length, which grows by what is seen.
+        self.find = self.table.get
         self.unsupported_dtypes: frozenset[torch.dtype] = frozenset()
         self.settings: dict[Any, Any] = {}
 
@@ -135,6 +137,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self._redirects.clear()
         self._bound.clear()
         self.table = _table(self.identity == "cuda", runtime)
+        self.find = self.table.get
         if runtime.kind == "cpu":
             _say_once("no accelerator is in use: what the program asks of CUDA runs on the CPU")
 

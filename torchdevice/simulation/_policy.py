@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 KIND = "simulated"
 """The device type's name."""
 
+_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+
 watching = 0
 _lock = threading.Lock()
 
@@ -118,7 +120,7 @@ def _size(size: int) -> str:
 def check_operator(op: Any) -> None:
     """Let an operator pass that the profile's device lacks, or raise the error that device raises.
 
-    It passes, counted, where the scope approximates and ``PYTORCH_ENABLE_MPS_FALLBACK`` does not forbid it.
+    It passes, counted, where ``PYTORCH_ENABLE_MPS_FALLBACK`` is set, as on the device, and the scope is not strict.
 
     Raises:
         NotImplementedError: It does not pass.
@@ -131,10 +133,7 @@ def check_operator(op: Any) -> None:
         return
     scope = _active.state.scope
     assert scope is not None
-    if runtime.profile.refuses or scope.strict or os.environ.get(FALLBACK) == "0":
+    if runtime.profile.refuses or scope.strict or os.environ.get(_FALLBACK, "0") == "0":
         raise NotImplementedError(runtime.profile.missing_message(missing))
     runtime.fallbacks[missing] += 1
     scope.report(missing, "the operator on the CPU", Fidelity.APPROXIMATE)
-
-
-FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
