@@ -722,6 +722,25 @@ class TestOutsideAScope:
         result = run_python("-c", program, cwd=tmp_path)
         assert result.stdout == "as said\n", result.stderr
 
+    def test_the_first_use_may_be_inside_another_scope(self, tmp_path: Path) -> None:
+        program = (
+            "import copy, torch, torchdevice\n"
+            "with torchdevice.portable('cpu'):\n"
+            "    with torchdevice.simulate():\n"
+            "        x = torch.ones(2, device='cuda')\n"
+            "        assert torch.UntypedStorage(4, device='cuda').device.type == 'simulated'\n"
+            "        assert copy.deepcopy(x).device.type == 'simulated'\n"
+            "    assert torch.UntypedStorage(4, device='cuda').device.type == 'cpu'\n"
+            "for make in (lambda: copy.deepcopy(x), lambda: torch.UntypedStorage(4, device='simulated')):\n"
+            "    try:\n"
+            "        make()\n"
+            "    except RuntimeError as error:\n"
+            "        assert 'no scope on a simulated device' in str(error)\n"
+            "print(torch.UntypedStorage(4).device, torch.UntypedStorage([1, 2]).tolist())\n"
+        )
+        result = run_python("-c", program, cwd=tmp_path)
+        assert result.stdout == "cpu [1, 2]\n", result.stderr
+
     def test_a_second_backend_is_refused_by_name(self, tmp_path: Path) -> None:
         program = (
             "import torch, torchdevice\n"

@@ -160,6 +160,10 @@ class Runtime:
         """Return a new generator for the device, of torch's class or of a subclass of it."""
         return torch._C.Generator.__new__(cls, self.device(index))  # type: ignore[call-arg]
 
+    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
+        """Make a ``torch.UntypedStorage`` on a device of this kind; ``original`` is torch's own way."""
+        return original(*args, device=device, **kwargs)
+
     def multiprocessor_count(self) -> int:
         """Return the number of units that compute in parallel."""
         return torch.get_num_threads()
@@ -372,6 +376,10 @@ class ModuleRuntime(Runtime):
                 f"torch.{self.kind}.default_generators", f"The {self.kind!r} backend does not provide it."
             )
         return generators[index]
+
+    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
+        """Make a ``torch.UntypedStorage`` on a device of this kind; ``original`` is torch's own way."""
+        return original(*args, device=device, **kwargs)
 
     def multiprocessor_count(self) -> int:
         properties = self._call("get_device_properties", 0)

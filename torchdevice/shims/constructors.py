@@ -26,6 +26,16 @@ def _with_device(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs)
 
 
+def _untyped_storage(scope: Scope, original: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """``torch.UntypedStorage.__new__``: on the target as its runtime makes one."""
+    if device is None:
+        return original(*args, **kwargs)
+    device = scope.redirect(device) or torch.device(device)
+    if device.type == scope.runtime.kind:
+        return scope.runtime.new_storage(original, *args, device=device, **kwargs)
+    return original(*args, device=device, **kwargs)
+
+
 def _inject(scope: Scope, original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """``DeviceContext.__torch_function__``: what it adds is rewritten too."""
     kwargs = kwargs or {}
@@ -43,7 +53,7 @@ def _device_of_module(scope: Scope, original: Any, module: str) -> str:
 def patches() -> list[Patch]:
     """Return the patches of these constructors."""
     return [
-        replaced_function(torch.UntypedStorage, "__new__", _with_device),
+        replaced_function(torch.UntypedStorage, "__new__", _untyped_storage),
         replaced_function(torch.TypedStorage, "__init__", _with_device),
         replaced_function(torch.storage, "_get_device_from_module", _device_of_module),
         replaced_function(DeviceContext, "__torch_function__", _inject),

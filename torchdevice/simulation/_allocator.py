@@ -39,7 +39,8 @@ class Figures(NamedTuple):
 class Device:
     """The figures of one simulated device. A storage's end only leaves a note, which the next reader adds up."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
+        self._index = index
         self.freed: list[int] = []
         self._lock = threading.RLock()
         self._allocated = self._reserved = self._peak_allocated = self._peak_reserved = 0
@@ -54,7 +55,7 @@ class Device:
             if self.freed:
                 self._settle()
             if _policy.watching:
-                _policy.check_memory(self, size, self._allocated, self._reserved)
+                _policy.check_memory(self._index, size, self._allocated, self._reserved)
             self._allocated += size
             if self._allocated > self._peak_allocated:
                 self._peak_allocated = self._allocated
@@ -92,7 +93,7 @@ _devices: dict[int, Device] = {}
 def device(index: int) -> Device:
     """Return the device of an index."""
     found = _devices.get(index)
-    return found if found is not None else _devices.setdefault(index, Device())
+    return found if found is not None else _devices.setdefault(index, Device(index))
 
 
 class _Owner(weakref.ref):  # type: ignore[type-arg]
@@ -151,7 +152,7 @@ def with_bits(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the CPU tensor with the memory of a simulated one, without its conjugate and negative bits.
 
-    It must not be resized.
+    It must not be resized: it may be the one that the device's memory belongs to.
     """
     owner = _owners.get(tensor.data_ptr())
     if owner is not None:

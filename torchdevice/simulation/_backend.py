@@ -5,6 +5,7 @@ torch cannot take any of this back. Nothing of it is reached unless a tensor of 
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import torch
 from torchdevice import _active
 from torchdevice._private import require
 from torchdevice.errors import BackendTakenError
-from torchdevice.simulation import _allocator, _autocast, _kernels, _sharing, _sparse, _special
+from torchdevice.simulation import _allocator, _autocast, _kernels, _policy, _sharing, _sparse, _special
 from torchdevice.simulation._policy import KIND
 
 if TYPE_CHECKING:
@@ -93,25 +94,30 @@ def register() -> None:
         with _active.suspended(), torch._C.DisableTorchFunction():
             setup(KIND, Module(), _Hooks(), _Guard())
             _register_kernels()
-            torch.UntypedStorage.__new__ = _new_storage  # type: ignore[method-assign]
+            _guard_storage()
             _sharing.register()
 
 
-def _new_storage(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-    """``torch.UntypedStorage(size, device=...)``: torch has no allocator for an out-of-tree backend and crashes."""
+def _guard_storage() -> None:
+    """Keep ``torch.UntypedStorage(size, device=...)`` from crashing on the device outside a scope too."""
+    guarded = functools.partial(new_storage, torch.UntypedStorage.__new__)
+    torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
+
+
+def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """``torch.UntypedStorage.__new__``, for the device too: torch has no allocator for an out-of-tree backend there."""
     if device is None:
-        return _plain_storage(cls, *args, **kwargs)
+        return original(cls, *args, **kwargs)
     with torch._C.DisableTorchFunction():
         device = torch.device(device)
         if device.type != KIND:
-            return _plain_storage(cls, *args, device=device, **kwargs)  # type: ignore[call-arg]
-        size = args[0] if args and isinstance(args[0], int) else kwargs.get("size", 0)
-        values = torch.tensor(args[0], dtype=torch.uint8) if args and not isinstance(args[0], int) else None
-        memory = torch.empty(size, dtype=torch.uint8) if values is None else values
+            return original(cls, *args, device=device, **kwargs)
+        _policy.check_scope()
+        size = args[0] if args else kwargs.get("size", 0)
+        memory = (
+            torch.empty(size, dtype=torch.uint8) if isinstance(size, int) else torch.tensor(size, dtype=torch.uint8)
+        )
         return _allocator.fresh(memory, device.index or 0).untyped_storage()
-
-
-_plain_storage = torch.UntypedStorage.__new__
 
 
 def _register_kernels() -> None:

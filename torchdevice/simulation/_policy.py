@@ -18,7 +18,6 @@ from torchdevice import _active
 from torchdevice._journal import Fidelity
 
 if TYPE_CHECKING:
-    from torchdevice.simulation._allocator import Device
     from torchdevice.simulation._runtime import SimulatedRuntime
 
 KIND = "simulated"
@@ -84,19 +83,16 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise TypeError(runtime.profile.dtype_message(dtype))
 
 
-def check_memory(device: Device, wanted: int, allocated: int, reserved: int) -> None:
+def check_memory(index: int, wanted: int, allocated: int, reserved: int) -> None:
     """Raise CUDA's out-of-memory error if the scope limits the memory and ``wanted`` more bytes are too many."""
     runtime = _runtime()
     limit = runtime.memory_limit if runtime is not None else None
     if limit is not None and allocated + wanted > limit:
-        raise torch.OutOfMemoryError(_out_of_memory(device, wanted, allocated, reserved, limit))
+        raise torch.OutOfMemoryError(_out_of_memory(index, wanted, allocated, reserved, limit))
 
 
-def _out_of_memory(device: Device, wanted: int, allocated: int, reserved: int, limit: int) -> str:
+def _out_of_memory(index: int, wanted: int, allocated: int, reserved: int, limit: int) -> str:
     """Return the text of CUDA's caching allocator, c10/cuda/CUDACachingAllocator.cpp."""
-    from torchdevice.simulation import _allocator
-
-    index = next(index for index, known in _allocator._devices.items() if known is device)
     unused = max(0, min(reserved, limit) - allocated)
     in_use = allocated + unused
     return (

@@ -127,6 +127,9 @@ class SimulatedRuntime(Runtime):
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         return _random.Generator(index) if cls is torch._C.Generator else _random.own(cls, index)
 
+    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
+        return _backend.new_storage(original, *args, device=device, **kwargs)
+
     def out_of_memory(self, error: BaseException) -> str | None:
         # What the host cannot allocate, the device cannot either.
         from torchdevice._runtimes import runtime

@@ -15,8 +15,9 @@ from torch._C import DispatchKey
 from torch.utils import _pytree as pytree
 
 from torchdevice._private import require
-from torchdevice.simulation._allocator import fresh
+from torchdevice.simulation._allocator import fresh, with_bits
 from torchdevice.simulation._kernels import aliased, index_of, without_mode
+from torchdevice.simulation._relabel import on_cpu
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -101,9 +102,9 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if not tensor.is_sparse:
         return aliased(tensor)
-    parts = _parts(tensor)
+    parts = _parts(tensor)  # as tensors that cannot be resized, which an operator in place might do
     return _aten._sparse_coo_tensor_unsafe(
-        aliased(parts[0]), aliased(parts[1]), tensor.shape, is_coalesced=_is_coalesced(tensor)
+        *(with_bits(on_cpu(part), part) for part in parts), tensor.shape, is_coalesced=_is_coalesced(tensor)
     )
 
 

@@ -150,6 +150,11 @@ def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> tor
     return _set(self, storage, offset, wanted.shape, wanted.stride())
 
 
+@special("_resize_output_")
+def _resize_output_(self: torch.Tensor, size: Any, device: Any) -> torch.Tensor:
+    return _resize_(self, size)
+
+
 def _format(memory_format: Any) -> dict[str, Any]:
     return {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
 
