@@ -86,6 +86,31 @@ class TestWaysIn:
             torchdevice.simulate(count=0)
 
 
+class TestVisibleDevices:
+    @pytest.mark.parametrize(
+        ("visible", "count"), [("0", 1), ("1,3", 2), ("2,9,0", 1), ("0,1,2,3", 4), ("-1", 0), ("", 0)]
+    )
+    @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+    def test_the_variable_shapes_the_number(
+        self, target: str, visible: str, count: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with torchdevice.portable(target, devices=4):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)  # as a program does before it uses CUDA
+            assert torch.cuda.device_count() == count and torch.cuda.is_available() == (count > 0)
+            if not count:
+                with pytest.raises(RuntimeError, match="No CUDA GPUs are available"):
+                    torch.zeros(1, device="cuda")
+                return
+            assert torch.zeros(1, device=f"cuda:{count - 1}").numel() == 1
+            with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
+                torch.zeros(1, device=f"cuda:{count}")
+
+    def test_it_hides_no_device_that_stands_in_for_any_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        with torchdevice.portable("cpu"):
+            assert torch.cuda.is_available() and torch.zeros(1, device="cuda").numel() == 1
+
+
 class TestIdentity:
     def test_reads_say_cuda(self, devices: torchdevice.Scope) -> None:
         x = torch.zeros(2, device="cuda:1")
@@ -524,6 +549,17 @@ class TestMemory:
             assert tried and batch >= 256 and scope.memory == 8 << 20
         with torchdevice.simulate():
             torch.empty(4 << 20, device="cuda")
+
+    def test_a_fraction_is_a_limit(self) -> None:
+        with torchdevice.simulate(memory=16 << 20, count=2):
+            gc.collect()
+            torch.cuda.set_per_process_memory_fraction(0.25, 1)
+            assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
+            torch.empty(2 << 20, device="cuda:0")
+            with pytest.raises(torch.cuda.OutOfMemoryError, match=r"capacity of 16\.00 MiB .* 4\.00 MiB allowed; Of"):
+                torch.empty(2 << 20, device="cuda:1")
+        with torchdevice.simulate(memory=16 << 20, count=2):
+            torch.empty(2 << 20, device="cuda:1")
 
     def test_a_failing_backward_gives_its_memory_back(self) -> None:
         gc.collect()

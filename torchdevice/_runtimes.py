@@ -18,6 +18,9 @@ import torch
 
 from torchdevice.errors import NotSupportedError
 
+MEMORY_FRACTION = "memory fraction"
+"""Setting of a scope, with an ordinal: the fraction of the device's memory that the process may have."""
+
 
 class Mark(Protocol):
     """A point in a device's work, as an event records it."""
@@ -141,6 +144,10 @@ class Runtime:
     def reset_peak_memory(self, index: int) -> None:
         """Let the peaks start at the present figures."""
         raise NotImplementedError
+
+    def observes_limits(self) -> bool:
+        """Return whether allocations will be held to the limits that the scope's settings name from now on."""
+        return False
 
     def empty_cache(self) -> None:
         """Give unused memory back."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import os
 import sys
 import threading
 import warnings
@@ -84,6 +86,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self.journal = Journal()
         self.thread = _PerThread()
         self._runtime: Runtime | None = None
+        self._visible_devices: int | None = None
         self._forced_cpu_by: int | None = None
         self._redirects: dict[Any, tuple[torch.device, str, str] | None] = {}
         self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -111,8 +114,16 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
 
     @property
     def device_count(self) -> int:
-        """How many accelerators the program sees."""
-        return self.advertised_devices or max(1, self.runtime.device_count())
+        """How many accelerators the program sees.
+
+        Where their number is the scope's to say, ``CUDA_VISIBLE_DEVICES`` shapes it, read when it is first asked for:
+        programs set the variable before they first use CUDA.
+        """
+        if self._visible_devices is None:
+            count = self.advertised_devices or max(1, self.runtime.device_count())
+            fixed = self.advertised_devices is not None or not self.runtime.folds_ordinals
+            self._visible_devices = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), count) if fixed else count
+        return self._visible_devices
 
     @property
     def is_native(self) -> bool:
@@ -124,6 +135,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         return self.runtime.device(index if index < self.runtime.device_count() else 0)
 
     def _resolve(self) -> None:
+        self._visible_devices = None
         runtime = _target.resolve(self._requested_target, devices=self.advertised_devices, memory=self.memory)
         if runtime is self._runtime:
             return
@@ -181,7 +193,10 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
 
         Raises:
             torch.AcceleratorError: ``devices`` were advertised, and it is none of them; worded as CUDA words it.
+            RuntimeError: ``CUDA_VISIBLE_DEVICES`` hides all of them.
         """
+        if not self.device_count:
+            raise RuntimeError("No CUDA GPUs are available")  # torch's words
         if spelling.index is None:
             return self.thread.device_index
         if spelling.index < self.device_count:
@@ -427,6 +442,15 @@ def _refuse_other_patchers() -> None:
     for name in _OTHER_PATCHERS:
         if name in sys.modules:
             raise AnotherPatcherError(name)
+
+
+def _visible(variable: str | None, count: int) -> int:
+    """Return how many of ``count`` devices ``CUDA_VISIBLE_DEVICES`` leaves: CUDA stops at the first that is none."""
+    if variable is None:
+        return count
+    ordinals = [part.strip() for part in variable.split(",")]
+    valid = itertools.takewhile(lambda ordinal: ordinal.isdigit() and int(ordinal) < count, ordinals)
+    return len(list(valid))
 
 
 def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:

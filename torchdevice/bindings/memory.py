@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchdevice._journal import Fidelity
+from torchdevice._runtimes import MEMORY_FRACTION
 from torchdevice.bindings import supplies
 
 if TYPE_CHECKING:
@@ -96,16 +97,18 @@ def empty_cache(scope: Scope) -> None:
     scope.runtime.empty_cache()
 
 
-@supplies("_cuda_setMemoryFraction", Fidelity.APPROXIMATE, note="stored; allocations are not limited")
+@supplies("_cuda_setMemoryFraction")
 def set_memory_fraction(scope: Scope, fraction: float, device: int) -> None:
-    """Store the fraction."""
-    scope.settings["memory_fraction", device] = fraction
+    """The limit on simulated devices; elsewhere stored, and allocations are not limited."""
+    if not scope.runtime.observes_limits():
+        scope.report("torch.cuda.set_per_process_memory_fraction", "stored, no limit", Fidelity.APPROXIMATE)
+    scope.settings[MEMORY_FRACTION, device] = fraction
 
 
 @supplies("_cuda_getMemoryFraction")
 def get_memory_fraction(scope: Scope, device: int) -> float:
     """The fraction that was set, 1.0 before."""
-    return scope.settings.get(("memory_fraction", device), 1.0)
+    return scope.settings.get((MEMORY_FRACTION, device), 1.0)
 
 
 @supplies("_cuda_getAllocatorBackend")

@@ -7,6 +7,7 @@ refuse anything, so that without one a kernel pays for reading a number.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import torch
 
 from torchdevice import _active
 from torchdevice._journal import Fidelity
+from torchdevice._runtimes import MEMORY_FRACTION
 
 if TYPE_CHECKING:
     from torchdevice.simulation._runtime import SimulatedRuntime
@@ -41,6 +43,12 @@ def watch(change: int) -> None:
     global watching
     with _lock:
         watching += change
+
+
+@functools.cache
+def watch_from_now_on() -> None:
+    """Ask for the scope's limits at every allocation for the rest of the process."""
+    watch(1)
 
 
 @contextlib.contextmanager
@@ -86,20 +94,28 @@ def check_dtype(dtype: torch.dtype) -> None:
 def check_memory(index: int, wanted: int, allocated: int, reserved: int) -> None:
     """Raise CUDA's out-of-memory error if the scope limits the memory and ``wanted`` more bytes are too many."""
     runtime = _runtime()
-    limit = runtime.memory_limit if runtime is not None else None
-    if limit is not None and allocated + wanted > limit:
-        raise torch.OutOfMemoryError(_out_of_memory(index, wanted, allocated, reserved, limit))
+    if runtime is None:
+        return
+    scope = _active.state.scope
+    fraction = scope.settings.get((MEMORY_FRACTION, index)) if scope is not None else None
+    if runtime.memory_limit is None and fraction is None:
+        return
+    total = runtime.total_memory(index)
+    limit = total if fraction is None else int(total * fraction)
+    if allocated + wanted > limit:
+        allowed = "" if fraction is None else f"{_size(limit)} allowed; "
+        raise torch.OutOfMemoryError(_out_of_memory(index, wanted, allocated, reserved, total, allowed))
 
 
-def _out_of_memory(index: int, wanted: int, allocated: int, reserved: int, limit: int) -> str:
+def _out_of_memory(index: int, wanted: int, allocated: int, reserved: int, total: int, allowed: str) -> str:
     """Return the text of CUDA's caching allocator, c10/cuda/CUDACachingAllocator.cpp."""
-    unused = max(0, min(reserved, limit) - allocated)
+    unused = max(0, min(reserved, total) - allocated)
     in_use = allocated + unused
     return (
-        f"CUDA out of memory. Tried to allocate {_size(wanted)}. GPU {index} has a total capacity of {_size(limit)} of "
-        f"which {_size(limit - in_use)} is free. Including non-PyTorch memory, this process has {_size(in_use)} memory "
-        f"in use. Of the allocated memory {_size(allocated)} is allocated by PyTorch, and {_size(unused)} is reserved "
-        f"by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+        f"CUDA out of memory. Tried to allocate {_size(wanted)}. GPU {index} has a total capacity of {_size(total)} of "
+        f"which {_size(total - in_use)} is free. Including non-PyTorch memory, this process has {_size(in_use)} memory "
+        f"in use. {allowed}Of the allocated memory {_size(allocated)} is allocated by PyTorch, and {_size(unused)} is "
+        f"reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
         f"PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
         f"Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
     )

@@ -117,6 +117,10 @@ class SimulatedRuntime(Runtime):
     def reset_peak_memory(self, index: int) -> None:
         _allocator.device(index).reset_peak()
 
+    def observes_limits(self) -> bool:
+        _policy.watch_from_now_on()
+        return True
+
     def empty_cache(self) -> None:
         for index in range(self._count):
             _allocator.device(index).empty_cache()
