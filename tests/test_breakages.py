@@ -216,9 +216,13 @@ def test_row_33_compile_of_operators_not_called_before(tmp_path: Path) -> None:
 
 
 def test_row_34_graphs() -> None:
-    assert not torch.cuda.is_current_stream_capturing()
-    with pytest.raises(NotSupportedError, match="CUDAGraph"):
-        torch.cuda.CUDAGraph()
+    x, graph = torch.ones(2, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert torch.cuda.is_current_stream_capturing()
+        y = x * 2
+    x.fill_(3)
+    graph.replay()
+    assert y.tolist() == [6.0, 6.0] and not torch.cuda.is_current_stream_capturing()
     layer = torch.nn.Linear(2, 2).cuda()
     graphed = torch.cuda.make_graphed_callables(layer, (torch.ones(1, 2, device="cuda"),))
     x = torch.ones(1, 2, device="cuda")

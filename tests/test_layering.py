@@ -36,7 +36,7 @@ LAYERS = [
     ["bindings", "bindings.settings", "bindings.memory", "bindings.versions", "bindings.random", "bindings.streams"],
     ["bindings.device", "bindings.graphs", "bindings.nvtx", "bindings.unsupported"],
     ["bindings.accelerator"],
-    ["_rewriters"],
+    ["_rewriters", "_capture"],
     ["_mode", "_decorating"],
     ["shims"],
     ["_installed"],

@@ -365,11 +365,11 @@ class TestSmallThings:
             lambda: torch.cuda.caching_allocator_alloc(8),
             lambda: torch.cuda.memory_snapshot(),
             lambda: torch.cuda.memory._record_memory_history(),
-            lambda: torch.cuda.CUDAGraph(),
+            lambda: torch.cuda.CUDAGraph().raw_cuda_graph(),
             lambda: torch.cuda.memory.CUDAPluggableAllocator("x.so", "a", "b"),
             lambda: torch.cuda.MemPool(),
         ],
-        ids=["blas handle", "raw memory", "snapshot", "history", "graph", "allocator", "pool"],
+        ids=["blas handle", "raw memory", "snapshot", "history", "raw graph", "allocator", "pool"],
     )
     def test_what_has_no_honest_equivalent_raises(self, call: Any) -> None:
         with pytest.raises((NotSupportedError, OSError)):

@@ -46,6 +46,7 @@ class _PerThread(threading.local):
     def __init__(self) -> None:
         self.device_index = 0
         self.streams: dict[int, int] = {}
+        self.capture: Any = None
         self.depth = 0
 
 

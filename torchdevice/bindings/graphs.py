@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchdevice._journal import Fidelity
 from torchdevice.bindings import supplies
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
+
+
+@supplies("_host_emptyCache", Fidelity.INERT, note="no page-locked host memory is cached")
+def host_empty_cache(scope: Scope) -> None:
+    """Nothing to give back."""
 
 
 @supplies("_graph_pool_handle")

@@ -38,5 +38,5 @@ def set_stream(scope: Scope, stream_id: int, device_index: int, device_type: int
 
 @supplies("_cuda_isCurrentStreamCapturing")
 def is_current_stream_capturing(scope: Scope) -> bool:
-    """False: nothing is being captured."""
-    return False
+    """Whether this thread is capturing a graph."""
+    return scope.thread.capture is not None

@@ -74,8 +74,8 @@ class StreamStandIn(torch.Stream):
         return event
 
     def is_capturing(self) -> bool:
-        """Return False: nothing is being captured."""
-        return False
+        """Return whether this thread is capturing a graph."""
+        return self._scope.thread.capture is not None
 
     def query(self) -> bool:
         """Return whether the work is done."""

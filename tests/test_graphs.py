@@ -1,0 +1,186 @@
+"""CUDA graphs: warm up, capture, copy inputs in place, replay; the numbers of the same program without a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+
+pytestmark = pytest.mark.usefixtures("cuda")
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    return torch.nn.Sequential(*layers).cuda()
+
+
+def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(6, 8, generator=generator).cuda(), torch.randn(6, 4, generator=generator).cuda())
+        for _ in range(count)
+    ]
+
+
+def warmed_up(step: Any) -> None:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_a_whole_training_step(name: str) -> None:
+    def train(graphed: bool) -> list[torch.Tensor]:
+        model = network()
+        options = {"momentum": 0.9} if name == "SGD" else {"capturable": True}
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.05, **options)
+        x, y = (tensor.clone() for tensor in batches(1)[0])
+
+        def step() -> torch.Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        warmed_up(step)
+        if graphed:
+            optimizer.zero_grad(set_to_none=True)
+            before = [p.detach().clone() for p in model.parameters()]
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                static_loss = step()
+            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "capturing trained"
+        losses = []
+        for new_x, new_y in batches(5):
+            x.copy_(new_x)
+            y.copy_(new_y)
+            if graphed:
+                graph.replay()
+                losses.append(static_loss.detach().clone())
+            else:
+                losses.append(step().detach())
+        return [*losses, *(p.detach() for p in model.parameters())]
+
+    assert all(torch.equal(a, b) for a, b in zip(train(False), train(True), strict=True))
+
+
+def test_inference_into_the_same_memory() -> None:
+    model, graph = network().eval(), torch.cuda.CUDAGraph()
+    static = torch.zeros(6, 8, device="cuda")
+    with torch.no_grad():
+        warmed_up(lambda: model(static))
+        with torch.cuda.graph(graph):
+            out = model(static)
+            view = out[0].view(2, 2).t()
+        address = out.data_ptr()
+        for x, _ in batches(3):
+            static.copy_(x)
+            graph.replay()
+            assert torch.equal(out, model(x)) and torch.equal(view, model(x)[0].view(2, 2).t())
+        assert out.data_ptr() == address
+
+
+def test_state_changes_at_replay_and_not_at_capture() -> None:
+    counter, cache = torch.zeros((), device="cuda"), torch.zeros(4, 2, device="cuda")
+    position = torch.zeros(1, dtype=torch.long, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        counter += 1
+        cache.index_copy_(0, position, counter.expand(1, 2).contiguous())
+        position += 1
+    assert counter.item() == 0 and not cache.any() and position.item() == 0
+    for _ in range(3):
+        graph.replay()
+    assert counter.item() == 3 and cache[:, 0].tolist() == [1.0, 2.0, 3.0, 0.0]
+
+
+def test_every_replay_draws_new_numbers() -> None:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.manual_seed(4)
+    with torch.cuda.graph(graph):
+        noise = torch.randn(5, device="cuda")
+    drawn = []
+    for _ in range(2):
+        graph.replay()
+        drawn.append(noise.clone())
+    torch.cuda.manual_seed(4)
+    assert [d.tolist() for d in drawn] == [torch.randn(5, device="cuda").tolist() for _ in range(2)]
+    assert not torch.equal(*drawn)
+
+
+def test_make_graphed_callables() -> None:
+    def train(graphed: bool) -> list[torch.Tensor]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        sample = torch.randn(6, 8, device="cuda", requires_grad=True)
+        forward = torch.cuda.make_graphed_callables(model, (sample,)) if graphed else model
+        for x, y in batches(4):
+            optimizer.zero_grad(set_to_none=True)
+            torch.nn.functional.mse_loss(forward(x.requires_grad_()), y).backward()
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(train(False), train(True), strict=True))
+
+
+def test_queries_and_identity() -> None:
+    graph = torch.cuda.CUDAGraph()
+    assert isinstance(graph, torch.cuda.CUDAGraph) and not torch.cuda.is_current_stream_capturing()
+    with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle()):
+        assert torch.cuda.is_current_stream_capturing()
+        torch.ones(1, device="cuda")
+    assert not torch.cuda.is_current_stream_capturing()
+    other = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(other, pool=graph.pool()):
+        pass
+    assert other.pool() == graph.pool()
+
+
+def test_cudas_errors() -> None:
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="replay without a preceding successful capture"):
+        graph.replay()
+    with torch.cuda.graph(graph):
+        with pytest.raises(torch.AcceleratorError, match="not permitted when stream is capturing"):
+            torch.cuda.CUDAGraph().capture_begin()
+    with pytest.raises(RuntimeError, match="already owns a captured graph"), torch.cuda.graph(graph):
+        pass
+    graph.reset()
+    with torch.cuda.graph(graph):
+        pass
+    with pytest.raises(torchdevice.errors.NotSupportedError, match="cudaGraph_t"):
+        graph.raw_cuda_graph()
+
+
+def test_an_exception_of_the_program_ends_the_capture() -> None:
+    x = torch.zeros(2, device="cuda")
+    with pytest.raises(KeyError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x += 1
+        raise KeyError
+    assert not torch.cuda.is_current_stream_capturing() and x.tolist() == [0.0, 0.0]
+    assert (x + 1).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: bool(x.any()), lambda x: x[x > 0], torch.unique],
+    ids=["item", "cpu", "bool", "mask", "unique"],
+)
+def test_what_waits_for_the_device_cannot_be_captured(waits: Any) -> None:
+    """On a device that can be told from the CPU."""
+    with torchdevice.simulate():
+        x = torch.ones(3, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(torch.AcceleratorError, match="CUDA error: operation"), torch.cuda.graph(graph):
+            waits(x)
+        with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+            graph.replay()
+        assert x.sum().item() == 3.0
