@@ -169,6 +169,15 @@ def test_an_exception_of_the_program_ends_the_capture() -> None:
     assert (x + 1).tolist() == [1.0, 1.0]
 
 
+def test_a_capture_that_is_not_ended_ends_with_the_scope(chosen: str) -> None:
+    with torchdevice.portable():
+        x = torch.zeros(2, device="cuda")
+        torch.cuda.CUDAGraph().capture_begin()
+        x += 1
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    assert x.tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     "waits",
     [lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: bool(x.any()), lambda x: x[x > 0], torch.unique],

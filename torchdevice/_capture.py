@@ -110,6 +110,11 @@ class Capture(TorchDispatchMode):
         if made or writes:  # a view needs nothing when the memory it looks at is written again
             self._steps.append(_Step(func, args, kwargs, made))
 
+    def abandon(self) -> None:
+        """Leave a capture that the program did not end, and undo what it wrote."""
+        self.__exit__(None, None, None)
+        self.put_back()
+
     def put_back(self) -> None:
         """Undo what the operators wrote to the program's tensors, and the numbers they drew."""
         self._generator.set_state(self._random_state)

@@ -349,6 +349,9 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         innermost = state.entered[-1].scope if state.entered else None
         _active.make_current(innermost if innermost is not None and not innermost.is_native else None)
         self.thread.depth -= 1
+        if self.thread.depth == 0 and self.thread.capture is not None:
+            self.thread.capture.abandon()
+            self.thread.capture = None
         if self.thread.depth == 0 and self._forced_cpu_by == threading.get_ident():
             self._forced_cpu_by = None
             self._redirects.clear()
