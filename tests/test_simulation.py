@@ -794,6 +794,8 @@ class TestOutsideAScope:
 
 
 def test_inductor_declines_and_says_so() -> None:
+    if not torch.__version__ >= "2.11":
+        pytest.skip("torch 2.10 compiles nothing where a function mode is on: it leaves the code to Python")
     with torchdevice.simulate() as scope:
         x = torch.ones(3, device="cuda")
         expected = (x * 2).sin()

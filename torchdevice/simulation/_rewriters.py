@@ -54,6 +54,12 @@ def _share_memory(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[s
     return func(*args, **kwargs)
 
 
+def _is_shared(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """``Tensor.is_shared``: always true of a tensor on CUDA."""
+    with torch._C.DisableTorchFunction():
+        return args[0].device.type == _policy.KIND or func(*args)
+
+
 def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
         kinds = {one.device.type, other.device.type}
@@ -64,5 +70,6 @@ TABLE = {
     torch.Tensor.__repr__: _repr,
     require(torch, "_has_compatible_shallow_copy_type"): _is_compatible,
     torch.Tensor.data.__set__: _set_data,
+    torch.Tensor.is_shared: _is_shared,
     torch.Tensor.share_memory_: _share_memory,
 }
