@@ -6,32 +6,57 @@ import sys
 from pathlib import Path
 
 from torchdevice import bindings
+from torchdevice.bindings import facade
 
 PAGE = Path(__file__).with_name("coverage.md")
 
-HEADER = """# What is supplied under `torch.cuda`, and how faithfully
+HEADER = """# What is supplied, and how faithfully
 
-Made by `python docs/make_coverage.py`; do not edit. `torch.cuda` itself is torch's own Python, unmodified. These are
-the names it stands on, which a scope supplies to the threads that are in it.
+Made by `python docs/make_coverage.py`; do not edit. A test reads the names from the installed torch, uses each of them,
+and fails on one that is not here or not as faithful as it says.
 
-- **exact**: the same meaning as on CUDA.
+- **exact**: the same meaning as on the device the program was written for.
 - **approximate**: a plausible value or a coarser behaviour; reported once per line of a program, refused if strict.
 - **inert**: a hint with nothing to do.
 - **unsupported**: raises `NotSupportedError`, with the way out.
 
-Memory figures are exact where the target has an allocator of its own that keeps them (XPU, CUDA); on a CPU they are the
-process's heap, on MPS the peak is the largest figure seen, and both are reported as approximate.
-
-| name | fidelity | what it does |
-|---|---|---|
+Where one column says more than its word, it does something else there than "what it does" says. What stands under `mps`
+was written to torch's signatures and is tested with recorded calls: no Mac was at hand.
 """
+
+_PUBLIC = """
+## Public names
+
+`torch.cuda`, `torch.mps` and their neighbours are torch's own Python, unmodified, on the names further below.
+"""
+
+_PRIVATE = """
+## Names of torch's C module and plain values
+
+What a scope supplies to the threads that are in it.
+"""
+
+_TABLE = """
+| name | what it does | mps | cpu | simulated |
+|---|---|---|---|---|
+"""
+
+
+def row(name: str, declared: bindings.Supplied | facade.Declared) -> str:
+    """Return a line of a table: what a name does, and how faithfully on each target."""
+    cells = [f"`{name}`", declared.note]
+    for target in facade.TARGETS:
+        fidelity, note = declared.on.get(target, (declared.fidelity, ""))
+        cells.append(f"{fidelity.value}: {note}" if note else fidelity.value)
+    return f"| {' | '.join(cells)} |\n"
 
 
 def page() -> str:
     """Return the page for the installed package."""
     bindings.patches()
-    rows = sorted(bindings.SUPPLIED.values(), key=lambda supplied: supplied.name)
-    return HEADER + "".join(f"| `{row.name}` | {row.fidelity.value} | {row.note} |\n" for row in rows)
+    public = "".join(row(name, facade.FACADE[name]) for name in sorted(facade.FACADE))
+    private = "".join(row(name, bindings.SUPPLIED[name]) for name in sorted(bindings.SUPPLIED))
+    return HEADER + _PUBLIC + _TABLE + public + _PRIVATE + _TABLE + private
 
 
 def main() -> int:

@@ -10,8 +10,12 @@ from typing import Any
 
 import torch
 import torch.amp.autocast_mode
+import torch.cuda.comm
+import torch.cuda.green_contexts
 import torch.distributed
+import torch.jit
 import torch.nn.parallel
+import torch.profiler
 import torch.utils._device
 import torch.utils.data
 from torch.overrides import _get_current_function_mode_stack
@@ -26,21 +30,29 @@ MODULES = [
     torch.autograd.graph,
     torch.backends.cuda,
     torch.backends.cudnn,
+    torch.backends.mps,
     torch.cuda,
     torch.cuda._utils,
+    torch.cuda.comm,
     torch.cuda.graphs,
+    torch.cuda.green_contexts,
     torch.cuda.memory,
     torch.cuda.nvtx,
     torch.cuda.random,
     torch.cuda.streams,
     torch.distributed,
     torch.distributed.distributed_c10d,
+    torch.jit,
+    torch.mps,
     torch.nested,
+    torch.nn.parallel.comm,
     torch.serialization,
     torch.storage,
     torch.utils._device,
     torch.utils.data.dataloader,
     torch.version,
+    torch.xpu,
+    torch.xpu._utils,
     sys.modules["torch.nn.parallel.data_parallel"],
     sys.modules["torch.nn.parallel.distributed"],
     threading,
@@ -57,6 +69,18 @@ CLASSES = [
     torch.cuda.Event,
     torch.cuda.ExternalStream,
     torch.cuda.Stream,
+    torch.cuda.GreenContext,
+    torch.cuda.CUDAGraph,
+    torch.cuda.MemPool,
+    torch.cuda.memory.CUDAPluggableAllocator,
+    torch.autograd.profiler.profile,
+    torch.autograd.profiler.emit_nvtx,
+    torch.jit.RecursiveScriptModule,
+    torch.mps.Event,
+    torch.profiler.profiler._KinetoProfile,
+    torch.xpu.Event,
+    torch.xpu.Stream,
+    type(torch.backends.cudnn),
     torch.nn.DataParallel,
     torch.nn.parallel.DistributedDataParallel,
     torch.utils._device.DeviceContext,
@@ -126,6 +150,8 @@ def take() -> dict[str, Any]:
             "version": torch.version.cuda,
             "binding": hasattr(torch._C, "_cuda_getDeviceCount"),
             "accelerator": torch.accelerator.is_available(),
+            "mps": (torch.backends.mps.is_available(), torch.mps._default_mps_generator is None),
+            "xpu": (torch.xpu.is_available(), torch.xpu.is_initialized()),
         },
     }
 

@@ -167,6 +167,14 @@ class TestLoad:
             loaded = torch.load(path, map_location=map_location, weights_only=True)
             assert loaded["w"].tolist() == [0.0, 1.0, 2.0, 3.0] and loaded["path"] == "cuda:0"
 
+    @pytest.mark.parametrize("tag", ["cuda", "cuda:0", "cpu"])
+    def test_a_device_made_in_the_scope(self, tag: str, kind: str, tmp_path: Path) -> None:
+        path = tagged_cuda({"w": torch.arange(4.0)}, tmp_path / "x.pt", tag)
+        for device in (torch.device("cuda"), torch.device("cuda:0")):
+            loaded = torch.load(path, map_location=device, weights_only=True)["w"]
+            assert loaded.device.type == kind and loaded.tolist() == [0.0, 1.0, 2.0, 3.0]
+        assert torch.load(path, map_location=torch.device("cpu"))["w"].device.type == "cpu"
+
     def test_memory_mapped(self, tmp_path: Path) -> None:
         path = tagged_cuda({"w": torch.arange(4.0)}, tmp_path / "x.pt")
         assert torch.load(path, map_location="cuda", mmap=True)["w"].tolist() == [0.0, 1.0, 2.0, 3.0]

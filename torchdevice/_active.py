@@ -20,11 +20,18 @@ if TYPE_CHECKING:
 
 
 class ThreadState(threading.local):
-    """The scopes entered in this thread, outermost first, and the innermost of them for quick reading."""
+    """The scopes entered in this thread, outermost first, and the innermost of them for quick reading.
+
+    Attributes:
+        entered: What was entered and not left.
+        scope: The innermost scope.
+        for_cuda: The same, if its target stands in for CUDA.
+    """
 
     def __init__(self) -> None:
         self.entered: list[Activation] = []
         self.scope: Scope | None = None
+        self.for_cuda: Scope | None = None
 
 
 state = ThreadState()
@@ -38,14 +45,17 @@ def current() -> Scope | None:
 def make_current(scope: Scope | None) -> None:
     """Let what is guarded in this thread answer for ``scope``, or torch for itself where it is None."""
     state.scope = scope
-    if scope is None:
-        vars(_cuda_state).pop("is_initializing", None)
+    state.for_cuda = None if scope is None or scope.kind == "cuda" else scope
+    if state.for_cuda is None:
+        for state_of_family in _initializing:
+            vars(state_of_family).pop("is_initializing", None)
     else:
         # In a thread that says it is initialising, torch neither initialises CUDA nor looks for NVIDIA's library.
-        _cuda_state.is_initializing = True
+        for state_of_family in _initializing:
+            state_of_family.is_initializing = True
 
 
-_cuda_state = require(torch.cuda, "_tls")
+_initializing = [require(torch.cuda, "_tls"), require(torch.xpu, "_tls")]
 
 
 @contextlib.contextmanager

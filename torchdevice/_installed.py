@@ -14,12 +14,14 @@ from torchdevice.shims import (
     distributed,
     generator,
     graphs,
+    mps_module,
     profiling,
     scripting,
     serialization,
     stream_types,
     tensor_types,
     threads,
+    xpu_module,
 )
 
 
@@ -27,7 +29,9 @@ def _patches() -> list[Patch]:
     shims = (
         cuda_module,
         stream_types,
+        xpu_module,
         graphs,
+        mps_module,
         generator,
         tensor_types,
         constructors,

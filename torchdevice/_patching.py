@@ -30,6 +30,8 @@ logger = logging.getLogger("torchdevice")
 
 _ABSENT = object()
 
+_state = _active.state
+
 
 class Patch(Protocol):
     """One reversible change."""
@@ -39,16 +41,27 @@ class Patch(Protocol):
     def remove(self) -> None: ...
 
 
-def per_scope(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+OWN: Any = object()
+"""What the function of a guarded name returns to let torch answer for itself."""
+
+
+def per_scope(
+    original: Callable[..., Any], replacement: Callable[..., Any], *, family: str | None = None
+) -> Callable[..., Any]:
     """Return a function that calls ``replacement(scope, original, ...)`` where a scope is active, else ``original``.
 
     The result keeps the original's name, documentation and signature.
+
+    Args:
+        original: Torch's own function.
+        replacement: What stands in for it.
+        family: The device family it belongs to: where the target is that device itself, torch's own is called.
     """
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        scope = _active.state.scope
-        if scope is None:
+        scope = _state.scope
+        if scope is None or scope.kind == family:
             return original(*args, **kwargs)
         return replacement(scope, original, *args, **kwargs)
 
@@ -68,13 +81,13 @@ class Replaced:
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], *, may_be_absent: bool = False):
         if not may_be_absent:
             require(owner, name)
-        self._owner, self._name, self._make = owner, name, make
+        self._owner, self._name, self.make = owner, name, make
         self._previous: Any = _ABSENT
         self._value: Any = _ABSENT
 
     def install(self) -> None:
         self._previous = vars(self._owner).get(self._name, _ABSENT)
-        self._value = self._make(getattr(self._owner, self._name, None))
+        self._value = self.make(getattr(self._owner, self._name, None))
         setattr(self._owner, self._name, self._value)
 
     def remove(self) -> None:
@@ -86,12 +99,14 @@ class Replaced:
             setattr(self._owner, self._name, self._previous)
 
 
-def replaced_function(owner: Any, name: str, replacement: Callable[..., Any]) -> Replaced:
+def replaced_function(owner: Any, name: str, replacement: Callable[..., Any], *, family: str | None = None) -> Replaced:
     """Return the patch that routes ``owner.name`` to ``replacement(scope, original, ...)`` where a scope is active."""
-    return Replaced(owner, name, lambda original: per_scope(original, replacement))
+    return Replaced(owner, name, lambda original: per_scope(original, replacement, family=family))
 
 
-def replaced_everywhere(owner: ModuleType, name: str, replacement: Callable[..., Any]) -> list[Patch]:
+def replaced_everywhere(
+    owner: ModuleType, name: str, replacement: Callable[..., Any], *, family: str | None = None
+) -> list[Patch]:
     """Return the patches of a function of torch in each of torch's modules that has imported it by value."""
     function = require(owner, name)
     holders = [
@@ -99,7 +114,7 @@ def replaced_everywhere(owner: ModuleType, name: str, replacement: Callable[...,
         for key, module in list(sys.modules.items())
         if key.startswith("torch.") and vars(module).get(name) is function
     ]
-    return [replaced_function(module, name, replacement) for module in holders]
+    return [replaced_function(module, name, replacement, family=family) for module in holders]
 
 
 def subclass_in_place_of(original: type, new: Callable[..., Any]) -> Any:
@@ -128,7 +143,7 @@ class Guarded:
 
     Args:
         module: The module, for example ``torch._C``.
-        names: For each name, a function of the active scope that returns its value.
+        names: For each name, a function of the active scope that returns its value, or :data:`OWN`.
     """
 
     def __init__(self, module: ModuleType, names: Mapping[str, Callable[[Any], Any]]):
@@ -146,9 +161,11 @@ class Guarded:
 
 def _guarded_property(name: str, value: Callable[[Any], Any]) -> property:
     def get(module: ModuleType) -> Any:
-        scope = _active.state.scope
+        scope = _state.scope
         if scope is not None:
-            return value(scope)
+            found = scope.known.get(value) or value(scope)
+            if found is not OWN:
+                return found
         try:
             return vars(module)[name]
         except KeyError:

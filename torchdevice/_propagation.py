@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchdevice import _target
@@ -12,10 +13,6 @@ if TYPE_CHECKING:
     from torchdevice._scope import Scope
 
 SWITCH = "TORCHDEVICE"
-_DEVICES = "TORCHDEVICE_DEVICES"
-_STRICT = "TORCHDEVICE_STRICT"
-_IDENTITY = "TORCHDEVICE_IDENTITY"
-_MEMORY = "TORCHDEVICE_MEMORY"
 _OFF = ("", "0", "false", "no", "off")
 
 
@@ -28,10 +25,14 @@ def to_children(scope: Scope) -> dict[str, str | None]:
     values: dict[str, str | None] = {
         SWITCH: "1",
         _target.VARIABLE: scope.runtime.target,
-        _IDENTITY: scope.identity if scope.identity != "target" else None,
-        _MEMORY: str(scope.memory) if scope.memory else None,
-        _DEVICES: str(scope.advertised_devices) if scope.advertised_devices else None,
-        _STRICT: "1" if scope.strict else None,
+        "TORCHDEVICE_DEVICES": str(scope.advertised_devices) if scope.advertised_devices else None,
+        "TORCHDEVICE_IDENTITY": scope.identity,
+        "TORCHDEVICE_STRICT": "1" if scope.strict else None,
+        "TORCHDEVICE_FLOAT64": scope.float64,
+        "TORCHDEVICE_CAPABILITY": "{}.{}".format(*scope.capability),
+        "TORCHDEVICE_MEMORY": str(scope.memory) if scope.memory else None,
+        "TORCHDEVICE_PROPERTIES": json.dumps(scope.properties) if scope.properties else None,
+        "TORCHDEVICE_WRITTEN_FOR": scope.written_for,
     }
     before = {name: os.environ.get(name) for name in values}
     restore(values)
@@ -51,19 +52,45 @@ def from_parent() -> dict[str, Any] | None:
     """Return the options of the scope that the environment asks for, or None if it asks for none."""
     if _is_off(SWITCH):
         return None
-    return {
-        "devices": _number(_DEVICES, "of devices"),
-        "identity": os.environ.get(_IDENTITY) or "target",
-        "memory": _number(_MEMORY, "of bytes"),
-        "strict": not _is_off(_STRICT),
+    readers: dict[str, Callable[[str, str], Any]] = {
+        "devices": _number,
+        "identity": _text,
+        "float64": _text,
+        "capability": _pair,
+        "memory": _number,
+        "properties": _fields,
+        "written_for": _text,
     }
+    options: dict[str, Any] = {"strict": not _is_off("TORCHDEVICE_STRICT")}
+    for name, read in readers.items():
+        variable = f"TORCHDEVICE_{name.upper()}"
+        if text := os.environ.get(variable):
+            options[name] = read(variable, text)
+    return options
 
 
-def _number(variable: str, of_what: str) -> int | None:
-    text = os.environ.get(variable)
-    if text is not None and not text.isdigit():
-        raise ValueError(f"{variable}={text!r} is not a number {of_what}. Use a number of 1 or more, or unset it.")
-    return int(text) if text else None
+def _text(variable: str, text: str) -> str:
+    return text
+
+
+def _number(variable: str, text: str) -> int:
+    if not text.isdigit():
+        raise ValueError(f"{variable}={text!r} is not a number. Use a number of 1 or more, or unset it.")
+    return int(text)
+
+
+def _pair(variable: str, text: str) -> tuple[int, ...]:
+    parts = text.split(".")
+    if len(parts) != 2 or not all(part.isdigit() for part in parts):
+        raise ValueError(f"{variable}={text!r} is not a compute capability. Use two numbers such as 8.0, or unset it.")
+    return tuple(map(int, parts))
+
+
+def _fields(variable: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f'{variable}={text!r} is not JSON. Use an object such as {{"name": "a GPU"}}.') from None
 
 
 def _is_off(variable: str) -> bool:

@@ -254,6 +254,23 @@ def _record_stream(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[
     scope.report("Tensor.record_stream", "nothing", Fidelity.INERT)
 
 
+@rewrites(torch._C._nn.scaled_dot_product_attention)
+def _attention(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Attention by a kernel that the target has, where the program allows only kernels that it lacks."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if not str(error).startswith(("No viable backend", "No available kernel")):
+            raise
+    scope.report("scaled_dot_product_attention by the enabled backends", "the target's own", Fidelity.APPROXIMATE)
+    math_enabled = torch._C._get_math_sdp_enabled()
+    torch._C._set_sdp_use_math(True)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch._C._set_sdp_use_math(math_enabled)
+
+
 # ---- settings of CUDA libraries --------------------------------------------------------------------------------------
 
 

@@ -10,12 +10,13 @@ import functools
 import platform
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import psutil
 import torch
 
+from torchdevice import _history
 from torchdevice.errors import NotSupportedError
 
 MEMORY_FRACTION = "memory fraction"
@@ -59,6 +60,15 @@ class Memory(NamedTuple):
     peak_reserved: int
 
 
+class Stat(NamedTuple):
+    """One figure of an allocator: now, at the most, and all that was ever added and taken away."""
+
+    current: int
+    peak: int
+    allocated: int
+    freed: int
+
+
 class Runtime:
     """A kind of device. The base class describes one that computes where it is called and needs no waiting.
 
@@ -71,7 +81,10 @@ class Runtime:
         takes_device_ids: Whether ``DistributedDataParallel(device_ids=[i])`` is accepted.
         exact_memory: Whether the memory figures are those of the device's own allocator.
         is_torch_accelerator: Whether ``torch.accelerator`` speaks of this device by itself.
+        is_asynchronous: Whether calls return before the device has done the work.
         compiles: Whether torch's compilers make code for the device.
+        exchanges_data: Whether ``parameter.data = tensor`` moves a parameter by exchanging what two objects of Python
+            are, which holders of the parameter in C++ do not notice.
         folds_ordinals: Whether an ordinal beyond the devices means the first one, unless the program is told how many
             there are. On a device that simulates several, it is the error that CUDA makes of it.
     """
@@ -84,7 +97,9 @@ class Runtime:
     takes_device_ids = False
     exact_memory = True
     is_torch_accelerator = True
+    is_asynchronous = False
     compiles = True
+    exchanges_data = False
     folds_ordinals = True
 
     @property
@@ -123,7 +138,7 @@ class Runtime:
 
     def device(self, index: int) -> torch.device:
         """Return the device of that ordinal, as a tensor on it reports it."""
-        return torch.device(self.kind, index)
+        return _device(self.kind, index)
 
     def name(self, index: int) -> str:
         """Return a name for people."""
@@ -145,8 +160,37 @@ class Runtime:
         """Let the peaks start at the present figures."""
         raise NotImplementedError
 
-    def observes_limits(self) -> bool:
-        """Return whether allocations will be held to the limits that the scope's settings name from now on."""
+    def statistics(self, index: int) -> Mapping[str, Any]:
+        """Return what the device's allocator keeps besides, under the keys of ``torch.cuda.memory_stats``.
+
+        A value is a number, or a :class:`Stat` for each of ``"all"``, ``"small_pool"`` and ``"large_pool"``.
+        """
+        return {}
+
+    def reset_accumulated_memory(self, index: int) -> None:
+        """Let the sums of those figures start at 0."""
+
+    def blocks(self, index: int) -> list[_history.Block]:
+        """Return the memory of the tensors of the device that are alive."""
+        return _history.held_by_python(self.kind, self.device(index).index or 0)
+
+    def watch_allocations(self, observer: _history.Observer) -> Callable[[], None]:
+        """Tell an observer of allocations from now on; return what ends that, and may be called again.
+
+        Here this thread's operators are watched.
+        """
+        return _history.OperatorWatcher(self.kind, observer).stop
+
+    def processes(self, index: int) -> list[tuple[int, int]]:
+        """Return the processes known to use the device, and how many bytes each has of its memory."""
+        return [(psutil.Process().pid, self.memory(index).reserved)]
+
+    def limit_memory(self, index: int, fraction: float | None) -> bool:
+        """Hold allocations to a fraction of the memory, as the scope's settings name it; None lifts the limit.
+
+        Returns:
+            Whether they will be.
+        """
         return False
 
     def empty_cache(self) -> None:
@@ -212,7 +256,7 @@ class CpuRuntime(Runtime):
         return True
 
     def device(self, index: int) -> torch.device:
-        return torch.device("cpu")
+        return _device("cpu", None)
 
     def name(self, index: int) -> str:
         return f"{_processor_name()} (CPU standing in)"
@@ -238,6 +282,10 @@ class CpuRuntime(Runtime):
     def empty_cache(self) -> None:
         if hasattr(psutil, "heap_trim"):
             psutil.heap_trim()
+
+    def processes(self, index: int) -> list[tuple[int, int]]:
+        own = psutil.Process()
+        return [(each.pid, _resident(each)) for each in (own, *own.children(recursive=True)) if each.is_running()]
 
     def default_generator(self, index: int) -> torch.Generator:
         return torch.default_generator
@@ -266,6 +314,7 @@ class MpsRuntime(Runtime):
     # pytorch issues 139550 and 189690: an asynchronous copy can return partly copied data.
     blocking_copies_only = True
     exact_memory = False
+    is_asynchronous = True
 
     def __init__(self) -> None:
         self._peak_allocated = self._peak_reserved = 0
@@ -291,6 +340,10 @@ class MpsRuntime(Runtime):
     def reset_peak_memory(self, index: int) -> None:
         self._peak_allocated = self._peak_reserved = 0
         self.memory(index)
+
+    def limit_memory(self, index: int, fraction: float | None) -> bool:
+        torch.mps.set_per_process_memory_fraction(0.0 if fraction is None else fraction)
+        return True
 
     def empty_cache(self) -> None:
         torch.mps.empty_cache()
@@ -327,6 +380,7 @@ class ModuleRuntime(Runtime):
 
     pins_memory = True
     takes_device_ids = True
+    is_asynchronous = True
 
     def __init__(self, kind: str):
         self.kind = kind
@@ -364,6 +418,10 @@ class ModuleRuntime(Runtime):
     def reset_peak_memory(self, index: int) -> None:
         self._call("reset_peak_memory_stats", index)
 
+    def limit_memory(self, index: int, fraction: float | None) -> bool:
+        self._call("set_per_process_memory_fraction", 1.0 if fraction is None else fraction, index)
+        return True
+
     def empty_cache(self) -> None:
         self._call("empty_cache")
 
@@ -384,10 +442,6 @@ class ModuleRuntime(Runtime):
             )
         return generators[index]
 
-    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
-        """Make a ``torch.UntypedStorage`` on a device of this kind; ``original`` is torch's own way."""
-        return original(*args, device=device, **kwargs)
-
     def multiprocessor_count(self) -> int:
         properties = self._call("get_device_properties", 0)
         return int(getattr(properties, "multi_processor_count", 0) or getattr(properties, "gpu_eu_count", 1))
@@ -395,6 +449,13 @@ class ModuleRuntime(Runtime):
     def supports_bfloat16(self) -> bool:
         function = getattr(self.module, "is_bf16_supported", None)
         return True if function is None else function()
+
+
+@functools.cache
+def _device(kind: str, index: int | None) -> torch.device:
+    """Made once: in a scope, making a device is a torch call like others."""
+    with torch._C.DisableTorchFunction():
+        return torch.device(kind) if index is None else torch.device(kind, index)
 
 
 @functools.cache
@@ -422,6 +483,13 @@ def _heap_in_use() -> int:
         heap = psutil.heap_info()
         return heap.heap_used + heap.mmap_used
     return psutil.Process().memory_info().rss
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.NoSuchProcess:  # it ended while it was looked at
+        return 0
 
 
 def _high_water_mark() -> int | None:

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
@@ -27,7 +27,8 @@ from torchdevice._installed import INSTALLATION
 from torchdevice._journal import Fidelity, Journal, configure_logging, logger, user_frame
 from torchdevice._mode import DeviceMode
 from torchdevice._runtimes import Runtime
-from torchdevice._spelling import Spelling, parse
+from torchdevice._spelling import ACCELERATORS, Spelling, parse
+from torchdevice.bindings import device, history
 from torchdevice.errors import AnotherPatcherError, FidelityError, PortabilityWarning, ScopeError
 from torchdevice.shims import tensor_types
 
@@ -46,7 +47,9 @@ class _PerThread(threading.local):
     def __init__(self) -> None:
         self.device_index = 0
         self.streams: dict[int, int] = {}
+        self.entered_streams: list[tuple[int, int, int]] = []
         self.capture: Any = None
+        self.at_exit: list[Callable[[], None]] = []
         self.depth = 0
 
 
@@ -62,6 +65,10 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         float64: ``"float32"`` or ``"error"``: what becomes of float64 where the target lacks it.
         capability: The CUDA compute capability that the stand-in answers.
         memory: Bytes of memory of each simulated device, or None for no limit.
+        properties: Fields of ``torch.cuda.get_device_properties`` that answer something else than the target's.
+        written_for: The accelerator that the program is told is available: ``"cuda"``, ``"mps"`` or ``"xpu"``.
+        kind: The runtime's, ``""`` before the first entry.
+        known: What supplied names are in this scope, as far as they were asked for and stay the same.
         journal: What was rewritten and supplied, by call site.
     """
 
@@ -75,8 +82,11 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         float64: Literal["float32", "error"] = "float32",
         capability: tuple[int, int] = (8, 0),
         memory: int | None = None,
+        properties: Mapping[str, Any] | None = None,
+        written_for: Literal["cuda", "mps", "xpu"] = "cuda",
     ):
         _check_options(devices, identity, float64, capability, memory)
+        _check_properties(properties, written_for)
         self._requested_target = target
         self.advertised_devices = devices
         self.identity = identity
@@ -84,6 +94,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self.float64 = float64
         self.capability = tuple(capability)
         self.memory = memory
+        self.properties = dict(properties or {})
+        self.written_for = written_for
         self.journal = Journal()
         self.thread = _PerThread()
         self._runtime: Runtime | None = None
@@ -92,11 +104,14 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self._redirects: dict[Any, tuple[torch.device, str, str] | None] = {}
         self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bound: dict[Any, Any] = {}
+        self.kind = ""
+        self.known: dict[Any, Any] = {}
         self.table: _rewriters.Table = {}
         # The method, not the table: Dynamo would guard on the table's length, which grows by what is seen.
         self.find = self.table.get
         self.unsupported_dtypes: frozenset[torch.dtype] = frozenset()
         self.settings: dict[Any, Any] = {}
+        self.streams: dict[tuple[type, int, int], Any] = {}
 
     # ---- what it stands for ------------------------------------------------------------------------------------------
 
@@ -128,8 +143,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
 
     @property
     def is_native(self) -> bool:
-        """Whether the target is a real CUDA device, so that CUDA programs need nothing from us."""
-        return self.runtime.kind == "cuda"
+        """Whether the target is what the program is written for, so that it needs nothing from us."""
+        return self.runtime.kind == self.written_for
 
     def device(self, index: int) -> torch.device:
         """Return the target's device for one of the program's ordinals."""
@@ -149,6 +164,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self.unsupported_dtypes = runtime.unsupported_dtypes
         self._redirects.clear()
         self._bound.clear()
+        self.known.clear()
+        self.kind = runtime.kind
         self.table = _table(self.identity == "cuda", runtime)
         self.find = self.table.get
         if runtime.kind == "cpu":
@@ -202,10 +219,15 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
             return self.thread.device_index
         if spelling.index < self.device_count:
             return spelling.index
-        if self.advertised_devices is not None or not self.runtime.folds_ordinals:
+        if not self.accepts(spelling.index):
             raise invalid_ordinal(spelling.index, self.device_count)
         self.report(str(spelling), str(self.device(0)), Fidelity.APPROXIMATE)
         return 0
+
+    def accepts(self, index: int) -> bool:
+        """Return whether an ordinal is one of the program's accelerators, or is folded onto the first."""
+        folds = self.advertised_devices is None and self.runtime.folds_ordinals
+        return index >= 0 and (folds or index < self.device_count)
 
     def current_spelling(self, family: str) -> torch.device | str:
         """Return how the program would spell its current accelerator of that family."""
@@ -287,10 +309,13 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         if self.identity == "cuda":
             _rename_device(error, self.runtime.kind)
         if isinstance(error, torch.OutOfMemoryError):
+            history.ran_out(self, error)
             return
         size = self.runtime.out_of_memory(error)
         if size is not None:
-            raise torch.OutOfMemoryError(f"CUDA out of memory. {size}({self.runtime.kind} stands in.)") from error
+            as_cuda = torch.OutOfMemoryError(f"CUDA out of memory. {size}({self.runtime.kind} stands in.)")
+            history.ran_out(self, as_cuda)
+            raise as_cuda from error
 
     def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a supplied function with this scope as its first argument, the same object each time."""
@@ -349,19 +374,17 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         innermost = state.entered[-1].scope if state.entered else None
         _active.make_current(innermost if innermost is not None and not innermost.is_native else None)
         self.thread.depth -= 1
-        if self.thread.depth == 0 and self.thread.capture is not None:
-            self.thread.capture.abandon()
-            self.thread.capture = None
         if self.thread.depth == 0 and self._forced_cpu_by == threading.get_ident():
             self._forced_cpu_by = None
             self._redirects.clear()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(activation.runtime.end)
             if activation.mode is not None:
-                _settle_mode(activation.mode)
-        finally:
-            if activation.mode is not None:
-                INSTALLATION.release()
-            activation.runtime.end()
+                undo.callback(INSTALLATION.release)
+                undo.callback(_settle_mode, activation.mode)
+            if self.thread.depth == 0:
+                while self.thread.at_exit:
+                    undo.callback(self.thread.at_exit.pop(0))
 
     @overload
     def __call__(self, function: F) -> F: ...
@@ -481,6 +504,17 @@ def _check_options(devices: Any, identity: Any, float64: Any, capability: Any, m
         raise ValueError(f"memory={memory!r} is not a number of bytes. Use an int of 1 or more, or None.")
 
 
+def _check_properties(properties: Any, written_for: Any) -> None:
+    if written_for not in ACCELERATORS:
+        raise ValueError(f"written_for={written_for!r} is not known. Use 'cuda', 'mps' or 'xpu'.")
+    unknown = set(properties or ()) - device.SETTABLE
+    if unknown:
+        raise ValueError(
+            f"properties has {sorted(unknown)!r}, which cannot be set. Use fields of "
+            f"torch.cuda.get_device_properties: {', '.join(sorted(device.SETTABLE))}; capability= sets major and minor."
+        )
+
+
 class _Enabled(NamedTuple):
     """One :func:`enable` in force: its scope, and the environment to restore."""
 
@@ -502,6 +536,9 @@ def portable(
     strict: bool = False,
     float64: Literal["float32", "error"] = "float32",
     capability: tuple[int, int] = (8, 0),
+    memory: int | None = None,
+    properties: Mapping[str, Any] | None = None,
+    written_for: Literal["cuda", "mps", "xpu"] = "cuda",
 ) -> Scope: ...
 def portable(target: Any = None, **options: Any) -> Any:
     """Run programs written for one accelerator on another.
@@ -518,6 +555,11 @@ def portable(target: Any = None, **options: Any) -> Any:
         float64: What becomes of float64 on a target that lacks it: ``"float32"`` with a warning, or torch's own
             ``"error"``.
         capability: The CUDA compute capability that ``torch.cuda.get_device_capability()`` answers.
+        memory: Bytes of memory of each simulated device, or None for no limit.
+        properties: What fields of ``torch.cuda.get_device_properties()`` answer instead of what is measured, such as
+            ``{"name": "NVIDIA A100-SXM4-80GB", "total_memory": 80 << 30}``.
+        written_for: Which accelerator the program is told is available. ``"mps"`` runs programs written for Apple's
+            on CUDA and elsewhere. Spellings of all of them are rewritten whatever it is.
 
     Returns:
         A :class:`Scope`, or the decorated function.
@@ -541,6 +583,8 @@ def simulate(
     strict: bool = False,
     float64: Literal["float32", "error"] = "float32",
     capability: tuple[int, int] = (8, 0),
+    properties: Mapping[str, Any] | None = None,
+    written_for: Literal["cuda", "mps", "xpu"] = "cuda",
 ) -> Scope:
     """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
 
@@ -556,6 +600,8 @@ def simulate(
         strict: As for :func:`portable`.
         float64: As for :func:`portable`.
         capability: As for :func:`portable`.
+        properties: As for :func:`portable`.
+        written_for: As for :func:`portable`.
 
     Returns:
         A :class:`Scope`, for ``with`` and as a decorator.
@@ -573,6 +619,8 @@ def simulate(
         strict=strict,
         float64=float64,
         capability=capability,
+        properties=properties,
+        written_for=written_for,
     )
 
 

@@ -54,6 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--devices", type=int, help="number of accelerators the program sees")
     run.add_argument("--identity", choices=("target", "cuda"), default="target", help="what tensors say they are on")
     run.add_argument("--memory", type=int, help="bytes of memory of each simulated device")
+    run.add_argument(
+        "--written-for",
+        choices=("cuda", "mps", "xpu"),
+        default="cuda",
+        help="the accelerator that the program is told is available",
+    )
     run.add_argument("--strict", action="store_true", help="raise instead of approximating")
     run.add_argument("--report", action="store_true", help="print what was rewritten when the program ends")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
@@ -79,6 +85,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             identity=options.identity,
             strict=options.strict,
             memory=options.memory,
+            written_for=options.written_for,
         )
     except ValueError as error:
         parser.error(str(error))

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdevice._journal import Fidelity
-from torchdevice._patching import Guarded, Patch
+from torchdevice._patching import OWN, Guarded, Patch
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
@@ -27,14 +27,16 @@ class Supplied(NamedTuple):
     Attributes:
         name: Its dotted name: ``"torch._C._cuda_getDevice"``.
         value: A function of the scope that returns what the name stands for.
-        fidelity: How close that comes to CUDA.
+        fidelity: How close that comes to the family's own device.
         note: What it does, in a few words.
+        on: The same for the targets where it differs: target -> fidelity and note.
     """
 
     name: str
     value: Callable[[Scope], Any]
     fidelity: Fidelity
     note: str
+    on: Mapping[str, tuple[Fidelity, str]] = {}
 
 
 SUPPLIED: dict[str, Supplied] = {}
@@ -42,29 +44,55 @@ SUPPLIED: dict[str, Supplied] = {}
 _C = "torch._C."
 
 
-def supplies(name: str, fidelity: Fidelity = Fidelity.EXACT, *, note: str = "") -> Callable[[Any], Any]:
-    """Register a function ``(scope, *args)`` as what ``torch._C.<name>`` does.
+def supplies(
+    name: str | Sequence[str],
+    fidelity: Fidelity = Fidelity.EXACT,
+    *,
+    note: str = "",
+    family: str = "cuda",
+    on: Mapping[str, tuple[Fidelity, str]] | None = None,
+) -> Callable[[Any], Any]:
+    """Register a function ``(scope, *args)`` as what ``torch._C.<name>`` does, or a dotted name, or each of several.
 
-    An approximate or inert one is reported once per call site with ``note`` as what is done instead.
+    An approximate or inert one is reported once per call site with ``note`` as what is done instead. Where the target
+    is the device of ``family`` itself, torch's own is called. A function that differs by target, as ``on`` says,
+    reports that itself.
     """
+
+    names = [name] if isinstance(name, str) else name
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         called = (
             function
             if fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)
-            else _reporting(function, name, fidelity, note)
+            else _reporting(function, names[0], fidelity, note)
         )
-        add(Supplied(_C + name, lambda scope: scope.bound(called), fidelity, note or _first_line(function)))
+
+        def value(scope: Scope) -> Any:
+            found = OWN if scope.kind == family else scope.bound(called)
+            scope.known[value] = found
+            return found
+
+        for each in names:
+            dotted = each if "." in each else _C + each
+            add(Supplied(dotted, value, fidelity, note or _first_line(function), on or {}))
         return function
 
     return register
 
 
-def answers(name: str, fidelity: Fidelity = Fidelity.EXACT) -> Callable[[Any], Any]:
-    """Register a function of the scope as the value of the dotted ``name``."""
+def answers(name: str, fidelity: Fidelity = Fidelity.EXACT, *, family: str = "cuda") -> Callable[[Any], Any]:
+    """Register a function of the scope as the value of the dotted ``name``, as :func:`supplies` does."""
 
     def register(function: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
-        add(Supplied(name, function, fidelity, _first_line(function)))
+        add(
+            Supplied(
+                name,
+                lambda scope: OWN if scope.kind == family else function(scope),
+                fidelity,
+                _first_line(function),
+            )
+        )
         return function
 
     return register
@@ -98,15 +126,20 @@ def patches() -> list[Patch]:
     """Return the patches that make every supplied name visible to threads with a scope."""
     from torchdevice.bindings import (  # noqa: F401  (importing registers)
         accelerator,
+        collectives,
         device,
         graphs,
+        history,
         memory,
+        mps,
         nvtx,
         random,
         settings,
+        storage,
         streams,
         unsupported,
         versions,
+        xpu,
     )
 
     modules: dict[str, dict[str, Callable[[Any], Any]]] = {}

@@ -12,32 +12,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchdevice._journal import Fidelity
+from torchdevice._patching import OWN
+from torchdevice._spelling import ACCELERATORS
 from torchdevice.bindings import Supplied, add, device, memory, streams
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
 
 
-_CUDA = torch.device("cuda")
-"""Made at import, where no mode rewrites it."""
+_ACCELERATORS = {family: torch.device(family) for family in ACCELERATORS}
+"""Made at import, where no mode rewrites them."""
 
 
 def _supplies(name: str, function: Callable[..., Any]) -> None:
     """Supply ``torch._C.<name>`` where torch counts no accelerator; torch's own answers otherwise."""
 
     def value(scope: Scope) -> Any:
-        if not scope.runtime.is_torch_accelerator:
-            return scope.bound(function)
-        if name not in vars(torch._C):
-            raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
-        return vars(torch._C)[name]
+        return OWN if scope.runtime.is_torch_accelerator else scope.bound(function)
 
     add(Supplied(f"torch._C.{name}", value, Fidelity.EXACT, (function.__doc__ or "").split("\n")[0]))
 
 
-def get_accelerator(scope: Scope) -> torch.device:
-    """The device ``cuda``."""
-    return _CUDA
+def get_accelerator(scope: Scope, check: bool | None = None) -> torch.device:
+    """The device that the program is written for, without an index."""
+    return _ACCELERATORS[scope.written_for]
 
 
 def get_stream(scope: Scope, index: int) -> torch.Stream:
@@ -65,17 +63,23 @@ def is_allocator_initialized(scope: Scope) -> bool:
     return True
 
 
-_supplies("_accelerator_getAccelerator", get_accelerator)
-_supplies("_accelerator_getStream", get_stream)
-_supplies("_accelerator_setStream", set_stream)
-_supplies("_accelerator_getDeviceIndex", device.get_device)
-_supplies("_accelerator_setDeviceIndex", device.set_device)
-_supplies("_accelerator_exchangeDevice", device.exchange_device)
-_supplies("_accelerator_maybeExchangeDevice", device.maybe_exchange_device)
-_supplies("_accelerator_synchronizeDevice", synchronize_device)
-_supplies("_accelerator_isAllocatorInitialized", is_allocator_initialized)
-_supplies("_accelerator_emptyCache", memory.empty_cache)
-_supplies("_accelerator_getDeviceStats", memory.memory_stats)
-_supplies("_accelerator_resetPeakStats", memory.reset_peak_memory_stats)
-_supplies("_accelerator_resetAccumulatedStats", memory.reset_accumulated_memory_stats)
-_supplies("_accelerator_getMemoryInfo", get_memory_info)
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "_get_accelerator": get_accelerator,
+    "_accelerator_getAccelerator": get_accelerator,
+    "_accelerator_getStream": get_stream,
+    "_accelerator_setStream": set_stream,
+    "_accelerator_getDeviceIndex": device.get_device,
+    "_accelerator_setDeviceIndex": device.set_device,
+    "_accelerator_exchangeDevice": device.exchange_device,
+    "_accelerator_maybeExchangeDevice": device.maybe_exchange_device,
+    "_accelerator_synchronizeDevice": synchronize_device,
+    "_accelerator_isAllocatorInitialized": is_allocator_initialized,
+    "_accelerator_emptyCache": memory.empty_cache,
+    "_accelerator_getDeviceStats": memory.memory_stats,
+    "_accelerator_resetPeakStats": memory.reset_peak_memory_stats,
+    "_accelerator_resetAccumulatedStats": memory.reset_accumulated_memory_stats,
+    "_accelerator_getMemoryInfo": get_memory_info,
+}
+
+for _name, _function in _FUNCTIONS.items():
+    _supplies(_name, _function)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchdevice._journal import Fidelity
 from torchdevice._spelling import Spelling
-from torchdevice.bindings import answers, supplies
+from torchdevice.bindings import answers, memory, supplies
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
@@ -60,10 +60,14 @@ class DeviceProperties:
         )
 
 
+SETTABLE = frozenset(field.name for field in dataclasses.fields(DeviceProperties)) - {"major", "minor"}
+"""The fields that a scope's ``properties`` may set."""
+
+
 @supplies("_cuda_getDeviceCount")
 def get_device_count(scope: Scope) -> int:
-    """The number of devices the scope advertises, at least 1."""
-    return scope.device_count
+    """The number of devices the scope advertises; 0 to a program that is written for another accelerator."""
+    return scope.device_count if scope.written_for == "cuda" else 0
 
 
 @supplies("_cuda_init")
@@ -86,21 +90,22 @@ def get_device(scope: Scope) -> int:
 @supplies("_cuda_setDevice")
 def set_device(scope: Scope, device: int) -> None:
     """Set the current device of this thread."""
-    scope.thread.device_index = scope.ordinal(Spelling("cuda", device))
+    scope.thread.device_index = device if 0 <= device < scope.device_count else scope.ordinal(Spelling("cuda", device))
 
 
-@supplies("_cuda_exchangeDevice")
+@supplies(["_cuda_exchangeDevice", "torch.cuda._exchange_device"])
 def exchange_device(scope: Scope, device: int) -> int:
     """Set the current device and return the one before; -1 for a negative one."""
     if device < 0:
         return -1
-    previous = scope.thread.device_index
+    thread = scope.thread
+    previous = thread.device_index
     if device != previous:
         set_device(scope, device)
     return previous
 
 
-@supplies("_cuda_maybeExchangeDevice")
+@supplies(["_cuda_maybeExchangeDevice", "torch.cuda._maybe_exchange_device"])
 def maybe_exchange_device(scope: Scope, device: int) -> int:
     """The same: there is no device context to avoid creating."""
     return exchange_device(scope, device)
@@ -153,62 +158,34 @@ def ipc_collect(scope: Scope) -> None:
     """Nothing to collect."""
 
 
-@supplies("_cuda_get_sync_debug_mode")
-def get_sync_debug_mode(scope: Scope) -> int:
-    """The value that was set."""
-    return scope.settings.get("sync_debug_mode", 0)
-
-
-@supplies("_cuda_set_sync_debug_mode", Fidelity.INERT, note="stored; nothing is checked")
-def set_sync_debug_mode(scope: Scope, mode: int) -> None:
-    """Store the value."""
-    scope.settings["sync_debug_mode"] = mode
-
-
-@supplies("_cuda_get_cudnn_benchmark_limit")
-def get_cudnn_benchmark_limit(scope: Scope) -> int:
-    """The value that was set; cuDNN's default is 10."""
-    return scope.settings.get("cudnn_benchmark_limit", 10)
-
-
-@supplies("_cuda_set_cudnn_benchmark_limit", Fidelity.INERT, note="stored; there is no cuDNN")
-def set_cudnn_benchmark_limit(scope: Scope, limit: int) -> None:
-    """Store the value."""
-    scope.settings["cudnn_benchmark_limit"] = limit
-
-
-@supplies("_cuda_clearCublasWorkspaces", Fidelity.INERT, note="there are no cuBLAS workspaces")
-def clear_cublas_workspaces(scope: Scope) -> None:
-    """Nothing to clear."""
-
-
 def properties(scope: Scope, device: int) -> DeviceProperties:
     """Return the properties of one of the program's devices."""
     index = scope.device(device).index or 0
-    name = scope.runtime.name(index)
-    return DeviceProperties(
+    name = scope.properties.get("name") or scope.runtime.name(index)
+    measured = DeviceProperties(
         name=name,
         major=scope.capability[0],
         minor=scope.capability[1],
-        total_memory=scope.runtime.total_memory(index),
+        total_memory=memory.total(scope, device),
         multi_processor_count=scope.runtime.multiprocessor_count(),
         uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"{name}:{device}"),
     )
+    return dataclasses.replace(measured, **scope.properties)
+
+
+@answers("torch._C._CudaDeviceProperties")
+def cuda_device_properties(scope: Scope) -> type:
+    """The class of what ``get_device_properties`` returns."""
+    return DeviceProperties
+
+
+@answers("torch.cuda._CudaDeviceProperties")
+def cuda_cuda_device_properties(scope: Scope) -> type:
+    """The same, under the name that ``torch.cuda`` has for it."""
+    return DeviceProperties
 
 
 @answers("torch._C._has_cuda")
 def has_cuda(scope: Scope) -> bool:
     """True, so that ``torch.backends.cuda.is_built()`` is."""
     return True
-
-
-@answers("torch.cuda._exchange_device")
-def cuda_exchange_device(scope: Scope) -> Any:
-    """As ``_cuda_exchangeDevice``, under the name that ``torch.cuda.device`` uses."""
-    return scope.bound(exchange_device)
-
-
-@answers("torch.cuda._maybe_exchange_device")
-def cuda_maybe_exchange_device(scope: Scope) -> Any:
-    """As ``_cuda_maybeExchangeDevice``, under the name that ``torch.cuda.device`` uses."""
-    return scope.bound(maybe_exchange_device)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdevice._journal import Fidelity
 from torchdevice._runtimes import MEMORY_FRACTION
+from torchdevice._spelling import Spelling
 from torchdevice.bindings import supplies
 
 if TYPE_CHECKING:
@@ -30,6 +31,19 @@ _SCALARS = (
 _OVERSIZE = ("oversize_allocations", "oversize_segments")
 
 
+APPROXIMATE_FIGURES = {
+    "cpu": (Fidelity.APPROXIMATE, "The process's heap; counts of allocations are 0."),
+    "mps": (Fidelity.APPROXIMATE, "MPS's figures; the peak is the largest seen, counts of allocations are 0."),
+}
+"""What figures are on targets whose allocator keeps none."""
+
+LIMITS = {
+    "cpu": (Fidelity.APPROXIMATE, "Stored; allocations are not limited."),
+    "mps": (Fidelity.EXACT, "The limit of MPS's own allocator."),
+}
+"""What a limit is on targets other than simulated ones."""
+
+
 def _zeros() -> dict[str, int]:
     return {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
 
@@ -38,33 +52,44 @@ def _figures(current: int, peak: int) -> dict[str, int]:
     return {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
 
 
-def _report(scope: Scope, name: str) -> None:
+def _target_index(scope: Scope, device: int) -> int:
+    if not scope.accepts(device):
+        raise RuntimeError(f"Invalid device argument {device}: did you call init?")  # CUDACachingAllocator.cpp
+    return scope.device(device).index or 0
+
+
+def report(scope: Scope, name: str) -> None:
     if not scope.runtime.exact_memory:
         scope.report(name, f"figures of the {scope.runtime.kind} process", Fidelity.APPROXIMATE)
 
 
-@supplies("_cuda_memoryStats")
+@supplies("_cuda_memoryStats", on=APPROXIMATE_FIGURES)
 def memory_stats(scope: Scope, device: int) -> dict[str, Any]:
     """The runtime's figures under CUDA's keys; unknown ones are 0."""
-    _report(scope, "torch.cuda.memory_stats")
-    memory = scope.runtime.memory(scope.device(device).index or 0)
+    report(scope, "torch.cuda.memory_stats")
+    index = _target_index(scope, device)
+    memory = scope.runtime.memory(index)
     stats: dict[str, Any] = {name: {pool: _zeros() for pool in _POOLS} for name in (*_BYTES, *_COUNTS)}
     allocated = _figures(memory.allocated, memory.peak_allocated)
     for name in ("active_bytes", "allocated_bytes", "requested_bytes"):
         stats[name]["all"] = dict(allocated)
     stats["reserved_bytes"]["all"] = _figures(memory.reserved, memory.peak_reserved)
-    return {**stats, **{name: _zeros() for name in _OVERSIZE}, **dict.fromkeys(_SCALARS, 0)}
+    stats.update({name: _zeros() for name in _OVERSIZE}, **dict.fromkeys(_SCALARS, 0))
+    for name, kept in scope.runtime.statistics(index).items():
+        stats[name] = kept if isinstance(kept, int) else {pool: stat._asdict() for pool, stat in kept.items()}
+    return stats
 
 
 @supplies("_cuda_resetPeakMemoryStats")
 def reset_peak_memory_stats(scope: Scope, device: int) -> None:
     """Let the peaks start at the present figures."""
-    scope.runtime.reset_peak_memory(scope.device(device).index or 0)
+    scope.runtime.reset_peak_memory(_target_index(scope, device))
 
 
-@supplies("_cuda_resetAccumulatedMemoryStats", Fidelity.INERT, note="no accumulated figures are kept")
+@supplies("_cuda_resetAccumulatedMemoryStats")
 def reset_accumulated_memory_stats(scope: Scope, device: int) -> None:
-    """Nothing to reset."""
+    """Let the sums start at 0, where the target keeps any."""
+    scope.runtime.reset_accumulated_memory(_target_index(scope, device))
 
 
 @supplies("_cuda_hostMemoryStats")
@@ -97,10 +122,10 @@ def empty_cache(scope: Scope) -> None:
     scope.runtime.empty_cache()
 
 
-@supplies("_cuda_setMemoryFraction")
-def set_memory_fraction(scope: Scope, fraction: float, device: int) -> None:
+@supplies("_cuda_setMemoryFraction", on=LIMITS)
+def set_memory_fraction(scope: Scope, fraction: float | None, device: int) -> None:
     """The limit on simulated devices; elsewhere stored, and allocations are not limited."""
-    if not scope.runtime.observes_limits():
+    if not scope.runtime.limit_memory(_target_index(scope, device), fraction):
         scope.report("torch.cuda.set_per_process_memory_fraction", "stored, no limit", Fidelity.APPROXIMATE)
     scope.settings[MEMORY_FRACTION, device] = fraction
 
@@ -117,25 +142,20 @@ def get_allocator_backend(scope: Scope) -> str:
     return "native"
 
 
-@supplies("_cuda_cudaCachingAllocator_is_enabled")
-def caching_allocator_is_enabled(scope: Scope) -> bool:
-    """The value that was set, True before."""
-    return scope.settings.get("caching_allocator", True)
-
-
-@supplies("_cuda_cudaCachingAllocator_enable", Fidelity.INERT, note="stored; there is no caching allocator")
-def caching_allocator_enable(scope: Scope, value: bool) -> None:
-    """Store the value."""
-    scope.settings["caching_allocator"] = value
-
-
-@supplies("_cuda_memoryMetadataSupported")
-def memory_metadata_supported(scope: Scope) -> bool:
-    """False: allocations carry no metadata."""
-    return False
+def total(scope: Scope, device: int) -> int:
+    """Return the bytes of memory of a device, as the scope's properties say or the target has them."""
+    return scope.properties.get("total_memory") or scope.runtime.total_memory(_target_index(scope, device))
 
 
 def mem_get_info(scope: Scope, device: int) -> tuple[int, int]:
     """Return free and total bytes of a device, for ``cudaMemGetInfo``."""
-    index = scope.device(device).index or 0
-    return scope.runtime.free_memory(index), scope.runtime.total_memory(index)
+    device = scope.ordinal(Spelling("cuda", device))
+    size = total(scope, device)
+    return min(scope.runtime.free_memory(_target_index(scope, device)), size), size
+
+
+def list_processes(scope: Scope, device: int) -> str:
+    """Return the processes known to use a device, as ``torch.cuda.list_gpu_processes`` prints them."""
+    processes = scope.runtime.processes(_target_index(scope, device))
+    lines = [f"process {pid:>10d} uses {size / 2**20:>12.3f} MB GPU memory" for pid, size in processes]
+    return "\n".join([f"GPU:{device}", *lines])

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import enum
+import itertools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchdevice import _active
+from torchdevice._private import require
 from torchdevice.bindings.memory import mem_get_info
 from torchdevice.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
+
+
+_profiler_enabled = require(torch._C._autograd, "_profiler_enabled")
 
 
 class CudaError(enum.IntEnum):
@@ -20,33 +28,58 @@ class CudaError(enum.IntEnum):
     success = 0
 
 
-class Nvtx:
-    """NVTX: markers for a profiler that is not there. Depths and identifiers are kept, as NVTX returns them."""
+class Nvtx(threading.local):
+    """NVTX: ranges and markers, which ``torch.profiler`` shows as those of ``record_function``.
+
+    Depths and identifiers are as NVTX returns them. Ranges nest per thread.
+    """
 
     def __init__(self) -> None:
-        self._depth = 0
-        self._ranges = 0
+        self._open: list[Any] = []
+        self._started: dict[int, Any] = {}
 
     def rangePushA(self, message: str) -> int:
         """Open a range; return its depth, from 0."""
-        self._depth += 1
-        return self._depth - 1
+        self._open.append(_shown(message))
+        return len(self._open) - 1
 
     def rangePop(self) -> int:
         """Close the innermost range; return its depth, negative if there is none."""
-        self._depth = max(self._depth - 1, -1)
-        return self._depth if self._depth >= 0 else -2
+        if not self._open:
+            return -2
+        _end(self._open.pop())
+        return len(self._open)
 
     def rangeStartA(self, message: str) -> int:
         """Open a range that need not nest; return its identifier."""
-        self._ranges += 1
-        return self._ranges
+        number = next(_range_ids)
+        self._started[number] = _shown(message)
+        return number
 
     def rangeEnd(self, range_id: int) -> None:
-        """Close a range by identifier."""
+        """Close a range by identifier; one of another thread is closed for NVTX only, which shows nothing here."""
+        _end(self._started.pop(range_id, None))
 
     def markA(self, message: str) -> None:
         """Mark a point."""
+        _end(_shown(message))
+
+
+_range_ids = itertools.count(1)
+
+
+def _shown(message: str) -> Any:
+    """Begin what the profiler shows, if one is running."""
+    if not _profiler_enabled():
+        return None
+    shown = torch.profiler.record_function(message)
+    shown.__enter__()
+    return shown
+
+
+def _end(shown: Any) -> None:
+    if shown is not None:
+        shown.__exit__(None, None, None)
 
 
 class Cudart:
@@ -62,7 +95,7 @@ class Cudart:
         self._original = original
 
     def __getattr__(self, name: str) -> Any:
-        scope = _active.current()
+        scope = _active.state.for_cuda
         if scope is None:
             return getattr(self._original, name)
         if name not in _CUDART:
@@ -70,7 +103,7 @@ class Cudart:
         return scope.bound(_CUDART[name])
 
     def __bool__(self) -> bool:
-        return _active.current() is not None or self._original is not None
+        return _active.state.for_cuda is not None or self._original is not None
 
 
 def _get_error_string(scope: Scope, error: int) -> str:

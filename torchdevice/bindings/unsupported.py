@@ -12,20 +12,15 @@ if TYPE_CHECKING:
     from torchdevice._scope import Scope
 
 _POINTER = "It hands out a CUDA pointer or handle. Use torch tensors and functions instead."
-_POOL = (
-    "Memory pools and pluggable allocators replace CUDA's allocator. Leave them out; tensors are allocated as usual."
-)
-_TRACE = "CUDA's allocator history is not recorded. Use torch.profiler with profile_memory=True."
+POOL = "Memory pools and pluggable allocators replace CUDA's allocator. Leave them out; tensors are allocated as usual."
 _KERNEL = "It compiles or launches CUDA code. Use a torch function, or a CPU implementation."
-_TUNABLE = "TunableOp tunes GPU matrix products. Leave it off."
+_RANKS = "NCCL's communicators belong to CUDA. Use torch.distributed, or torch.cuda.nccl without communicators."
 
 REMEDIES = {
     **dict.fromkeys(
         (
             "_cuda_getCurrentBlasHandle",
             "_cuda_getCurrentSolverHandle",
-            "_cuda_getCurrentRawStream",
-            "_cuda_getStreamFromExternal",
             "_cuda_cudaCachingAllocator_raw_alloc",
             "_cuda_cudaCachingAllocator_raw_delete",
             "_cuda_busy_wait_for_flag",
@@ -36,42 +31,23 @@ REMEDIES = {
     **dict.fromkeys(
         (
             "_cuda_beginAllocateCurrentStreamToPool",
+            "_cuda_beginAllocateCurrentThreadToPool",
+            "_cuda_beginAllocateToPool",
             "_cuda_changeCurrentAllocator",
             "_cuda_checkPoolLiveAllocations",
             "_cuda_cudaHostAllocator",
             "_cuda_customAllocator",
+            "_cuda_endAllocateToPool",
             "_cuda_getAllocator",
             "_cuda_getCheckpointState",
+            "_cuda_releasePool",
             "_cuda_setCheckpointPoolState",
         ),
-        _POOL,
-    ),
-    **dict.fromkeys(
-        (
-            "_cuda_allocationTraceback",
-            "_cuda_annotateMemory",
-            "_cuda_attach_out_of_memory_observer",
-            "_cuda_isHistoryEnabled",
-            "_cuda_memorySnapshot",
-            "_cuda_record_memory_history",
-            "_cuda_record_memory_history_legacy",
-            "_cuda_getMemoryMetadata",
-            "_cuda_setMemoryMetadata",
-        ),
-        _TRACE,
+        POOL,
     ),
     "_cuda_jiterator_compile_and_launch_kernel": _KERNEL,
-    **dict.fromkeys(
-        (
-            "_cuda_record_untuned_enable",
-            "_cuda_record_untuned_is_enabled",
-            "_cuda_tunableop_enable",
-            "_cuda_tunableop_is_enabled",
-            "_cuda_tunableop_tuning_enable",
-            "_cuda_tunableop_tuning_is_enabled",
-        ),
-        _TUNABLE,
-    ),
+    **dict.fromkeys(("_nccl_init_rank", "_nccl_unique_id"), _RANKS),
+    "_cuda_getHipblasltVersion": "It is a library of ROCm. Ask torch.version.hip first.",
 }
 
 

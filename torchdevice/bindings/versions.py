@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,18 @@ NCCL = 2 << 32 | 27 << 16 | 3
 def cuda(scope: Scope) -> str:
     """The version of the build, or 12.8."""
     return vars(torch.version).get("cuda") or CUDA
+
+
+@answers("torch._C._has_cudnn")
+def has_cudnn(scope: Scope) -> bool:
+    """True, so that programs set its flags; no tensor is acceptable to it."""
+    return True
+
+
+@supplies("_can_use_cudnn_attention")
+def can_use_cudnn_attention(scope: Scope, params: Any, debug: bool = False) -> bool:
+    """False: there is no cuDNN."""
+    return False
 
 
 @supplies("_cuda_getCompiledVersion")

@@ -42,6 +42,6 @@ def patches() -> list[Patch]:
     """Return the patches of both wrappers."""
     data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")  # a function shadows it as an attribute
     return [
-        replaced_function(data_parallel, "_get_available_device_type", _available_device_type),
-        replaced_function(DistributedDataParallel, "__init__", _init_ddp),
+        replaced_function(data_parallel, "_get_available_device_type", _available_device_type, family="cuda"),
+        replaced_function(DistributedDataParallel, "__init__", _init_ddp, family="cuda"),
     ]

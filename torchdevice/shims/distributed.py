@@ -73,7 +73,7 @@ def patches() -> list[Patch]:
         "is_nccl_available": _is_nccl_available,
     }
     return [
-        replaced_function(module, name, replacement)
+        replaced_function(module, name, replacement, family="cuda")
         for name, replacement in functions.items()
         for module in (dist.distributed_c10d, dist)
     ]

@@ -29,9 +29,13 @@ def _tag(storage: Any) -> str | None:
 def _deserialize(storage: Any, location: str) -> Any:
     """Return the storage on the device that stands in for its tag, or None to let torch go on."""
     scope = _active.current()
-    if scope is None or parse(location) is None:
+    if scope is None:
         return None
-    device = scope.redirect(location)
+    if parse(location) is not None:
+        device = scope.redirect(location)
+    else:  # perhaps a device that is rewritten already
+        rewritten = location.partition(":")[0] == scope.runtime.kind and not scope.runtime.shares_host_memory
+        device = torch.device(location) if rewritten else None
     return None if device is None else storage.to(device=device)
 
 

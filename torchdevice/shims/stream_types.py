@@ -8,8 +8,9 @@ target's work.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +18,7 @@ from torchdevice import _active
 from torchdevice._patching import Patch, Replaced, replaced_function, subclass_in_place_of
 from torchdevice._runtimes import Mark
 from torchdevice._spelling import Spelling
+from torchdevice.bindings import streams
 from torchdevice.bindings.streams import CUDA_DEVICE_TYPE
 from torchdevice.errors import NotSupportedError
 
@@ -29,24 +31,23 @@ _ids = itertools.count(1)
 class StreamStandIn(torch.Stream):
     """A stream of the program: a name for an order that is kept anyway."""
 
-    _cuda_class: type = torch.cuda.Stream
+    module: Any = torch.cuda
+    torch_device_type = CUDA_DEVICE_TYPE
     priority: int
     _scope: Scope
-    _entered: list[tuple[int, int, int]]
 
     def __new__(cls, scope: Scope, stream_id: int, device_index: int, priority: int = 0) -> StreamStandIn:
         self = super().__new__(  # type: ignore[call-arg]
-            cls, stream_id=stream_id, device_index=device_index, device_type=CUDA_DEVICE_TYPE
+            cls, stream_id=stream_id, device_index=device_index, device_type=cls.torch_device_type
         )
         self.priority = priority
         self._scope = scope
-        self._entered = []
         return self
 
     def __init__(self, *args: Any, **kwargs: Any):
         pass
 
-    __class__ = property(lambda self: self._cuda_class)  # type: ignore[assignment]
+    __class__ = property(lambda self: self.module.Stream)  # type: ignore[assignment]
 
     @property
     def cuda_stream(self) -> int:
@@ -54,6 +55,11 @@ class StreamStandIn(torch.Stream):
         if self.stream_id == 0:
             return 0
         raise NotSupportedError("torch.cuda.Stream.cuda_stream", "There is no cudaStream_t. Use the stream's methods.")
+
+    @property
+    def native_handle(self) -> int:
+        """The same, under the name that ``torch.Stream`` has for it."""
+        return self.cuda_stream
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -69,7 +75,7 @@ class StreamStandIn(torch.Stream):
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event in this stream and return it; a new one if none is given."""
-        event = torch.cuda.Event() if event is None else event
+        event = self.module.Event() if event is None else event
         event.record(self)
         return event
 
@@ -92,14 +98,15 @@ class StreamStandIn(torch.Stream):
 
     def __enter__(self) -> StreamStandIn:
         thread = self._scope.thread
-        self._entered.append((thread.device_index, self.device_index, thread.streams.get(self.device_index, 0)))
+        before = thread.device_index, self.device_index, thread.streams.get(self.device_index, 0)
+        thread.entered_streams.append(before)
         thread.streams[self.device_index] = self.stream_id
         thread.device_index = self.device_index
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         thread = self._scope.thread
-        thread.device_index, device_index, stream_id = self._entered.pop()
+        thread.device_index, device_index, stream_id = thread.entered_streams.pop()
         thread.streams[device_index] = stream_id
 
     def __eq__(self, other: object) -> bool:
@@ -117,6 +124,7 @@ class StreamStandIn(torch.Stream):
 class EventStandIn(torch.Event):
     """An event of the program: a point in the target's work."""
 
+    module: Any = torch.cuda
     _scope: Scope
     _timing: bool
     _mark: Mark | None
@@ -132,7 +140,7 @@ class EventStandIn(torch.Event):
     def __init__(self, *args: Any, **kwargs: Any):
         pass
 
-    __class__ = property(lambda self: torch.cuda.Event)  # type: ignore[assignment]
+    __class__ = property(lambda self: self.module.Event)  # type: ignore[assignment]
 
     @property
     def device(self) -> torch.device | None:  # type: ignore[override]
@@ -172,6 +180,10 @@ class EventStandIn(torch.Event):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._mark is None or end_event._mark is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self._mark.query() and end_event._mark.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        if self._recorded_on != end_event._recorded_on:
+            raise torch.AcceleratorError("CUDA error: invalid resource handle")  # what cudaEventElapsedTime says
         return self._mark.elapsed_time(end_event._mark)
 
     def ipc_handle(self) -> bytes:
@@ -187,20 +199,56 @@ def _cuda_device(index: int) -> torch.device:
         return torch.device("cuda", index)
 
 
-def _new_stream(
-    scope: Scope, original: Any, cls: type, device: Any = None, priority: int = 0, **kwargs: Any
+def _new_stream(scope: Scope, original: Any, cls: type, *args: Any, **kwargs: Any) -> StreamStandIn:
+    return new_stream(scope, StreamStandIn, *args, **kwargs)
+
+
+def new_stream(
+    scope: Scope, made: type[StreamStandIn], device: Any = None, priority: int = 0, **kwargs: Any
 ) -> StreamStandIn:
-    if "stream_ptr" in kwargs:
-        _new_external_stream(scope, original)
-    index = torch.cuda._utils._get_device_index(device, optional=True)
-    index = scope.ordinal(Spelling("cuda", index))
+    """Return a stand-in for what ``torch.cuda.Stream(...)`` and its like make."""
     if "stream_id" in kwargs:
-        return StreamStandIn(scope, kwargs["stream_id"], kwargs.get("device_index", index), priority)
-    return StreamStandIn(scope, next(_ids), index, max(-3, min(0, priority)))
+        stream_id, index = kwargs["stream_id"], kwargs.get("device_index", scope.thread.device_index)
+        return scope.streams.get((made, stream_id, index)) or _remembered(scope, made(scope, stream_id, index))
+    if "stream_ptr" in kwargs:
+        return _new_external_stream(scope, None, made, device=device, **kwargs)
+    index = scope.ordinal(Spelling("cuda", made.module._utils._get_device_index(device, optional=True)))
+    return _remembered(scope, made(scope, next(_ids), index, max(-3, min(0, priority))))
 
 
-def _new_external_stream(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    raise NotSupportedError("torch.cuda.ExternalStream", "There is no CUDA stream to wrap. Use torch.cuda.Stream.")
+def _remembered(scope: Scope, stream: StreamStandIn) -> StreamStandIn:
+    """Keep the last streams: programs ask for their current one all the time."""
+    if len(scope.streams) >= _KNOWN_STREAMS:
+        scope.streams.clear()
+    scope.streams[type(stream), stream.stream_id, stream.device_index] = stream
+    return stream
+
+
+_KNOWN_STREAMS = 64
+
+
+def _new_external_stream(
+    scope: Scope, original: Any, cls: type, stream_ptr: int = 0, device: Any = None, **kwargs: Any
+) -> StreamStandIn:
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    stream_id, device_index, _ = streams.get_stream_from_external(scope, stream_ptr, index)
+    return StreamStandIn(scope, stream_id, device_index)
+
+
+def _priority_range(original: Any) -> Any:
+    def priority_range() -> tuple[int, int]:
+        return original() if _active.state.for_cuda is None else StreamStandIn.priority_range()
+
+    return staticmethod(priority_range)
+
+
+def _from_ipc_handle(original: Any) -> Any:
+    def from_ipc_handle(cls: type, device: Any, handle: bytes) -> Any:
+        if _active.state.for_cuda is None:
+            return original(device, handle)
+        raise NotSupportedError("torch.cuda.Event.from_ipc_handle", "Share an event between threads, not processes.")
+
+    return classmethod(functools.update_wrapper(from_ipc_handle, original))
 
 
 def _new_event(
@@ -215,18 +263,24 @@ def _new_event(
     return EventStandIn(scope, enable_timing)
 
 
+def _is_the_programs(scope: Scope, device: Any) -> bool:
+    """Whether a device is the program's accelerator: spelled, rewritten already, or left out."""
+    rewritten = isinstance(device, torch.device) and device.type == scope.runtime.kind
+    return device is None or rewritten or scope.redirect(device) is not None
+
+
 def _new_generic_stream(cls: type, device: Any = None, **kwargs: Any) -> Any:
     """``torch.Stream``: a stream of the program's accelerator where it spells one, or names none."""
-    scope = _active.state.scope
-    if scope is not None and "stream_id" not in kwargs and (device is None or scope.redirect(device) is not None):
+    scope = _active.state.for_cuda
+    if scope is not None and "stream_id" not in kwargs and _is_the_programs(scope, device):
         return torch.cuda.Stream(device, **kwargs)
     return _Stream.__new__(cls, *(() if device is None else (device,)), **kwargs)
 
 
 def _new_generic_event(cls: type, device: Any = None, **kwargs: Any) -> Any:
     """``torch.Event``: an event of the program's accelerator where it spells one, or names none."""
-    scope = _active.state.scope
-    if scope is not None and (device is None or scope.redirect(device) is not None):
+    scope = _active.state.for_cuda
+    if scope is not None and _is_the_programs(scope, device):
         return torch.cuda.Event(**kwargs)
     return _Event.__new__(cls, *(() if device is None else (device,)), **kwargs)
 
@@ -241,7 +295,9 @@ def patches() -> list[Patch]:
     return [
         Replaced(torch, "Stream", lambda _: _GenericStream),
         Replaced(torch, "Event", lambda _: _GenericEvent),
-        replaced_function(torch.cuda.Stream, "__new__", _new_stream),
-        replaced_function(torch.cuda.ExternalStream, "__new__", _new_external_stream),
-        replaced_function(torch.cuda.Event, "__new__", _new_event),
+        replaced_function(torch.cuda.Stream, "__new__", _new_stream, family="cuda"),
+        replaced_function(torch.cuda.ExternalStream, "__new__", _new_external_stream, family="cuda"),
+        Replaced(torch.cuda.Stream, "priority_range", _priority_range, may_be_absent=True),
+        Replaced(torch.cuda.Event, "from_ipc_handle", _from_ipc_handle),
+        replaced_function(torch.cuda.Event, "__new__", _new_event, family="cuda"),
     ]

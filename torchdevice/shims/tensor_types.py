@@ -7,6 +7,7 @@ calling one makes a tensor on the target, ``isinstance`` asks for a tensor of th
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,13 @@ class LegacyTensorType(type):
     """The type of the stand-in classes."""
 
     dtype: torch.dtype
+    layout: torch.layout
     is_cuda = True
-    is_sparse = False
+
+    @property
+    def is_sparse(cls) -> bool:
+        """Whether its tensors are sparse."""
+        return cls.layout is torch.sparse_coo
 
     def answer(cls, scope: Scope) -> LegacyTensorType:
         """The class itself, as the value of its name in a scope."""
@@ -54,7 +60,7 @@ class LegacyTensorType(type):
             scope is not None
             and isinstance(instance, torch.Tensor)
             and instance.dtype is cls.dtype
-            and instance.layout is torch.strided
+            and instance.layout is cls.layout
             and instance.device.type in (scope.runtime.kind, "cuda")
         )
 
@@ -63,19 +69,29 @@ class LegacyTensorType(type):
         if scope is None:
             raise TypeError(f"type torch.cuda.{cls.__name__} not available outside a torchdevice scope.")
         kwargs.pop("device", None)
-        cpu_type = getattr(torch, cls.__name__)
+        cpu_type = getattr(torch.sparse if cls.is_sparse else torch, cls.__name__)
         return torch.Tensor.to(cpu_type(*args, **kwargs), scope.target)
 
 
-def _stand_in(name: str, dtype: torch.dtype) -> LegacyTensorType:
-    members = {"dtype": dtype, "__module__": "torch.cuda", "__doc__": f"A {dtype} tensor on the program's accelerator."}
+def _stand_in(module: str, name: str, dtype: torch.dtype, layout: torch.layout) -> LegacyTensorType:
+    members = {
+        "dtype": dtype,
+        "layout": layout,
+        "__module__": module,
+        "__doc__": f"A {dtype} tensor on the program's accelerator.",
+    }
     return LegacyTensorType(name, (), members)
 
 
-STAND_INS = {name: _stand_in(name, dtype) for name, dtype in _DTYPES.items()}
+STAND_INS = {
+    f"{module}.{name}": _stand_in(module, name, dtype, layout)
+    for module, layout in (("torch.cuda", torch.strided), ("torch.cuda.sparse", torch.sparse_coo))
+    for name, dtype in _DTYPES.items()
+    if hasattr(importlib.import_module(module), name)
+}
 
 for _name, _class in STAND_INS.items():
-    answers(f"torch.cuda.{_name}")(_class.answer)
+    answers(_name)(_class.answer)
 
 _NAME = re.compile(r"torch\.(?:cuda|xpu|mps)\.(?:sparse\.)?(\w+)")
 

@@ -129,6 +129,12 @@ def _size(size: int) -> str:
     return f"{size} bytes"
 
 
+def provides(op: Any) -> bool:
+    """Return whether the active scope's device has an operator."""
+    runtime = _runtime()
+    return runtime is None or runtime.profile.missing(op) is None
+
+
 def check_operator(op: Any) -> None:
     """Let an operator pass that the profile's device lacks, or raise the error that device raises.
 

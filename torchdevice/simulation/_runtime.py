@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
 import torch
 
+from torchdevice import _history
 from torchdevice._private import require
 from torchdevice._runtimes import Memory, Runtime
 from torchdevice.simulation import _allocator, _backend, _policy, _random, _rewriters, _special
@@ -44,6 +45,7 @@ class SimulatedRuntime(Runtime):
     takes_device_ids = True
     is_torch_accelerator = False
     compiles = False
+    exchanges_data = True
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
@@ -112,12 +114,25 @@ class SimulatedRuntime(Runtime):
         return self.memory_limit - min(self.memory_limit, _allocator.device(index).figures().reserved)
 
     def memory(self, index: int) -> Memory:
-        return Memory(*_allocator.device(index).figures())
+        return _allocator.device(index).figures()
+
+    def statistics(self, index: int) -> Mapping[str, Any]:
+        return _allocator.device(index).statistics()
+
+    def reset_accumulated_memory(self, index: int) -> None:
+        _allocator.device(index).reset_accumulated()
+
+    def blocks(self, index: int) -> list[_history.Block]:
+        return _allocator.blocks(index)
+
+    def watch_allocations(self, observer: _history.Observer) -> Callable[[], None]:
+        _allocator.observers.append(observer)
+        return functools.partial(_allocator.forget, observer)
 
     def reset_peak_memory(self, index: int) -> None:
         _allocator.device(index).reset_peak()
 
-    def observes_limits(self) -> bool:
+    def limit_memory(self, index: int, fraction: float | None) -> bool:
         _policy.watch_from_now_on()
         return True
 

@@ -257,21 +257,20 @@ def attend(
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         options = {"scale": scale, "enable_gqa": enable_gqa}
         same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
-        if same and not (attn_mask is not None and attn_mask.requires_grad):
+        if same and not (attn_mask is not None and attn_mask.requires_grad) and _policy.provides(_FLASH_KERNEL):
             memory = [_memory(each.detach()) for each in tensors[:3]]
             mask = None if attn_mask is None else _memory(attn_mask.detach())
             if _aten._fused_sdp_choice(*memory, mask, dropout_p, is_causal, **options) == _FLASH:
                 if attn_mask is not None and attn_mask.dtype is torch.bool:
                     zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
                     attn_mask = zeros.masked_fill(attn_mask.logical_not(), -math.inf)
-                return _aten._scaled_dot_product_flash_attention_for_cpu(
-                    query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
-                )[0]
+                return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
         return _aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **options
         )
 
 
+_FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 
 

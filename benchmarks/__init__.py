@@ -1,0 +1,1 @@
+"""What scopes cost, measured as ratios within one process: ``python -m benchmarks``."""

@@ -1,0 +1,74 @@
+"""Interleaved rounds: every variant of a case is timed in each round, so that a slow moment slows all of them."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+Condition = Callable[[], AbstractContextManager[object]]
+"""What is in force while a variant is timed."""
+
+
+class Timing(NamedTuple):
+    """Microseconds of one call: the median of the rounds, and the quartiles around it."""
+
+    median: float
+    lower: float
+    upper: float
+
+
+def compare(
+    conditions: Mapping[str, Condition], call: Callable[[], object], *, rounds: int = 15, seconds: float = 0.02
+) -> dict[str, Timing]:
+    """Time a call under each condition.
+
+    Args:
+        conditions: Name -> what is in force; entered anew for each round, which is not timed.
+        call: What is timed.
+        rounds: How often each condition has its turn.
+        seconds: How long a turn takes, about.
+
+    Returns:
+        Name -> microseconds of a call.
+    """
+    number = _calls_within(conditions, call, seconds)
+    turns: dict[str, list[float]] = {name: [] for name in conditions}
+    for _ in range(rounds):
+        for name, condition in conditions.items():
+            with condition():
+                call()
+                turns[name].append(_timed(call, number))
+    return {name: timing(times) for name, times in turns.items()}
+
+
+def timing(times: list[float]) -> Timing:
+    """Return the median of some times and the quartiles around it."""
+    lower, median, upper = statistics.quantiles(times, n=4)
+    return Timing(median, lower, upper)
+
+
+def _calls_within(conditions: Mapping[str, Condition], call: Callable[[], object], seconds: float) -> int:
+    slowest = 0.0
+    for condition in conditions.values():
+        with condition():
+            call()
+            slowest = max(slowest, _timed(call, 1))
+    return max(1, int(seconds * 1e6 / max(slowest, 0.05)))
+
+
+def _timed(call: Callable[[], object], number: int) -> float:
+    """Return the microseconds of one of ``number`` calls."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        start = time.perf_counter_ns()
+        for _ in range(number):
+            call()
+        return (time.perf_counter_ns() - start) / number / 1000
+    finally:
+        if collecting:
+            gc.enable()

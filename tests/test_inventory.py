@@ -1,0 +1,167 @@
+"""Everything torch has under ``torch.cuda`` and beside it is declared, and is as faithful as it is declared to be.
+
+The names are not a list of ours: they are read from the installed torch, so that a name that is new there fails here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from facade_cases import CASES, MODULES
+
+import torchdevice
+from torchdevice import bindings
+from torchdevice._journal import Fidelity
+from torchdevice.bindings.facade import FACADE, TARGETS, UNTOUCHED
+from torchdevice.errors import FidelityError, NotSupportedError
+
+FAMILIES = r"_cuda\w*|_Cuda\w+|_CUDA\w+|_cudart\w*|_nvtx\w*|_nccl\w+|_cudnn\w*|_gds\w+|_mps\w+|_MPS\w+"
+
+SUPPLIED_OTHERWISE = {
+    "_CUDAGraph": "the class above it makes a stand-in (shims/graphs.py)",
+    "_MemPool": "the class above it refuses (shims/graphs.py)",
+    "_CudaEventBase": "the class above it makes a stand-in (shims/stream_types.py)",
+    "_CudaStreamBase": "the class above it makes a stand-in (shims/stream_types.py)",
+    "_MPSStreamBase": "the class above it makes a stand-in (shims/mps_module.py)",
+    "_CUDAGreenContext": "the class above it refuses (shims/cuda_module.py)",
+    "_cuda_CUDAAllocator": "a type, named in annotations",
+    "_cuda_CUDAAllocator_AllocatorState": "a type, named in annotations",
+    "_cudart": "torch.cuda keeps it in a global (shims/cuda_module.py)",
+    "_nvtx": "torch.cuda.nvtx keeps it in a global (shims/cuda_module.py)",
+    "_cudnn": "a module that torch.backends.cudnn imports; asked for its version only",
+    "_CudaKernel": "a class of Python, of torch.cuda._compile_kernel, which compiles CUDA code",
+    "_CudaModule": "a class of Python, of torch.cuda._compile_kernel, which compiles CUDA code",
+}
+
+
+def mentioned() -> set[str]:
+    """Return the names of ``torch._C`` for CUDA and MPS that the Python of the installed torch mentions."""
+    direct = re.compile(rf"\b_?C\.({FAMILIES})\b")
+    quoted = re.compile(rf"""(?:_C, |_dummy_type\()["']({FAMILIES})["']""")
+    imported = re.compile(r"from torch\._C import (?:\(([^)]*)\)|([^\n(]*))")
+    found: set[str] = set()
+    for path in Path(torch.__file__).parent.rglob("*.py"):
+        text = path.read_text(errors="ignore")
+        found.update(direct.findall(text), quoted.findall(text))
+        for inside, line in imported.findall(text):
+            found.update(re.findall(rf"\b(?:{FAMILIES})\b", inside or line))
+    return found
+
+
+def test_every_name_of_the_c_module_is_declared() -> None:
+    bindings.patches()
+    supplied = {name.removeprefix("torch._C.") for name in bindings.SUPPLIED}
+    names = mentioned()
+    assert len(names) > 120
+    assert names - supplied - SUPPLIED_OTHERWISE.keys() == set()
+
+
+def test_every_binding_says_what_it_does() -> None:
+    bindings.patches()
+    for supplied in bindings.SUPPLIED.values():
+        assert isinstance(supplied.fidelity, Fidelity) and supplied.note, supplied.name
+        assert set(supplied.on) <= set(TARGETS), supplied.name
+
+
+def resolve(name: str) -> Any:
+    """Return what a dotted name of torch holds.
+
+    Raises:
+        LookupError: The installed torch has no such name.
+    """
+    module, rest = "torch", name.split(".")[1:]
+    value: Any = torch
+    for part in rest:
+        if isinstance(value, ModuleType) and not hasattr(value, part):
+            try:
+                value = importlib.import_module(f"{module}.{part}")
+            except ImportError:
+                raise LookupError(name) from None
+        else:
+            value = getattr(value, part)
+        module = f"{module}.{part}"
+    return value
+
+
+def present(names: Any) -> list[str]:
+    found = []
+    for name in names:
+        try:
+            resolve(name)
+        except (LookupError, AttributeError):
+            continue
+        found.append(name)
+    return found
+
+
+def public(module: ModuleType) -> list[str]:
+    listed = getattr(module, "__all__", None)
+    own = [n for n, v in vars(module).items() if n[0] != "_" and getattr(v, "__module__", None) == module.__name__]
+    return list(listed) if listed else own
+
+
+def test_every_public_name_is_declared() -> None:
+    declared = FACADE.keys() | UNTOUCHED
+    objects = {id(resolve(name)) for name in present(declared)}
+    missing = [
+        f"{module}.{name}"
+        for module in present(MODULES)
+        for name in public(importlib.import_module(module))
+        if f"{module}.{name}" not in declared
+        and not isinstance(value := getattr(importlib.import_module(module), name), ModuleType)
+        and id(value) not in objects
+    ]
+    assert missing == []
+
+
+def test_every_declared_name_has_a_case() -> None:
+    exist = set(present(FACADE))
+    assert exist - CASES.keys() == set()
+    assert CASES.keys() - FACADE.keys() == set()
+    assert len(exist) > 230
+
+
+CASED = present(FACADE)
+
+
+def declared(name: str, kind: str) -> Fidelity:
+    """Return the fidelity that a name declares on a kind of target."""
+    here = FACADE[name].on.get(kind)
+    return FACADE[name].fidelity if here is None else here[0]
+
+
+@pytest.mark.parametrize("name", CASED)
+def test_a_name_does_what_it_says(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with torchdevice.portable(target):
+        if declared(name, kind) is Fidelity.UNSUPPORTED:
+            with pytest.raises((NotSupportedError, RuntimeError)) as caught:
+                CASES[name]()
+            assert isinstance(caught.value, NotSupportedError) or "init" in name
+        else:
+            assert CASES[name]()
+
+
+@pytest.mark.parametrize("name", CASED)
+def test_a_name_is_as_faithful_as_declared(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A strict scope refuses what is approximate, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    fidelity = declared(name, kind)
+    with torchdevice.portable(target, strict=True):
+        if fidelity is Fidelity.APPROXIMATE:
+            with pytest.raises(FidelityError):
+                CASES[name]()
+        elif fidelity is not Fidelity.UNSUPPORTED:
+            assert CASES[name]()
+
+
+def test_untouched_names_are_torchs_own(cuda: torchdevice.Scope) -> None:
+    for name in present(UNTOUCHED):
+        assert "torchdevice" not in getattr(resolve(name), "__module__", "")
+        assert getattr(resolve(name), "__wrapped__", None) is None

@@ -1,0 +1,236 @@
+"""Figures, snapshots and the history of memory, read back by torch's own ``_memory_viz``."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.cuda import _memory_viz
+
+import torchdevice
+from torchdevice.errors import FidelityError
+
+MIB = 2**20
+
+
+def test_statistics_of_a_simulated_device_are_an_allocators() -> None:
+    with torchdevice.simulate():
+        torch.cuda.reset_accumulated_memory_stats()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_stats()
+        small = torch.empty(100, device="cuda")
+        large = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+        then = torch.cuda.memory_stats()
+        change = {key: then[key] - before[key] for key in then}
+        assert change["allocated_bytes.small_pool.current"] == 512 and change["requested_bytes.all.current"] == (
+            400 + 3 * MIB
+        )
+        assert change["allocated_bytes.large_pool.current"] == 3 * MIB
+        assert change["allocation.all.current"] == 2 == change["active.all.allocated"]
+        assert then["reserved_bytes.all.current"] == torch.cuda.memory_reserved()
+        assert then["reserved_bytes.all.current"] == sum(
+            then[f"reserved_bytes.{pool}.current"] for pool in ("small_pool", "large_pool")
+        )
+        del small, large
+        after = torch.cuda.memory_stats()
+        assert after["allocated_bytes.all.current"] == before["allocated_bytes.all.current"]
+        assert after["allocated_bytes.all.freed"] - before["allocated_bytes.all.freed"] == 3 * MIB + 512
+        assert after["allocation.all.peak"] == then["allocation.all.current"]
+        torch.cuda.reset_accumulated_memory_stats()
+        assert torch.cuda.memory_stats()["allocated_bytes.all.allocated"] == 0
+        assert "Allocations" in torch.cuda.memory_summary()
+
+
+def test_statistics_have_every_key_that_torch_reads(cuda: torchdevice.Scope) -> None:
+    nested = torch.cuda.memory_stats_as_nested_dict()
+    for name in ("allocation", "segment", "active", "inactive_split"):
+        for stem in (name, f"{name}_bytes" if name != "allocation" else "allocated_bytes"):
+            for pool in ("all", "small_pool", "large_pool"):
+                if stem in nested:
+                    assert set(nested[stem][pool]) == {"current", "peak", "allocated", "freed"}
+    assert "num_ooms" in nested and "oversize_allocations" in nested
+    for abbreviated in (True, False):
+        assert "CUDA OOMs" in torch.cuda.memory_summary(abbreviated=abbreviated)
+
+
+def _allocate(count: int) -> list[torch.Tensor]:
+    return [torch.ones(300 + i, device="cuda") * 2 for i in range(count)]
+
+
+@pytest.fixture
+def recording(cuda: torchdevice.Scope) -> torchdevice.Scope:
+    torch.cuda.memory._record_memory_history()
+    return cuda
+
+
+def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) -> None:
+    kept = _allocate(3)
+    del kept[0]
+    snapshot = torch.cuda.memory._snapshot()
+    events = snapshot["device_traces"][0]
+    allocated = [e for e in events if e["action"] == "alloc"]
+    assert sum(any(frame["name"] == "_allocate" for frame in e["frames"]) for e in allocated) == 6
+    assert all("torchdevice/" not in frame["filename"] for e in allocated for frame in e["frames"])
+    freed = [e["addr"] for e in events if e["action"] == "free_completed"]
+    assert len(freed) == 4  # three results of ones, and one of the three kept
+    live = {block["address"]: block for segment in snapshot["segments"] for block in segment["blocks"]}
+    for tensor in kept:
+        block = live[tensor.untyped_storage().data_ptr()]
+        assert block["requested_size"] == tensor.nbytes and block["state"] == "active_allocated"
+        assert any(frame["name"] == "_allocate" for frame in block["frames"])
+        assert torch._C._cuda_allocationTraceback(tensor.untyped_storage().data_ptr()) == block["frames"]
+    assert torch._C._cuda_allocationTraceback(1) is None
+
+
+def test_a_dumped_snapshot_is_read_by_torchs_own_viewer(recording: torchdevice.Scope, tmp_path: Path) -> None:
+    kept = _allocate(4)
+    path = tmp_path / "snapshot.pickle"
+    torch.cuda.memory._dump_snapshot(str(path))
+    snapshot = pickle.loads(path.read_bytes())
+    drawn: list[str] = []
+    _memory_viz.segments(snapshot, format_flamegraph=drawn.append)
+    _memory_viz.memory(snapshot, format_flamegraph=drawn.append)
+    assert all("active_allocated" in text and "_allocate" in text for text in drawn) and len(drawn) == 2
+    assert "segments: " in _memory_viz.segsum(snapshot)
+    assert "entries" in _memory_viz.trace(snapshot)
+    assert "Active Memory Timeline" in _memory_viz.trace_plot(snapshot) or "viz" in _memory_viz.trace_plot(snapshot)
+    assert len(kept) == 4
+
+
+def test_what_is_recorded_can_be_chosen(recording: torchdevice.Scope) -> None:
+    record = torch.cuda.memory._record_memory_history
+    first = _allocate(2)
+    record(max_entries=3, clear_history=True, context="alloc")
+    second = _allocate(4)
+    del first, second
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert [e["action"] for e in events] == ["free_completed", "free_requested", "free_completed"]
+    assert all(e["frames"] == [] for e in events)
+    record(enabled=None)
+    third = _allocate(1)
+    assert torch.cuda.memory._snapshot()["device_traces"][0] == []
+    del third
+    for bad in ({"enabled": "some"}, {"context": "none"}, {"stacks": "c"}):
+        with pytest.raises(RuntimeError, match=r"expected (state|context|stacks) to be"):
+            record(**bad)
+    record(True, trace_alloc_max_entries=10, trace_alloc_record_context=True)
+    kept = _allocate(1)
+    assert torch._C._cuda_isHistoryEnabled() and torch.cuda.memory._snapshot()["device_traces"][0]
+    record(False)
+    assert not torch._C._cuda_isHistoryEnabled() and len(kept) == 1
+
+
+def test_kinds_of_events_can_be_left_out(cuda: torchdevice.Scope) -> None:
+    torch._C._cuda_record_memory_history("all", "all", "python", 100, False, False, False, ["free_requested", "alloc"])
+    kept = _allocate(2)
+    del kept
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert events and {e["action"] for e in events} == {"free_completed"}
+
+
+def test_views_and_arguments_are_no_allocations(recording: torchdevice.Scope) -> None:
+    old = torch.ones(1000, device="cuda")
+    torch.cuda.memory._record_memory_history(clear_history=True)
+    views = [old[2:], old.view(10, 100), old.add_(1), old.t()]
+    assert torch.cuda.memory._snapshot()["device_traces"][0] == [] and len(views) == 4
+
+
+def test_a_recording_ends_with_its_scope(chosen: str) -> None:
+    with torchdevice.portable() as scope:
+        torch.cuda.memory._record_memory_history()
+        inner = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == []
+    torch.ones(3)
+    with scope:
+        assert not torch._C._cuda_isHistoryEnabled()
+    assert len(inner) == (1 if chosen == "cpu" else 0)
+
+
+def test_a_recording_stopped_below_another_mode(chosen: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torchdevice.portable():
+        torch.cuda.memory._record_memory_history()
+        with FlopCounterMode(display=False) as counter:
+            torch.cuda.memory._record_memory_history(enabled=None)
+            a = torch.ones(4, 4, device="cuda")
+            a @ a
+        assert counter.get_total_flops() == 128
+    assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == []
+
+
+def test_labels(recording: torchdevice.Scope) -> None:
+    torch._C._cuda_setMemoryMetadata("step 3")
+    assert torch._C._cuda_getMemoryMetadata() == "step 3"
+    kept = _allocate(1)
+    torch._C._cuda_setMemoryMetadata("")
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert events[-2]["user_metadata"] == "step 3" and len(kept) == 1
+    torch._C._cuda_annotateMemory(kept[0].untyped_storage().data_ptr(), "the result")
+    assert torch.cuda.memory._snapshot()["device_traces"][0][-1]["user_metadata"] == "the result"
+    with pytest.raises(RuntimeError, match="no allocation at 1"):
+        torch._C._cuda_annotateMemory(1, "nothing")
+
+
+def test_running_out_is_observed_and_recorded() -> None:
+    seen: list[tuple[int, ...]] = []
+    with torchdevice.simulate(memory=4 * MIB):
+        torch.cuda.memory._record_memory_history()
+        torch._C._cuda_attach_out_of_memory_observer(lambda *figures: seen.append(figures))
+        ooms = torch.cuda.memory_stats()["num_ooms"]
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"Tried to allocate 8\.00 MiB"):
+            torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
+        event = torch.cuda.memory._snapshot()["device_traces"][0][-1]
+    assert [figures[:3] for figures in seen] == [(0, 8 * MIB, 4 * MIB)]
+    assert event["action"] == "oom" and event["size"] == 8 * MIB and event["device_free"] <= 4 * MIB
+
+
+def test_snapshots_of_several_devices() -> None:
+    with torchdevice.simulate(count=2):
+        torch.cuda.memory._record_memory_history()
+        kept = [torch.ones(5, device="cuda:1"), torch.ones(5, device="cuda:0")]
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+        assert [len(trace) for trace in traces] == [1, 1] and len(kept) == 2
+        assert {segment["device"] for segment in torch.cuda.memory_snapshot()} == {0, 1}
+        assert torch.cuda.memory_snapshot((0, 7)) == []
+
+
+def test_allocations_of_a_backward_pass_are_recorded(recording: torchdevice.Scope) -> None:
+    weight = torch.ones(50, 50, device="cuda", requires_grad=True)
+    (weight @ weight).sum().backward()
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert any(e["action"] == "alloc" and e["addr"] == weight.grad.data_ptr() for e in events)  # type: ignore[union-attr]
+
+
+def test_strict_scopes_refuse_what_is_approximate() -> None:
+    with torchdevice.portable("cpu", strict=True), pytest.raises(FidelityError):
+        torch.cuda.memory._record_memory_history()
+    with torchdevice.simulate(strict=True):
+        torch.cuda.memory._record_memory_history()
+        assert torch.cuda.memory_snapshot() is not None
+
+
+def test_list_gpu_processes(cuda: torchdevice.Scope) -> None:
+    kept = torch.ones(MIB, device="cuda")
+    text = torch.cuda.list_gpu_processes()
+    assert text.splitlines()[0] == "GPU:0"
+    assert f"process {os.getpid():>10d} uses" in text and "MB GPU memory" in text and kept.numel() == MIB
+
+
+def test_pools_and_allocators_name_the_way_out(cuda: torchdevice.Scope) -> None:
+    from torchdevice.errors import NotSupportedError
+
+    calls: list[Any] = [torch.cuda.MemPool, lambda: torch.cuda.change_current_allocator(_Allocator())]  # type: ignore[arg-type]
+    for call in calls:
+        with pytest.raises(NotSupportedError, match="tensors are allocated as usual"):
+            call()
+
+
+class _Allocator:
+    def allocator(self) -> Any:
+        return self

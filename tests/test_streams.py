@@ -1,0 +1,184 @@
+"""Streams and events, by ``torch.cuda``, by the generic classes and by ``torch.accelerator``, with CUDA's errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.errors import NotSupportedError
+
+
+@pytest.fixture
+def two(target: str) -> Iterator[torchdevice.Scope]:
+    """A scope with two devices."""
+    with torchdevice.portable(target, devices=2) as scope:
+        yield scope
+
+
+@pytest.mark.usefixtures("two")
+class TestStreams:
+    def test_both_classes(self) -> None:
+        for stream in (torch.cuda.Stream(), torch.Stream("cuda"), torch.Stream(device=torch.device("cuda:1"))):
+            assert isinstance(stream, torch.Stream) and isinstance(stream, torch.cuda.Stream)
+        assert torch.cuda.Stream(1).device == torch.Stream(device="cuda:1").device
+        assert not isinstance(torch.Event("cuda"), torch.Stream)
+
+    def test_each_device_has_a_current_stream(self) -> None:
+        first, second = torch.cuda.Stream(0), torch.cuda.Stream(1)
+        with torch.cuda.stream(first), torch.cuda.stream(second):
+            assert torch.cuda.current_device() == 1
+            assert torch.cuda.current_stream(0) == first and torch.cuda.current_stream(1) == second
+            assert torch.accelerator.current_stream(1) == second == torch.accelerator.current_stream()
+        assert torch.cuda.current_device() == 0
+        for index in (0, 1):
+            assert torch.cuda.current_stream(index) == torch.cuda.default_stream(index)
+
+    def test_a_stream_is_a_context(self) -> None:
+        stream = torch.cuda.Stream(1)
+        with stream:
+            assert torch.cuda.current_stream() == stream and torch.cuda.current_device() == 1
+            with torch.Stream(device="cuda:0") as inner:
+                assert torch.accelerator.current_stream() == inner
+        assert torch.cuda.current_device() == 0 and torch.cuda.current_stream() == torch.cuda.default_stream()
+
+    def test_the_accelerator_module_sets_it(self) -> None:
+        stream = torch.cuda.Stream(1)
+        torch.accelerator.set_stream(stream)
+        assert torch.cuda.current_stream() == stream and torch.accelerator.current_device_index() == 1
+        torch.cuda.set_stream(torch.cuda.default_stream(1))
+        with torch.accelerator.device_index(0):
+            assert torch.cuda.current_device() == 0
+        assert torch.cuda.current_device() == 1
+
+    def test_threads_have_their_own(self) -> None:
+        seen: list[Any] = []
+        with torch.cuda.stream(torch.cuda.Stream()):
+            thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_stream()))
+            thread.start()
+            thread.join()
+        assert seen == [torch.cuda.default_stream()]
+
+    def test_priorities_are_clamped_as_cuda_does(self) -> None:
+        assert torch.cuda.Stream.priority_range() == (0, -3) == torch.cuda.Stream().priority_range()
+        assert [torch.cuda.Stream(priority=p).priority for p in (5, 0, -1, -9)] == [0, 0, -1, -3]
+
+    def test_equality_and_hashing(self) -> None:
+        stream = torch.cuda.Stream()
+        same = torch.cuda.Stream(
+            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+        )
+        assert same == stream and hash(same) == hash(stream) and {stream: 1}[same] == 1
+        assert stream != torch.cuda.Stream() and stream != 3
+        assert torch.cuda.default_stream(0) != torch.cuda.default_stream(1)
+
+    def test_order_is_real(self) -> None:
+        stream, data = torch.cuda.Stream(), torch.zeros(1000, device="cuda")
+        with torch.cuda.stream(stream):
+            data += 1
+        event = stream.record_event()
+        torch.cuda.current_stream().wait_stream(stream)
+        stream.wait_event(event)
+        assert event.query() and stream.query()
+        data.record_stream(stream)
+        stream.synchronize()
+        assert data.sum().item() == 1000
+
+    def test_pointers(self) -> None:
+        assert torch.cuda.default_stream().cuda_stream == 0 == torch._C._cuda_getCurrentRawStream(0)
+        assert torch.cuda.ExternalStream(0) == torch.cuda.default_stream()
+        assert torch.cuda.get_stream_from_external(0, 1) == torch.cuda.default_stream(1)
+        stream = torch.cuda.Stream()
+        calls: list[Callable[[], Any]] = [
+            lambda: stream.cuda_stream,
+            lambda: torch.cuda.ExternalStream(1234),
+            lambda: torch.cuda.get_stream_from_external(1234, 0),
+        ]
+        for call in calls:
+            with pytest.raises(NotSupportedError):
+                call()
+        with torch.cuda.stream(stream), pytest.raises(NotSupportedError):
+            torch._C._cuda_getCurrentRawStream(0)
+
+    def test_ordinals_that_do_not_exist(self) -> None:
+        invalid: list[Callable[[], Any]] = [
+            lambda: torch.cuda.Stream(5),
+            lambda: torch.cuda.set_device(5),
+            lambda: torch.cuda.synchronize(5),
+            lambda: torch.cuda.mem_get_info(5),
+            lambda: torch.cuda.get_rng_state(5),
+            lambda: torch.accelerator.set_device_index(5),
+            lambda: torch.zeros(1, device="cuda:5"),
+        ]
+        for call in invalid:
+            with pytest.raises(torch.AcceleratorError, match="CUDA error: invalid device ordinal"):
+                call()
+        for query in (torch.cuda.current_stream, torch.cuda.default_stream):
+            with pytest.raises(RuntimeError, match=r"Device index value 5 is out of index range \[0, 2\)"):
+                query(5)
+        for figure in (torch.cuda.memory_allocated, torch.cuda.reset_peak_memory_stats):
+            with pytest.raises(RuntimeError, match=r"Invalid device argument 5: did you call init\?"):
+                figure(5)
+        with pytest.raises(AssertionError, match="Invalid peer device id"):
+            torch.cuda.can_device_access_peer(0, 5)
+        with pytest.raises(ValueError, match="Expected a cuda device"):
+            torch.cuda.Stream(torch.device("meta"))
+
+
+@pytest.mark.usefixtures("two")
+class TestEvents:
+    def test_both_classes(self) -> None:
+        for event in (torch.cuda.Event(), torch.Event("cuda"), torch.Event(device="cuda:0", enable_timing=True)):
+            assert isinstance(event, torch.Event) and isinstance(event, torch.cuda.Event)
+        assert not isinstance(torch.Event("cpu"), torch.cuda.Event)
+
+    def test_times_between_generic_and_cuda_events(self) -> None:
+        start, end = torch.Event("cuda", enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        torch.ones(300, 300, device="cuda") @ torch.ones(300, 300, device="cuda")
+        end.record(torch.cuda.current_stream())
+        end.synchronize()
+        assert 0 < start.elapsed_time(end) < 60_000 and end.elapsed_time(start) < 0
+
+    def test_waiting_across_devices(self) -> None:
+        event = torch.cuda.current_stream(0).record_event()
+        assert event.device is not None and event.device.index == 0
+        torch.cuda.current_stream(1).wait_event(event)
+        event.wait(torch.cuda.current_stream(1))
+        assert event.query()
+
+    def test_errors_of_cuda(self) -> None:
+        def event(timing: bool = True, device: int | None = None) -> torch.cuda.Event:
+            made = torch.cuda.Event(enable_timing=timing)
+            if device is not None:
+                made.record(torch.cuda.current_stream(device))
+            return made
+
+        with pytest.raises(ValueError, match="created with argument 'enable_timing=True'"):
+            event(False, 0).elapsed_time(event(True, 0))
+        with pytest.raises(ValueError, match="must be recorded before calculating elapsed time"):
+            event(True, 0).elapsed_time(event())
+        with pytest.raises(torch.AcceleratorError, match="CUDA error: invalid resource handle"):
+            event(True, 0).elapsed_time(event(True, 1))
+        with pytest.raises(RuntimeError, match="Event device 0 does not match recording stream's device 1"):
+            event(True, 0).record(torch.cuda.current_stream(1))
+
+    def test_an_unfinished_event_has_no_time(self, two: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Recorded: on the CPU, what is recorded is done."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        end.record()
+        monkeypatch.setattr(type(end._mark), "query", lambda self: self is start._mark)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="must be completed before calculating elapsed time"):
+            start.elapsed_time(end)
+
+    def test_handles_are_refused(self) -> None:
+        event = torch.cuda.Event(interprocess=True)
+        event.record()
+        for call in (event.ipc_handle, lambda: torch.cuda.Event.from_ipc_handle("cuda:0", b"")):
+            with pytest.raises(NotSupportedError, match="Share an event between threads"):
+                call()
