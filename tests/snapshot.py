@@ -99,6 +99,9 @@ OWN_LIFE = {
     ("torch", "compile"),
     ("torch.Tensor", "__slotnames__"),
     ("torch.cuda", "_queued_calls"),
+    ("torch.jit", "_get_trace_graph"),  # these three are Dynamo's, when it is imported
+    ("torch.jit", "trace"),
+    ("torch.jit", "trace_module"),
     ("torch.distributed", "_spmd_types_available"),
     ("torch.utils.data.dataloader", "_persistent_workers_atexit_registered"),
     ("torch.utils.data.dataloader.DataLoader", "__delattr__"),  # Lightning
