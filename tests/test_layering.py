@@ -50,6 +50,7 @@ LAYERS = [
         "bindings.unsupported",
     ],
     ["bindings.accelerator", "bindings.xpu"],
+    ["_tracing"],
     ["_rewriters", "_capture"],
     ["_mode", "_decorating"],
     ["shims"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from torchdevice import errors
 from torchdevice._device import TorchDevice
 from torchdevice._journal import Entry, Fidelity, Journal, Site
+from torchdevice._runtimes import Memory, Runtime, register_runtime
 from torchdevice._scope import Scope, current, disable, enable, portable, simulate
 
 __version__ = "0.1.0"
@@ -17,6 +18,8 @@ __all__ = [
     "Entry",
     "Fidelity",
     "Journal",
+    "Memory",
+    "Runtime",
     "Scope",
     "Site",
     "TorchDevice",
@@ -25,5 +28,6 @@ __all__ = [
     "enable",
     "errors",
     "portable",
+    "register_runtime",
     "simulate",
 ]

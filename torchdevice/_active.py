@@ -26,12 +26,14 @@ class ThreadState(threading.local):
         entered: What was entered and not left.
         scope: The innermost scope.
         for_cuda: The same, if its target stands in for CUDA.
+        compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
     """
 
     def __init__(self) -> None:
         self.entered: list[Activation] = []
         self.scope: Scope | None = None
         self.for_cuda: Scope | None = None
+        self.compiling = False
 
 
 state = ThreadState()
@@ -59,11 +61,17 @@ _initializing = [require(torch.cuda, "_tls"), require(torch.xpu, "_tls")]
 
 
 @contextlib.contextmanager
-def suspended() -> Iterator[None]:
-    """Let torch answer for itself in this thread: what is guarded by the active scope behaves as if there were none."""
-    scope = state.scope
+def suspended(*, compiling: bool = False) -> Iterator[None]:
+    """Let torch answer for itself in this thread: what is guarded by the active scope behaves as if there were none.
+
+    Args:
+        compiling: That a compiler works for a program in the scope, whose tensors it may make.
+    """
+    scope, before = state.scope, state.compiling
     make_current(None)
+    state.compiling = compiling
     try:
         yield
     finally:
+        state.compiling = before
         make_current(scope)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.overrides import TorchFunctionMode
 
-from torchdevice import _rewriters
+from torchdevice import _rewriters, _tracing
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
@@ -37,3 +37,15 @@ class DeviceMode(TorchFunctionMode):
         except (RuntimeError, TypeError) as error:
             scope.reword(error)
             raise
+
+
+def _traced(self: DeviceMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """The same, as Dynamo traces it: what is compiled does not depend on what is in the table then."""
+    rewriter = _tracing.NUMBERED[_tracing.number_of(func)]
+    if rewriter is None:
+        return func(*args, **kwargs) if kwargs else func(*args)
+    return rewriter(self.scope, func, args, kwargs or {})
+
+
+# Where Dynamo finds what to trace in place of a function.
+DeviceMode.__torch_function__._torchdynamo_inline = _traced  # type: ignore[attr-defined]

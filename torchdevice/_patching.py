@@ -104,27 +104,53 @@ def replaced_function(owner: Any, name: str, replacement: Callable[..., Any], *,
     return Replaced(owner, name, lambda original: per_scope(original, replacement, family=family))
 
 
+class Everywhere:
+    """A function of torch, replaced in each of torch's modules that has imported it by value.
+
+    Modules that are imported later are found at the next installation; what they import meanwhile is the replacement.
+    """
+
+    def __init__(self, owner: ModuleType, name: str, make: Callable[[Any], Any]):
+        self._name, self._make = name, make
+        self._function = require(owner, name)
+        self._modules = 0
+        self._patches: list[Replaced] = []
+
+    def install(self) -> None:
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            self._patches = [Replaced(module, self._name, self._make) for module in self._holders()]
+        for patch in self._patches:
+            patch.install()
+
+    def remove(self) -> None:
+        for patch in self._patches:
+            patch.remove()
+
+    def _holders(self) -> list[ModuleType]:
+        return [
+            module
+            for key, module in list(sys.modules.items())
+            if key.startswith("torch.") and vars(module).get(self._name) is self._function
+        ]
+
+
 def replaced_everywhere(
     owner: ModuleType, name: str, replacement: Callable[..., Any], *, family: str | None = None
-) -> list[Patch]:
-    """Return the patches of a function of torch in each of torch's modules that has imported it by value."""
-    function = require(owner, name)
-    holders = [
-        module
-        for key, module in list(sys.modules.items())
-        if key.startswith("torch.") and vars(module).get(name) is function
-    ]
-    return [replaced_function(module, name, replacement, family=family) for module in holders]
+) -> Everywhere:
+    """Return the patch that routes a function of torch to ``replacement`` in each module that has imported it."""
+    return Everywhere(owner, name, lambda original: per_scope(original, replacement, family=family))
 
 
-def subclass_in_place_of(original: type, new: Callable[..., Any]) -> Any:
+def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:
     """Return a subclass of an immutable class of torch that can take its place under its name.
 
-    Annotations such as ``torch.Generator | None``, ``isinstance`` and ``issubclass`` go on meaning the original.
+    Annotations such as ``torch.Generator | None``, ``isinstance``, ``issubclass`` and ``==`` still mean the original.
 
     Args:
         original: The class.
         new: The ``__new__`` of the subclass; it may return instances of the original.
+        also: Classes that are subclasses of it on the device they belong to, and not in every build.
     """
 
     class Meta(type(original)):  # type: ignore[misc]
@@ -132,7 +158,13 @@ def subclass_in_place_of(original: type, new: Callable[..., Any]) -> Any:
             return isinstance(instance, original)
 
         def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, original)
+            return issubclass(subclass, (original, *also))
+
+        def __eq__(cls, other: object) -> bool:
+            return other is cls or other is original
+
+        def __hash__(cls) -> int:
+            return hash(original)
 
     members = {"__new__": new, "__module__": original.__module__, "__doc__": original.__doc__}
     return Meta(original.__name__, (original,), members)

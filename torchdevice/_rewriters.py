@@ -9,6 +9,7 @@ A rewriter is called as ``rewriter(scope, func, args, kwargs)`` and makes the ca
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import types
@@ -102,6 +103,7 @@ def with_device_keyword(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: 
     return func(*args, **kwargs)
 
 
+@functools.cache
 def _with_device_at(position: int) -> Rewriter:
     """Return the rewriter of functions that take a device at ``position`` or by keyword."""
 
@@ -314,6 +316,10 @@ def _native_device(tensor: torch.Tensor) -> torch.device:
 
 
 # ---- everything else, from torch's own schemas -----------------------------------------------------------------------
+
+
+CLASSES: tuple[Rewriter, ...] = (with_device_keyword, *map(_with_device_at, range(16)))
+"""What a function can be found to be; no function of torch has a device so far back."""
 
 
 def classify(func: Any, table: Table) -> Rewriter | None:

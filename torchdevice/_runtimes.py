@@ -458,9 +458,55 @@ def _device(kind: str, index: int | None) -> torch.device:
         return torch.device(kind) if index is None else torch.device(kind, index)
 
 
-@functools.cache
+_registered: dict[str, Runtime] = {}
+_OWN = ("cpu", "cuda", "mps", "xpu", "simulated")
+
+
+def register_runtime(runtime: Runtime) -> Callable[[], None]:
+    """Let ``target=runtime.kind`` mean a device that this package does not know, and be chosen where it is available.
+
+    For authors of backends of torch: everything a scope needs to know of a device is a :class:`Runtime`. A backend
+    that follows torch's convention of device modules needs none; for others, derive from it, or from
+    :class:`ModuleRuntime`, and change what differs.
+
+    Args:
+        runtime: What the device can do.
+
+    Returns:
+        A function that takes it back.
+
+    Raises:
+        TypeError: It is no runtime.
+        ValueError: There is one of its kind already.
+    """
+    if not isinstance(runtime, Runtime):
+        raise TypeError(f"{runtime!r} is not a runtime. Derive its class from torchdevice.Runtime.")
+    kind = getattr(runtime, "kind", None)
+    if not isinstance(kind, str) or not kind.isidentifier():
+        raise ValueError(f"kind={kind!r} is not a device type. Use the name by which torch.device knows it.")
+    if kind in _registered or kind in _OWN:
+        raise ValueError(f"there is a runtime for {kind!r} already. Take the other back first, or use another kind.")
+    _registered[kind] = runtime
+
+    def take_back() -> None:
+        if _registered.get(kind) is runtime:
+            del _registered[kind]
+
+    return take_back
+
+
+def registered() -> tuple[str, ...]:
+    """Return the kinds of registered runtimes."""
+    return tuple(_registered)
+
+
 def runtime(kind: str) -> Runtime:
     """Return the runtime of a device type. One per process, because its figures (a peak) are the process's."""
+    return _registered.get(kind) or _known_runtime(kind)
+
+
+@functools.cache
+def _known_runtime(kind: str) -> Runtime:
     if kind == "cpu":
         return CpuRuntime()
     if kind == "mps":

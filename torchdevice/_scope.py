@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdevice import _active, _propagation, _rewriters, _target
+from torchdevice import _active, _propagation, _rewriters, _target, _tracing
 from torchdevice._decorating import decorated
 from torchdevice._installed import INSTALLATION
 from torchdevice._journal import Fidelity, Journal, configure_logging, logger, user_frame
@@ -108,7 +109,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self.known: dict[Any, Any] = {}
         self.table: _rewriters.Table = {}
         # The method, not the table: Dynamo would guard on the table's length, which grows by what is seen.
-        self.find = self.table.get
+        self.find: Any = self.table.get
+        self.key = ""
         self.unsupported_dtypes: frozenset[torch.dtype] = frozenset()
         self.settings: dict[Any, Any] = {}
         self.streams: dict[tuple[type, int, int], Any] = {}
@@ -166,8 +168,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self._bound.clear()
         self.known.clear()
         self.kind = runtime.kind
-        self.table = _table(self.identity == "cuda", runtime)
-        self.find = self.table.get
+        self.table, self.find = _table(self.identity == "cuda", runtime)
+        self.key = f"{runtime.target} {self.identity} {self.float64} {self.advertised_devices} {self.strict}"
         if runtime.kind == "cpu":
             _say_once("no accelerator is in use: what the program asks of CUDA runs on the CPU")
 
@@ -175,6 +177,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
 
     def redirect(self, value: Any) -> torch.device | None:
         """Return the device to use for a device argument, or None if the argument is to be left alone."""
+        if is_dynamo_compiling():
+            return _tracing.redirect(self.key, value)
         try:
             known = self._redirects[value]
         except KeyError:
@@ -243,6 +247,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
 
     def fit_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return a dtype that the target can hold, or let torch complain under ``float64="error"``."""
+        if is_dynamo_compiling():
+            return _tracing.fit_dtype(self.key, dtype)
         fitting = _FALLBACK_DTYPES.get(dtype)
         if dtype not in self.unsupported_dtypes or fitting is None or self.float64 == "error":
             return dtype
@@ -264,7 +270,12 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         return bool(self._pinned.data) and tensor in self._pinned
 
     def is_borrowed(self, tensor: torch.Tensor) -> bool:
-        """Return whether somebody may rewrite the tensor's memory: NumPy, a file mapping, a pinned staging buffer."""
+        """Return whether somebody may rewrite the tensor's memory: NumPy, a file mapping, a pinned staging buffer.
+
+        Never of a tensor that is traced: whose memory it will be is not known.
+        """
+        if is_dynamo_compiling():
+            return False
         if self.is_pinned(tensor):
             return True
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
@@ -294,6 +305,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         Raises:
             FidelityError: The scope is strict and it matters: hints with nothing to do are let pass.
         """
+        if is_dynamo_compiling():
+            return _tracing.report(self.key, requested, done, fidelity.value)
         if self.strict and fidelity is Fidelity.APPROXIMATE:
             raise FidelityError(requested, done)
         frame = user_frame()
@@ -446,17 +459,22 @@ def _rename_device(error: BaseException, kind: str) -> None:
         error.args = (error.args[0].replace(f"{kind}:", "cuda:"), *error.args[1:])
 
 
-_tables: dict[tuple[bool, str], _rewriters.Table] = {}
+_tables: dict[tuple[bool, str], tuple[_rewriters.Table, Any]] = {}
 
 
-def _table(says_cuda: bool, runtime: Runtime) -> _rewriters.Table:
-    """Return the table of rewriters for a kind of scope: shared, so that what one learns serves the others."""
-    if not says_cuda and not runtime.rewriters:
-        return _rewriters.TABLE
-    found = _tables.get((says_cuda, runtime.kind))
+def _table(says_cuda: bool, runtime: Runtime) -> tuple[_rewriters.Table, Any]:
+    """Return the table of rewriters for a kind of scope, and its ``get``.
+
+    Both are shared: what one scope learns serves the others, and compiled code finds the same objects in them.
+    """
+    kind = runtime.kind if runtime.rewriters else ""
+    found = _tables.get((says_cuda, kind))
     if found is None:
         reads = _rewriters.READS if says_cuda else {}
-        found = _tables[says_cuda, runtime.kind] = {**_rewriters.TABLE, **reads, **runtime.rewriters}
+        extended = says_cuda or kind
+        table = {**_rewriters.TABLE, **reads, **runtime.rewriters} if extended else _rewriters.TABLE
+        found = _tables[says_cuda, kind] = table, table.get
+        _tracing.number([*table.values(), *_rewriters.CLASSES])
     return found
 
 

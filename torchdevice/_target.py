@@ -12,7 +12,7 @@ import re
 import torch
 
 from torchdevice import _active
-from torchdevice._runtimes import Runtime, runtime
+from torchdevice._runtimes import Runtime, registered, runtime
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
 
 VARIABLE = "TORCHDEVICE_TARGET"
@@ -59,7 +59,8 @@ def resolve(
 def known() -> tuple[str, ...]:
     """Return the names of real devices that :func:`resolve` understands."""
     private = torch._C._get_privateuse1_backend_name()
-    return ("cuda", "mps", "xpu", "cpu", *([private] if hasattr(torch, private) and private != SIMULATED else []))
+    conventional = [private] if hasattr(torch, private) and private != SIMULATED else []
+    return ("cuda", "mps", "xpu", "cpu", *dict.fromkeys([*registered(), *conventional]))
 
 
 def _named(wanted: str | torch.device, devices: int | None, memory: int | None) -> Runtime:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 from torchdevice import _active
 from torchdevice._journal import Fidelity
-from torchdevice._patching import Callback, Patch, replaced_everywhere, replaced_function
+from torchdevice._patching import Callback, Patch, Replaced, per_scope, replaced_everywhere, replaced_function
 from torchdevice._private import require
+from torchdevice._spelling import ACCELERATORS
+from torchdevice.bindings.device import DeviceProperties
+from torchdevice.shims.device_interface import Interfaces
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
@@ -30,17 +35,39 @@ class _WhenImported:
 
     def __init__(self) -> None:
         self._patches: list[Patch] = []
+        self._interfaces = Interfaces()
 
     def install(self) -> None:
-        if self._patches or "torch._dynamo.output_graph" not in sys.modules:
+        if "torch._dynamo.output_graph" not in sys.modules:
             return
+        if not self._patches:
+            self._put_in()
+        scope = _active.state.scope
+        if scope is not None:
+            self._interfaces.add(scope.runtime, scope.device_count)
+
+    def _put_in(self) -> None:
         output_graph = sys.modules["torch._dynamo.output_graph"]
         self._patches = [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
-            # Otherwise Dynamo asks the accelerator, in C, for a stream of the CPU.
-            replaced_function(torch._dynamo.variables.streams.SymbolicStreamState, "__init__", _truthfully),
+            *(
+                replaced_function(torch._dynamo.utils, name, replacement)
+                for name, replacement in (("build_stream", _build_stream), ("build_event", _build_event))
+            ),
+            *(
+                replaced_function(module, "get_current_stream", _current_stream)
+                for module in (torch._dynamo.utils, torch._dynamo.guards)
+                if hasattr(module, "get_current_stream")
+            ),
             replaced_function(torch._dynamo, "reset", _truthfully),
             Callback(_skip_this_package, _trace_this_package),
+            Replaced(
+                torch._dynamo.variables.ctx_manager.AutocastModeVariable,
+                "create",
+                lambda original: staticmethod(per_scope(original, _traced_autocast)),
+            ),
+            Callback(_add_constants, _remove_constants),
+            self._interfaces,
         ]
         for patch in self._patches:
             patch.install()
@@ -53,19 +80,76 @@ class _WhenImported:
 _dynamo = _WhenImported()
 
 
+_TRACED = frozenset({"_mode.py", "_rewriters.py", "_scope.py", "_tracing.py"})
+"""The files of this package that Dynamo traces with a program; it leaves the others to Python."""
+
+_PACKAGE = Path(__file__).parent.parent
+
+
 def _skip_this_package() -> None:
-    """Let Dynamo leave the mode and its rewriters to Python: a rewritten call breaks the graph."""
-    torch._dynamo.trace_rules.add("torchdevice")
+    trace_rules = torch._dynamo.trace_rules
+    skipped = [str(path) for path in _PACKAGE.iterdir() if path.name not in _TRACED]
+    trace_rules.SKIP_DIRS.extend(skipped)
+    require(trace_rules, "_recompile_re")()
 
 
 def _trace_this_package() -> None:
     trace_rules = torch._dynamo.trace_rules
-    trace_rules.SKIP_DIRS[:] = [folder for folder in trace_rules.SKIP_DIRS if "torchdevice" not in folder]
+    trace_rules.SKIP_DIRS[:] = [each for each in trace_rules.SKIP_DIRS if not each.startswith(str(_PACKAGE))]
     require(trace_rules, "_recompile_re")()
 
 
+def _build_stream(scope: Scope, original: Any, args: Any, kwargs: Any) -> Any:
+    """Where compiled code makes a stream: of torch's class in C, which knows no stand-in."""
+    return torch.Stream(*args, **kwargs)
+
+
+def _current_stream(scope: Scope, original: Any, device: torch.device) -> Any:
+    """Where compiled code and its guards ask for the current stream: a function in C in torch 2.15."""
+    return torch.accelerator.current_stream(device.index or 0)
+
+
+def _build_event(scope: Scope, original: Any, args: Any, kwargs: Any) -> Any:
+    generic = "device" in kwargs or any(isinstance(value, (str, torch.device)) for value in args)
+    return torch.Event(*args, **kwargs) if generic else torch.cuda.Event(*args, **kwargs)
+
+
+def _traced_autocast(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Where Dynamo meets ``torch.autocast``: in a graph it is that of the target, and nothing stands beside it."""
+    found = original(*args, **kwargs)
+    device_type, dtype, *rest = found.target_values
+    if device_type in ACCELERATORS or device_type == scope.kind:
+        fitting = scope.runtime.autocast_dtype(dtype or torch.get_autocast_dtype(device_type))
+        found.target_values = [scope.kind, fitting, *rest]
+    return found
+
+
+def _add_constants() -> None:
+    """Let Dynamo take for constants what does not change in a scope, and show modes all factories (not so in 2.10)."""
+    tracing = torch._dynamo.variables.torch
+    constants: Any = require(tracing, "constant_fold_functions")
+    constants[torch.cuda.device_count] = None
+    require(torch._dynamo.utils, "common_constant_types").add(DeviceProperties)
+    overridable = require(tracing, "get_overridable_functions")()
+    _shown.extend(_device_constructors() - overridable)
+    overridable.update(_shown)
+
+
+def _remove_constants() -> None:
+    tracing = torch._dynamo.variables.torch
+    constants: Any = tracing.constant_fold_functions
+    constants.pop(torch.cuda.device_count, None)
+    torch._dynamo.utils.common_constant_types.discard(DeviceProperties)
+    tracing.get_overridable_functions().difference_update(_shown)
+    _shown.clear()
+
+
+_shown: list[Any] = []
+"""Functions that Dynamo calls without asking modes otherwise."""
+
+
 def _truthfully(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
-    with _active.suspended():
+    with _active.suspended(compiling=True):
         return original(*args, **kwargs)
 
 
@@ -80,9 +164,17 @@ def _call_compiler(scope: Scope, original: Any, self: Any, gm: Any, *args: Any, 
     return _truthfully(scope, original, self, gm, *args, **kwargs)
 
 
+def _export(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
+    with _active.suspended(compiling=True):
+        importlib.import_module("torch._dynamo.output_graph")
+        importlib.import_module("torch._inductor.compile_fx")
+    _dynamo.install()
+    return original(*args, **kwargs)
+
+
 def _compile(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
     backend = kwargs.get("backend", "inductor")
-    with _active.suspended():
+    with _active.suspended(compiling=True):
         importlib.import_module("torch._dynamo.output_graph")
         if backend == "inductor":
             importlib.import_module("torch._inductor.compile_fx")
@@ -98,6 +190,7 @@ def patches() -> list[Patch]:
     questions = [name for name, function in vars(triton).items() if hasattr(function, "cache_clear")]
     return [
         replaced_function(torch, "compile", _compile),
+        replaced_function(importlib.import_module("torch.export"), "export", _export),
         _dynamo,
-        *(patch for name in questions for patch in replaced_everywhere(triton, name, _truthfully)),
+        *(replaced_everywhere(triton, name, _truthfully) for name in questions),
     ]

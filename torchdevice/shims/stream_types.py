@@ -286,8 +286,8 @@ def _new_generic_event(cls: type, device: Any = None, **kwargs: Any) -> Any:
 
 
 _Stream, _Event = torch.Stream, torch.Event
-_GenericStream = subclass_in_place_of(_Stream, _new_generic_stream)
-_GenericEvent = subclass_in_place_of(_Event, _new_generic_event)
+_GenericStream = subclass_in_place_of(_Stream, _new_generic_stream, also=(torch.cuda.Stream, torch.xpu.Stream))
+_GenericEvent = subclass_in_place_of(_Event, _new_generic_event, also=(torch.cuda.Event, torch.xpu.Event))
 
 
 def patches() -> list[Patch]:

@@ -69,7 +69,7 @@ def patches() -> list[Patch]:
     """Return the patches of ``torch.xpu``."""
     return [
         Replaced(torch.xpu, "_initialized", _InitializedFlag),
-        *replaced_everywhere(torch.xpu, "device_count", _device_count, family=FAMILY),
+        replaced_everywhere(torch.xpu, "device_count", _device_count, family=FAMILY),
         replaced_function(torch.xpu.Stream, "__new__", _new_stream, family=FAMILY),
         replaced_function(torch.xpu.Event, "__new__", _new_event, family=FAMILY),
         Replaced(
@@ -78,5 +78,5 @@ def patches() -> list[Patch]:
             lambda original: per_scope(original or _uninitialized, _device_properties, family=FAMILY),
             may_be_absent=True,
         ),
-        *replaced_everywhere(torch.xpu._utils, "_get_device_index", cuda_module.get_device_index, family=FAMILY),
+        replaced_everywhere(torch.xpu._utils, "_get_device_index", cuda_module.get_device_index, family=FAMILY),
     ]

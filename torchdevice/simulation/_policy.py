@@ -70,7 +70,9 @@ def _runtime() -> SimulatedRuntime | None:
 
 def check_scope() -> None:
     """Raise unless this thread is in a scope on the device: outside, nothing new is made there."""
-    if _active.state.scope is None or all(entry.runtime.kind != KIND for entry in _active.state.entered):
+    state = _active.state
+    away = state.scope is None and not state.compiling
+    if away or all(entry.runtime.kind != KIND for entry in state.entered):
         raise RuntimeError(
             f"no scope on a {KIND} device is active in this thread, so nothing can be made on one. Enter "
             f"torchdevice.simulate(), or copy the tensors that are left to the CPU."

@@ -256,7 +256,9 @@ def attend(
     with torch._C.DisableTorchFunction():
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
+        same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
+            map(_is_real, tensors)
+        )
         if same and not (attn_mask is not None and attn_mask.requires_grad) and _policy.provides(_FLASH_KERNEL):
             memory = [_memory(each.detach()) for each in tensors[:3]]
             mask = None if attn_mask is None else _memory(attn_mask.detach())
@@ -268,6 +270,11 @@ def attend(
         return _aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **options
         )
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory: fake tensors of the compilers have not."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(tensor)
 
 
 _FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
