@@ -74,4 +74,6 @@ def conditions() -> dict[str, Condition]:
 
 def measure(rounds: int) -> dict[str, dict[str, Timing]]:
     """Return the timings of every call."""
-    return {name: compare(conditions(), call, rounds=rounds) for name, call in CALLS.items()}
+    return {
+        name: compare(conditions(), dict.fromkeys(conditions(), call), rounds=rounds) for name, call in CALLS.items()
+    }

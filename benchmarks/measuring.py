@@ -22,26 +22,30 @@ class Timing(NamedTuple):
 
 
 def compare(
-    conditions: Mapping[str, Condition], call: Callable[[], object], *, rounds: int = 15, seconds: float = 0.02
+    conditions: Mapping[str, Condition],
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = 15,
+    seconds: float = 0.02,
 ) -> dict[str, Timing]:
     """Time a call under each condition.
 
     Args:
         conditions: Name -> what is in force; entered anew for each round, which is not timed.
-        call: What is timed.
+        calls: Name -> what is timed under it.
         rounds: How often each condition has its turn.
         seconds: How long a turn takes, about.
 
     Returns:
         Name -> microseconds of a call.
     """
-    number = _calls_within(conditions, call, seconds)
+    number = _calls_within(conditions, calls, seconds)
     turns: dict[str, list[float]] = {name: [] for name in conditions}
     for _ in range(rounds):
         for name, condition in conditions.items():
             with condition():
-                call()
-                turns[name].append(_timed(call, number))
+                calls[name]()
+                turns[name].append(_timed(calls[name], number))
     return {name: timing(times) for name, times in turns.items()}
 
 
@@ -51,12 +55,14 @@ def timing(times: list[float]) -> Timing:
     return Timing(median, lower, upper)
 
 
-def _calls_within(conditions: Mapping[str, Condition], call: Callable[[], object], seconds: float) -> int:
+def _calls_within(
+    conditions: Mapping[str, Condition], calls: Mapping[str, Callable[[], object]], seconds: float
+) -> int:
     slowest = 0.0
-    for condition in conditions.values():
+    for name, condition in conditions.items():
         with condition():
-            call()
-            slowest = max(slowest, _timed(call, 1))
+            calls[name]()
+            slowest = max(slowest, _timed(calls[name], 1))
     return max(1, int(seconds * 1e6 / max(slowest, 0.05)))
 
 

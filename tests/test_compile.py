@@ -515,3 +515,63 @@ def test_architectures(target: str, name: str) -> None:
         model.compile(backend="aot_eager")
         compiled = model(**inputs)[0]
     assert torch.allclose(expected.cpu(), compiled.cpu(), atol=1e-5)
+
+
+class TestTransformers:
+    @pytest.fixture
+    def llama(self, cuda: torchdevice.Scope) -> Any:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+        )
+        return LlamaForCausalLM(config).to("cuda").eval()
+
+    def test_generate_with_a_static_cache_compiled(self, llama: Any) -> None:
+        ids = torch.randint(0, 64, (1, 8), device="cuda")
+        expected = llama.generate(ids, max_new_tokens=6, do_sample=False)
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        llama.forward = torch.compile(llama.forward, backend=counter)
+        compiled = llama.generate(ids, max_new_tokens=6, do_sample=False, cache_implementation="static")
+        assert torch.equal(expected, compiled) and counter.frame_count >= 1
+
+    def test_trainer(self, llama: Any, tmp_path: Path) -> None:
+        from transformers import Trainer, TrainingArguments
+
+        rows = [{"input_ids": torch.randint(0, 64, (8,)), "labels": torch.randint(0, 64, (8,))} for _ in range(8)]
+        # torch's own test utilities, where another test has imported them, freeze the flags that this sets.
+        with getattr(torch.backends, "__allow_nonbracketed_mutation")():
+            arguments = TrainingArguments(
+                output_dir=str(tmp_path),
+                max_steps=2,
+                per_device_train_batch_size=2,
+                torch_compile=True,
+                torch_compile_backend="aot_eager",
+                report_to=[],
+                disable_tqdm=True,
+                save_strategy="no",
+            )
+            assert 0 < Trainer(llama, arguments, train_dataset=rows).train().training_loss < 10
+
+    def test_accelerates_plugin(self, cuda: torchdevice.Scope) -> None:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState, GradientState
+        from accelerate.utils import TorchDynamoPlugin
+
+        for state in (AcceleratorState, GradientState):
+            state._reset_state()
+        accelerator = Accelerator(dynamo_plugin=TorchDynamoPlugin(backend="aot_eager"))
+        model = torch.nn.Linear(4, 4)
+        model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loss = model(torch.ones(2, 4, device=accelerator.device)).sum()
+        accelerator.backward(loss)
+        assert isinstance(model, torch._dynamo.OptimizedModule)
+        for state in (AcceleratorState, GradientState):
+            state._reset_state()

@@ -80,13 +80,22 @@ class Journal:
         self._entries: dict[tuple[int, int, str, str], Entry] = {}
         self._codes: dict[int, CodeType] = {}
 
-    def record(self, requested: str, done: str, fidelity: Fidelity, frame: FrameType | None = None) -> bool:
+    def record(
+        self, requested: str, done: str, fidelity: Fidelity, frame: FrameType | None = None, *, above: int = 0
+    ) -> bool:
         """Count one event at the program's current line.
+
+        Args:
+            requested: As :class:`Entry` has it.
+            done: As :class:`Entry` has it.
+            fidelity: As :class:`Entry` has it.
+            frame: The program's frame; None to look for it.
+            above: How many callers are known to be this package's.
 
         Returns:
             True when this is the first such event at this line.
         """
-        frame = frame or user_frame()
+        frame = frame or user_frame(above)
         key = (id(frame.f_code), frame.f_lasti, requested, done)
         entry = self._entries.get(key)
         first = entry is None
@@ -126,9 +135,13 @@ _LIBRARY_FOLDERS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for fil
 _is_library: dict[str, bool] = {}
 
 
-def user_frame() -> FrameType:
-    """Return the innermost frame that is neither torch's nor this package's; the outermost frame if all are."""
-    frame = sys._getframe(1)
+def user_frame(above: int = 0) -> FrameType:
+    """Return the innermost frame that is neither torch's nor this package's; the outermost frame if all are.
+
+    Args:
+        above: How many callers need not be looked at.
+    """
+    frame = sys._getframe(1 + above)
     while True:
         file = frame.f_code.co_filename
         library = _is_library.get(file)

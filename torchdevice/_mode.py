@@ -39,13 +39,10 @@ class DeviceMode(TorchFunctionMode):
             raise
 
 
+@_tracing.in_place_of(DeviceMode.__torch_function__)
 def _traced(self: DeviceMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """The same, as Dynamo traces it: what is compiled does not depend on what is in the table then."""
     rewriter = _tracing.NUMBERED[_tracing.number_of(func)]
     if rewriter is None:
         return func(*args, **kwargs) if kwargs else func(*args)
     return rewriter(self.scope, func, args, kwargs or {})
-
-
-# Where Dynamo finds what to trace in place of a function.
-DeviceMode.__torch_function__._torchdynamo_inline = _traced  # type: ignore[attr-defined]

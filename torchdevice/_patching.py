@@ -74,7 +74,7 @@ class Replaced:
     Args:
         owner: A module or a Python class.
         name: The attribute.
-        make: Called with the current value at installation; what it returns is set.
+        make: Called with the current value at installation; what it returns is set, and again with the same value.
         may_be_absent: The attribute need not exist; ``make`` then gets None, and removal deletes it.
     """
 
@@ -83,11 +83,14 @@ class Replaced:
             require(owner, name)
         self._owner, self._name, self.make = owner, name, make
         self._previous: Any = _ABSENT
+        self._original: Any = _ABSENT
         self._value: Any = _ABSENT
 
     def install(self) -> None:
         self._previous = vars(self._owner).get(self._name, _ABSENT)
-        self._value = self.make(getattr(self._owner, self._name, None))
+        original = getattr(self._owner, self._name, None)
+        if self._value is _ABSENT or original is not self._original:  # made once for the same original
+            self._original, self._value = original, self.make(original)
         setattr(self._owner, self._name, self._value)
 
     def remove(self) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
-from torch.compiler import is_dynamo_compiling
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -177,8 +176,6 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
 
     def redirect(self, value: Any) -> torch.device | None:
         """Return the device to use for a device argument, or None if the argument is to be left alone."""
-        if is_dynamo_compiling():
-            return _tracing.redirect(self.key, value)
         try:
             known = self._redirects[value]
         except KeyError:
@@ -188,7 +185,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         if known is None:
             return None
         device, requested, done = known
-        self.journal.record(requested, done, Fidelity.EXACT)
+        self.journal.record(requested, done, Fidelity.EXACT, above=3)
         return device
 
     def _redirect_new(self, value: Any) -> torch.device | None:
@@ -247,8 +244,6 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
 
     def fit_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return a dtype that the target can hold, or let torch complain under ``float64="error"``."""
-        if is_dynamo_compiling():
-            return _tracing.fit_dtype(self.key, dtype)
         fitting = _FALLBACK_DTYPES.get(dtype)
         if dtype not in self.unsupported_dtypes or fitting is None or self.float64 == "error":
             return dtype
@@ -270,12 +265,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         return bool(self._pinned.data) and tensor in self._pinned
 
     def is_borrowed(self, tensor: torch.Tensor) -> bool:
-        """Return whether somebody may rewrite the tensor's memory: NumPy, a file mapping, a pinned staging buffer.
-
-        Never of a tensor that is traced: whose memory it will be is not known.
-        """
-        if is_dynamo_compiling():
-            return False
+        """Return whether somebody may rewrite the tensor's memory: NumPy, a file mapping, a pinned staging buffer."""
         if self.is_pinned(tensor):
             return True
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
@@ -305,8 +295,6 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         Raises:
             FidelityError: The scope is strict and it matters: hints with nothing to do are let pass.
         """
-        if is_dynamo_compiling():
-            return _tracing.report(self.key, requested, done, fidelity.value)
         if self.strict and fidelity is Fidelity.APPROXIMATE:
             raise FidelityError(requested, done)
         frame = user_frame()
@@ -344,7 +332,8 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         if not state.entered:
             _refuse_other_patchers()
             configure_logging()
-        self._resolve()
+        if not self.thread.depth:  # inside itself, it keeps its target
+            self._resolve()
         runtime = self.runtime
         runtime.begin()
         try:
@@ -390,14 +379,15 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         if self.thread.depth == 0 and self._forced_cpu_by == threading.get_ident():
             self._forced_cpu_by = None
             self._redirects.clear()
-        with contextlib.ExitStack() as undo:
-            undo.callback(activation.runtime.end)
-            if activation.mode is not None:
-                undo.callback(INSTALLATION.release)
-                undo.callback(_settle_mode, activation.mode)
-            if self.thread.depth == 0:
-                while self.thread.at_exit:
-                    undo.callback(self.thread.at_exit.pop(0))
+        try:
+            while self.thread.depth == 0 and self.thread.at_exit:
+                self.thread.at_exit.pop()()
+        finally:
+            try:
+                if activation.mode is not None:
+                    _settle_mode(activation.mode, INSTALLATION.release)
+            finally:
+                activation.runtime.end()
 
     @overload
     def __call__(self, function: F) -> F: ...
@@ -410,6 +400,14 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
     def __repr__(self) -> str:
         kind = self._runtime.target if self._runtime else self._requested_target or "to be chosen"
         return f"<torchdevice.Scope target={str(kind)!r}>"
+
+
+_tracing.in_place_of(Scope.redirect)(lambda self, value: _tracing.redirect(self.key, value))
+_tracing.in_place_of(Scope.fit_dtype)(lambda self, dtype: _tracing.fit_dtype(self.key, dtype))
+_tracing.in_place_of(Scope.report)(
+    lambda self, requested, done, fidelity: _tracing.report(self.key, requested, done, fidelity.value)
+)
+_tracing.in_place_of(Scope.is_borrowed)(lambda self, tensor: False)  # whose memory it will be is not known
 
 
 class Activation:
@@ -437,8 +435,15 @@ def _mode_for(scope: Scope) -> DeviceMode:
     return mode
 
 
-def _settle_mode(mode: DeviceMode) -> None:
+def _settle_mode(mode: DeviceMode, release: Callable[[], None]) -> None:
     """Switch a mode to the innermost scope it still serves, or take it off the stack if it serves none."""
+    try:
+        _switch_or_take_off(mode)
+    finally:
+        release()
+
+
+def _switch_or_take_off(mode: DeviceMode) -> None:
     served = [activation.scope for activation in _active.state.entered if activation.mode is mode]
     if served:
         mode.scope = served[-1]

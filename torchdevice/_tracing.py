@@ -23,6 +23,16 @@ def _constant(function: F) -> F:
     return function
 
 
+def in_place_of(function: Any) -> Callable[[F], F]:
+    """Let Dynamo trace a function in place of another."""
+
+    def register(traced: F) -> F:
+        function._torchdynamo_inline = traced
+        return traced
+
+    return register
+
+
 def _scope() -> Any:
     return _active.state.entered[-1].scope
 

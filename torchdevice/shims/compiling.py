@@ -7,6 +7,7 @@ code is to be made, and torch remembers the answers for the rest of the process.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from pathlib import Path
@@ -22,9 +23,43 @@ from torchdevice._private import require
 from torchdevice._spelling import ACCELERATORS
 from torchdevice.bindings.device import DeviceProperties
 from torchdevice.shims.device_interface import Interfaces
+from torchdevice.shims.stream_types import StreamStandIn, new_stream
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
+
+
+_PACKAGE = Path(__file__).parent.parent
+
+_TRACED = {(_PACKAGE / name).as_posix() for name in ("_mode.py", "_rewriters.py", "_scope.py", "_tracing.py")}
+"""The files of this package that Dynamo traces with a program; it leaves the others to Python."""
+
+
+class _Skipped:
+    """Dynamo compiles no frame of this package by itself, and traces only some files with what calls them.
+
+    What Dynamo skips it keeps as one regular expression, which takes longer to make than a scope to enter: kept here.
+    """
+
+    def __init__(self) -> None:
+        self._before: Any = None
+        self._with_us: Any = None
+
+    def install(self) -> None:
+        trace_rules = torch._dynamo.trace_rules
+        before = require(trace_rules, "SKIP_DIRS_RE")
+        if self._with_us is None or before is not self._before:
+            self._before = before
+            trace_rules.add("torchdevice")
+            self._with_us = trace_rules.SKIP_DIRS_RE
+            trace_rules.SKIP_DIRS[:] = [each for each in trace_rules.SKIP_DIRS if not each.startswith(str(_PACKAGE))]
+        trace_rules.SKIP_DIRS_RE = self._with_us
+        require(trace_rules, "get_mod_inlinelist")().update(_TRACED)
+
+    def remove(self) -> None:
+        trace_rules = torch._dynamo.trace_rules
+        trace_rules.get_mod_inlinelist().difference_update(_TRACED)
+        trace_rules.SKIP_DIRS_RE = self._before
 
 
 class _WhenImported:
@@ -35,6 +70,8 @@ class _WhenImported:
 
     def __init__(self) -> None:
         self._patches: list[Patch] = []
+        self._inductor: Patch | None = None
+        self._skipped = _Skipped()
         self._interfaces = Interfaces()
 
     def install(self) -> None:
@@ -42,6 +79,10 @@ class _WhenImported:
             return
         if not self._patches:
             self._put_in()
+        if not self._inductor and "torch._inductor.output_code" in sys.modules:
+            graph = require(sys.modules["torch._inductor.output_code"], "CompiledFxGraph")
+            self._inductor = replaced_function(graph, "__call__", _run_compiled)
+            self._inductor.install()
         scope = _active.state.scope
         if scope is not None:
             self._interfaces.add(scope.runtime, scope.device_count)
@@ -60,7 +101,7 @@ class _WhenImported:
                 if hasattr(module, "get_current_stream")
             ),
             replaced_function(torch._dynamo, "reset", _truthfully),
-            Callback(_skip_this_package, _trace_this_package),
+            self._skipped,
             Replaced(
                 torch._dynamo.variables.ctx_manager.AutocastModeVariable,
                 "create",
@@ -73,6 +114,9 @@ class _WhenImported:
             patch.install()
 
     def remove(self) -> None:
+        if self._inductor is not None:
+            self._inductor.remove()
+            self._inductor = None
         while self._patches:
             self._patches.pop().remove()
 
@@ -80,23 +124,10 @@ class _WhenImported:
 _dynamo = _WhenImported()
 
 
-_TRACED = frozenset({"_mode.py", "_rewriters.py", "_scope.py", "_tracing.py"})
-"""The files of this package that Dynamo traces with a program; it leaves the others to Python."""
-
-_PACKAGE = Path(__file__).parent.parent
-
-
-def _skip_this_package() -> None:
-    trace_rules = torch._dynamo.trace_rules
-    skipped = [str(path) for path in _PACKAGE.iterdir() if path.name not in _TRACED]
-    trace_rules.SKIP_DIRS.extend(skipped)
-    require(trace_rules, "_recompile_re")()
-
-
-def _trace_this_package() -> None:
-    trace_rules = torch._dynamo.trace_rules
-    trace_rules.SKIP_DIRS[:] = [each for each in trace_rules.SKIP_DIRS if not each.startswith(str(_PACKAGE))]
-    require(trace_rules, "_recompile_re")()
+def _run_compiled(scope: Scope, original: Any, self: Any, inputs: Any) -> Any:
+    """Where Inductor's code runs, forward and backward: its devices are the target's, and no mode need see it."""
+    with torch._C.DisableTorchFunction():
+        return original(self, inputs)
 
 
 def _build_stream(scope: Scope, original: Any, args: Any, kwargs: Any) -> Any:
@@ -105,8 +136,10 @@ def _build_stream(scope: Scope, original: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _current_stream(scope: Scope, original: Any, device: torch.device) -> Any:
-    """Where compiled code and its guards ask for the current stream: a function in C in torch 2.15."""
-    return torch.accelerator.current_stream(device.index or 0)
+    """Where compiled code and its guards ask for the current stream, each time: a function in C in torch 2.15."""
+    index = scope.thread.device_index if device.index is None else device.index
+    stream_id = scope.thread.streams.get(index, 0)
+    return new_stream(scope, StreamStandIn, stream_id=stream_id, device_index=index)
 
 
 def _build_event(scope: Scope, original: Any, args: Any, kwargs: Any) -> Any:
@@ -161,7 +194,18 @@ def _call_compiler(scope: Scope, original: Any, self: Any, gm: Any, *args: Any, 
     if not scope.runtime.compiles and isinstance(compiler, require(torch, "_TorchCompileInductorWrapper")):
         scope.report("torch.compile with inductor", "the graph, run operator by operator", Fidelity.APPROXIMATE)
         return gm.forward
-    return _truthfully(scope, original, self, gm, *args, **kwargs)
+    return _unseen(_truthfully(scope, original, self, gm, *args, **kwargs))
+
+
+def _unseen(compiled: Any) -> Any:
+    """Return compiled code as run without the mode: what it does on devices was decided when it was traced."""
+
+    @functools.wraps(compiled)
+    def run(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return compiled(*args)
+
+    return run
 
 
 def _export(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,181 @@
+"""``python -m benchmarks``: what scopes cost, in one process, as a table; ``--json FILE`` keeps the figures.
+
+``--instructions`` counts machine instructions of four calls with valgrind's callgrind instead, which repeats exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import cases, entering, facade
+from benchmarks.measuring import Timing, compare
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what scopes cost.")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each condition (default: 15)")
+    parser.add_argument("--only", default="", help="measure only cases whose name contains this")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--plot", type=Path, help="draw the growth curves into this SVG file")
+    parser.add_argument("--instructions", action="store_true", help="count instructions with callgrind")
+    parser.add_argument("--one-call", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if options.one_call:
+        return _one_call(*options.one_call)
+    if options.instructions:
+        return _instructions()
+    figures = _measure(options.rounds, options.only)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+    if options.plot and "growth" in figures:
+        options.plot.write_text(_drawn(figures["growth"]))
+    return 0
+
+
+def _measure(rounds: int, only: str) -> dict[str, Any]:
+    figures: dict[str, Any] = {"torch": torch.__version__, "python": sys.version.split()[0]}
+    print(f"torch {torch.__version__}, one thread, microseconds: median of {rounds} interleaved rounds [quartiles]\n")
+    figures["cases"] = {}
+    for case in cases.CASES:
+        if only in case.name:
+            timings = _case(case, rounds)
+            figures["cases"][case.name] = timings
+            _print(case.name, timings, cases.NOTHING)
+    if only in "torch.cuda facade":
+        figures["facade"] = facade.measure(rounds)
+        for name, timings in figures["facade"].items():
+            _print(name, timings, "torch's own Python")
+    if only in "entering importing":
+        figures["entering"] = {**entering.entering(rounds), "import": entering.importing(3)}
+        for name, timing in figures["entering"].items():
+            print(f"{name:42} {_cell(timing)}")
+    if only in "growth":
+        figures["growth"] = entering.growth()
+        for name, curve in figures["growth"].items():
+            print(f"{name:42} " + "  ".join(f"{size}: {time:.2f}" for size, time in curve.items()))
+    if only in "journal":
+        figures["journal bytes"] = dict(zip(("1e3", "1e7"), entering.journal_bytes(10_000_000), strict=True))
+        print(f"journal bytes after 1e3 and 1e7 interceptions  {figures['journal bytes']}")
+    return figures
+
+
+def _case(case: cases.Case, rounds: int) -> dict[str, Timing]:
+    prepared: dict[str, Any] = {}
+    conditions = {name: cases.CONDITIONS[name] for name in case.conditions}
+    for name, condition in conditions.items():
+        with condition():
+            prepared[name] = case.prepare(name)
+    return compare(conditions, prepared, rounds=min(rounds, case.rounds or rounds), seconds=case.seconds)
+
+
+def _cell(timing: Timing) -> str:
+    return f"{timing.median:10.2f} [{timing.lower:.2f} {timing.upper:.2f}]"
+
+
+def _print(name: str, timings: dict[str, Timing], against: str) -> None:
+    print(name)
+    base = timings[against].median
+    for condition, timing in timings.items():
+        print(f"    {condition:22} {_cell(timing):36} {timing.median / base:6.3f} x {against}")
+
+
+# ---- instructions ----------------------------------------------------------------------------------------------------
+
+_COUNTED = (
+    "ordinary operator, 4 elements",
+    "factory with a device",
+    "x.to(device), nothing moves",
+    "torch.device(...)",
+)
+
+
+def _one_call(name: str, arguments: str) -> int:
+    """Make a call some times under a condition: what callgrind counts, twice with different numbers of calls."""
+    condition, number = arguments.split("|")
+    case = next(case for case in cases.CASES if case.name == name)
+    with cases.CONDITIONS[condition]():
+        call = case.prepare(condition)
+        for _ in range(int(number)):
+            call()
+    return 0
+
+
+def _instructions() -> int:
+    if shutil.which("valgrind") is None:
+        print("valgrind is not installed. Install it to count instructions, or measure times.", file=sys.stderr)
+        return 1
+    for name in _COUNTED:
+        for condition in (cases.BARE, cases.NOTHING, cases.CONTEXT, cases.CPU):
+            few, many = (_counted(name, condition, number) for number in (100, 600))
+            print(f"{name:34} {condition:18} {(many - few) / 500:10.0f} instructions a call")
+    return 0
+
+
+def _counted(name: str, condition: str, number: int) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            "valgrind",
+            "--tool=callgrind",
+            f"--callgrind-out-file={folder}/out",
+            sys.executable,
+            "-m",
+            "benchmarks",
+        ]
+        done = subprocess.run(
+            [*command, "--one-call", name, f"{condition}|{number}"], capture_output=True, text=True, check=True
+        )
+    found = re.search(r"Collected : (\d+)", done.stderr)
+    assert found, done.stderr[-500:]
+    return int(found[1])
+
+
+# ---- the plot --------------------------------------------------------------------------------------------------------
+
+
+def _drawn(curves: dict[str, dict[int, float]]) -> str:
+    """Return an SVG of microseconds of one against how many there are, both as logarithms."""
+    import math
+
+    width, height, margin = 640, 360, 50
+    colours = ("#1b6ca8", "#c8553d", "#588b4c", "#7d5ba6")
+    most = max(size for curve in curves.values() for size in curve)
+    highest = max(time for curve in curves.values() for time in curve.values())
+    lines = []
+    for colour, (name, curve) in zip(colours, curves.items(), strict=True):
+        points = [
+            (
+                margin + (width - 2 * margin) * math.log10(size) / math.log10(most),
+                height - margin - (height - 2 * margin) * math.log10(1 + time) / math.log10(1 + highest),
+            )
+            for size, time in curve.items()
+        ]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        x, y = points[-1]
+        lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        lines.append(f'<text x="{x - 60:.0f}" y="{y - 8:.0f}" fill="{colour}">{name}</text>')
+    axes = f'<path d="M{margin},{margin} V{height - margin} H{width - margin}" fill="none" stroke="#444"/>'
+    text = f'<text x="{margin}" y="{height - 15}">how many, 1 to {most} (logarithmic)</text>'
+    unit = f'<text x="{margin}" y="{margin - 15}">microseconds of one, up to {highest:.0f} (logarithmic)</text>'
+    body = "".join([axes, text, unit, *lines])
+    style = "font-family='sans-serif' font-size='12'"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {style}>{body}</svg>\n'
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())

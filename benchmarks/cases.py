@@ -1,0 +1,198 @@
+"""What is measured: calls that a program makes all the time, and programs of some size."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+import torchdevice
+from benchmarks.measuring import Condition
+
+
+class Nothing(TorchFunctionMode):
+    """A mode that does nothing: the least that a mode can cost."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+BARE = "bare"
+NOTHING = "do-nothing mode"
+CONTEXT = "torch.device"
+CPU = "cpu target"
+SIMULATED = "simulated"
+
+CONDITIONS: dict[str, Condition] = {
+    BARE: contextlib.nullcontext,
+    NOTHING: Nothing,
+    CONTEXT: lambda: torch.device("cpu"),
+    CPU: lambda: torchdevice.portable("cpu"),
+    SIMULATED: torchdevice.simulate,
+}
+
+
+class Case(NamedTuple):
+    """Something to measure.
+
+    Attributes:
+        name: What it is.
+        prepare: Called under each condition; returns what is timed there.
+        conditions: The names of the conditions under which it makes sense.
+        seconds: How long a turn takes, about.
+        rounds: How many turns each condition has at most, None for as many as asked for.
+    """
+
+    name: str
+    prepare: Callable[[str], Callable[[], object]]
+    conditions: tuple[str, ...]
+    seconds: float = 0.02
+    rounds: int | None = None
+
+
+_CALLS = (BARE, NOTHING, CONTEXT, CPU)
+_ALL = (*_CALLS, SIMULATED)
+
+
+def _on_device(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    return tensor.cuda() if where == SIMULATED else tensor
+
+
+def _spelled(where: str) -> str:
+    """Return how the program names its accelerator: plain torch has no other than the CPU."""
+    return "cuda" if where in (CPU, SIMULATED) else "cpu"
+
+
+def _add(where: str) -> Callable[[], object]:
+    x = _on_device(torch.ones(4), where)
+    return lambda: torch.add(x, x)
+
+
+def _matmul(where: str) -> Callable[[], object]:
+    x = _on_device(torch.ones(512, 512), where)
+    return lambda: x @ x
+
+
+def _factory(where: str) -> Callable[[], object]:
+    device = _spelled(where)
+    return lambda: torch.zeros(4, device=device)
+
+
+def _to(where: str) -> Callable[[], object]:
+    x, device = _on_device(torch.ones(4), where), _spelled(where)
+    return lambda: x.to(device)
+
+
+def _device(where: str) -> Callable[[], object]:
+    device = _spelled(where)
+    return lambda: torch.device(device)
+
+
+def _read(where: str) -> Callable[[], object]:
+    x = _on_device(torch.ones(4), where)
+    return lambda: x.device
+
+
+def _decorated(where: str) -> Callable[[], object]:
+    target = "cpu" if where in (CPU, BARE) else "simulated"
+
+    def empty() -> None:
+        pass
+
+    return empty if where == BARE else torchdevice.portable(target)(empty)
+
+
+def _backward(where: str) -> Callable[[], object]:
+    x = _on_device(torch.ones(64, 64), where).requires_grad_()
+
+    def run() -> None:
+        (x @ x).relu().sum().backward()
+        x.grad = None
+
+    return run
+
+
+def _training_step(width: int, layers: int, length: int) -> Callable[[str], Callable[[], object]]:
+    def prepare(where: str) -> Callable[[], object]:
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
+        model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        if where == SIMULATED:
+            model.cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        x = _on_device(torch.randn(4, length, width), where)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    return prepare
+
+
+def _generate(where: str) -> Callable[[], object]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+    )
+    model = LlamaForCausalLM(config).eval()
+    if where == SIMULATED:
+        model.cuda()
+    ids = _on_device(torch.randint(3, 512, (1, 8)), where)
+    return lambda: model.generate(ids, max_new_tokens=50, min_new_tokens=50, do_sample=False, pad_token_id=0)
+
+
+def _compiled_step(where: str) -> Callable[[], object]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6)))
+    compiled = torch.compile(model)
+    x = torch.randn(64, 256)
+    with torch.no_grad():
+        compiled(x)
+
+    def run() -> None:
+        with torch.no_grad():
+            compiled(x)
+
+    return run
+
+
+def _loader_epoch(where: str) -> Callable[[], object]:
+    rows = torch.utils.data.TensorDataset(torch.randn(512, 16), torch.randn(512, 1))
+    loader = torch.utils.data.DataLoader(rows, batch_size=32, shuffle=True)
+    device = _spelled(where)
+
+    def epoch() -> None:
+        for x, y in loader:
+            x.to(device)
+            y.to(device)
+
+    return epoch
+
+
+CASES = (
+    Case("ordinary operator, 4 elements", _add, _ALL),
+    Case("512 x 512 product", _matmul, _ALL),
+    Case("factory with a device", _factory, _CALLS),
+    Case("x.to(device), nothing moves", _to, _CALLS),
+    Case("torch.device(...)", _device, _CALLS),
+    Case("x.device", _read, _CALLS),
+    Case("loss.backward(), 64 x 64", _backward, _ALL),
+    Case("small transformer training step", _training_step(32, 2, 16), _ALL, 0.1, 15),
+    Case("medium transformer training step", _training_step(256, 4, 64), _ALL, 0.5, 7),
+    Case("generate of 50 tokens, 4 layers", _generate, _ALL, 0.5, 5),
+    Case("compiled forward pass", _compiled_step, (BARE, NOTHING, CPU), 0.1),
+    Case("DataLoader epoch, 16 batches", _loader_epoch, _CALLS, 0.1, 15),
+)
