@@ -1,4 +1,4 @@
-"""The benchmark command runs and says what it is asked for. What it measures is not asserted: times differ by machine."""
+"""The benchmark command runs and says what it is asked for; what it measures differs by machine."""
 
 from __future__ import annotations
 
