@@ -224,8 +224,21 @@ def _compile(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
             importlib.import_module("torch._inductor.compile_fx")
         elif isinstance(backend, str):
             torch._dynamo.list_backends(None)
+        asked = _asked_of_triton(kwargs) if scope.kind not in {"cuda", "xpu"} else []
     _dynamo.install()
+    for option in asked:
+        scope.report(f"torch.compile with {option}", "nothing: there is no Triton", Fidelity.INERT)
     return original(*args, **kwargs)
+
+
+def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
+    """Return what these arguments of ``torch.compile`` ask for that only Inductor's code in Triton heeds."""
+    backend = kwargs.get("backend", "inductor")
+    if backend != "inductor":
+        return ["backend cudagraphs"] if backend == "cudagraphs" else []
+    modes = importlib.import_module("torch._inductor").list_mode_options()
+    options = {**modes.get(kwargs.get("mode"), {}), **(kwargs.get("options") or {})}
+    return [name for name, value in options.items() if name.startswith("triton.") and value]
 
 
 def patches() -> list[Patch]:
