@@ -9,6 +9,7 @@ import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable
+from time import perf_counter_ns
 
 import torch
 
@@ -18,16 +19,9 @@ from benchmarks.measuring import Timing, timing
 
 def entering(rounds: int) -> dict[str, Timing]:
     """Return microseconds of entering and leaving, outermost and nested, and of a decorated empty function."""
-    from time import perf_counter_ns
 
     def of(call: Callable[[], object], number: int) -> Timing:
-        times = []
-        for _ in range(rounds):
-            start = perf_counter_ns()
-            for _ in range(number):
-                call()
-            times.append((perf_counter_ns() - start) / number / 1000)
-        return timing(times)
+        return timing(_microseconds(call, number, rounds))
 
     def enter(target: str) -> Callable[[], None]:
         def run() -> None:
@@ -103,15 +97,17 @@ def growth() -> dict[str, dict[int, float]]:
 
 
 def _median(call: Callable[[], object], number: int, rounds: int = 7) -> float:
-    from time import perf_counter_ns
+    return statistics.median(_microseconds(call, number, rounds))
 
+
+def _microseconds(call: Callable[[], object], number: int, rounds: int) -> list[float]:
     times = []
     for _ in range(rounds):
         start = perf_counter_ns()
         for _ in range(number):
             call()
         times.append((perf_counter_ns() - start) / number / 1000)
-    return statistics.median(times)
+    return times
 
 
 def _with_call_sites(count: int) -> float:
