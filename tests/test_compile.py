@@ -562,23 +562,23 @@ class TestTransformers:
         compiled = llama.generate(ids, max_new_tokens=6, do_sample=False, cache_implementation="static")
         assert torch.equal(expected, compiled) and counter.frame_count >= 1
 
-    def test_trainer(self, llama: Any, tmp_path: Path) -> None:
+    def test_trainer(self, llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from transformers import Trainer, TrainingArguments
 
         rows = [{"input_ids": torch.randint(0, 64, (8,)), "labels": torch.randint(0, 64, (8,))} for _ in range(8)]
-        # torch's own test utilities, where another test has imported them, freeze the flags that this sets.
-        with getattr(torch.backends, "__allow_nonbracketed_mutation")():
-            arguments = TrainingArguments(
-                output_dir=str(tmp_path),
-                max_steps=2,
-                per_device_train_batch_size=2,
-                torch_compile=True,
-                torch_compile_backend="aot_eager",
-                report_to=[],
-                disable_tqdm=True,
-                save_strategy="no",
-            )
-            assert 0 < Trainer(llama, arguments, train_dataset=rows).train().training_loss < 10
+        # It sets TF32 for the process, as where there is CUDA, and torch cannot put back what it had.
+        monkeypatch.setattr("transformers.training_args.enable_tf32", lambda enable: None)
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=2,
+            per_device_train_batch_size=2,
+            torch_compile=True,
+            torch_compile_backend="aot_eager",
+            report_to=[],
+            disable_tqdm=True,
+            save_strategy="no",
+        )
+        assert 0 < Trainer(llama, arguments, train_dataset=rows).train().training_loss < 10
 
     def test_accelerates_plugin(self, cuda: torchdevice.Scope) -> None:
         from accelerate import Accelerator
