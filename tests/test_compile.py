@@ -180,6 +180,28 @@ def test_training(cuda: torchdevice.Scope) -> None:
     assert losses[-1] < losses[0]
 
 
+def with_a_generator(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x.cuda() * 2 + torch.rand(3, generator=generator, device="cuda")
+
+
+def making_a_generator(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    own = torch.Generator(device="cuda")
+    own.manual_seed(generator.initial_seed())
+    return x.cuda() * 2 + torch.rand(3, generator=own, device="cuda")
+
+
+@pytest.mark.parametrize("function", [with_a_generator, making_a_generator], ids=lambda f: f.__name__)
+def test_generators(cuda: torchdevice.Scope, kind: str, function: Any) -> None:
+    """torch makes no whole graph of what a generator draws; it leaves that to Python, and so do we."""
+    x, generator = torch.ones(3), torch.Generator("cuda")
+    expected = function(x, generator.manual_seed(3))
+    actual = torch.compile(function, backend="eager")(x, generator.manual_seed(3))
+    assert torch.equal(expected, actual) and actual.device.type == kind
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(function, backend="eager", fullgraph=True)(x, generator)
+
+
 class TestOnce:
     """What a scope has compiled serves the next."""
 

@@ -87,6 +87,7 @@ class Runtime:
             are, which holders of the parameter in C++ do not notice.
         folds_ordinals: Whether an ordinal beyond the devices means the first one, unless the program is told how many
             there are. On a device that simulates several, it is the error that CUDA makes of it.
+        generator_type: The type of its generators, where that is a subclass of torch's.
     """
 
     kind: str
@@ -101,6 +102,7 @@ class Runtime:
     compiles = True
     exchanges_data = False
     folds_ordinals = True
+    generator_type: type[torch.Generator] = torch.Generator
 
     @property
     def target(self) -> str:

@@ -73,6 +73,7 @@ class _WhenImported:
         self._inductor: Patch | None = None
         self._skipped = _Skipped()
         self._interfaces = Interfaces()
+        self._seen_generators: set[type] = set()
 
     def install(self) -> None:
         if "torch._dynamo.output_graph" not in sys.modules:
@@ -86,6 +87,14 @@ class _WhenImported:
         scope = _active.state.scope
         if scope is not None:
             self._interfaces.add(scope.runtime, scope.device_count)
+            self._trace_generators(scope.runtime.generator_type)
+
+    def _trace_generators(self, cls: type[torch.Generator]) -> None:
+        """Let Dynamo see generators of a class as it sees torch's own: it looks for that very class."""
+        if cls is not torch.Generator:
+            builder: Any = torch._dynamo.variables.builder.VariableBuilder
+            require(builder, "_type_dispatch")()[cls] = require(builder, "wrap_user_defined")
+            self._seen_generators.add(cls)
 
     def _put_in(self) -> None:
         output_graph = sys.modules["torch._dynamo.output_graph"]
@@ -117,6 +126,8 @@ class _WhenImported:
         if self._inductor is not None:
             self._inductor.remove()
             self._inductor = None
+        while self._seen_generators:
+            torch._dynamo.variables.builder.VariableBuilder._type_dispatch().pop(self._seen_generators.pop(), None)
         while self._patches:
             self._patches.pop().remove()
 

@@ -45,6 +45,7 @@ class SimulatedRuntime(Runtime):
     takes_device_ids = True
     is_torch_accelerator = False
     compiles = False
+    generator_type = _random.Generator
     exchanges_data = True
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
