@@ -151,8 +151,11 @@ def test_whole_graphs_by_inductor(cuda: torchdevice.Scope, kind: str, function: 
 def test_options_for_cuda(cuda: torchdevice.Scope, options: dict[str, Any], dropped: list[str]) -> None:
     model, x = torch.nn.Linear(3, 3).cuda(), torch.rand(2, 3, device="cuda")
     assert torch.allclose(torch.compile(model, fullgraph=True, **options)(x), model(x), atol=1e-6)
-    inert = {entry.requested for entry in cuda.journal.entries if entry.fidelity is torchdevice.Fidelity.INERT}
-    assert inert == {f"torch.compile with {option}" for option in dropped}
+    inert = [entry for entry in cuda.journal.entries if entry.fidelity is torchdevice.Fidelity.INERT]
+    # A library imported in a scope (Lightning) keeps torch.compile as it was there, and is a caller of its own.
+    assert [entry.requested for entry in inert if entry.site.file == __file__] == [
+        f"torch.compile with {option}" for option in dropped
+    ]
 
 
 def test_dynamic_shapes(cuda: torchdevice.Scope) -> None:
