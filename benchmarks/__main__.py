@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--plot", type=Path, help="draw the growth curves into this SVG file")
     parser.add_argument("--instructions", action="store_true", help="count instructions with callgrind")
-    parser.add_argument("--one-call", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--counted", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if options.one_call:
-        return _one_call(*options.one_call)
+    if options.counted is not None:
+        return _counted(options.counted)
     if options.instructions:
-        return _instructions()
+        return _instructions(options.only)
     figures = _measure(options.rounds, options.only)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
@@ -102,45 +103,57 @@ _COUNTED = (
     "x.to(device), nothing moves",
     "torch.device(...)",
 )
+_CONDITIONS = (cases.BARE, cases.NOTHING, cases.CONTEXT, cases.CPU, cases.WRAPPED)
 
 
-def _one_call(name: str, arguments: str) -> int:
-    """Make a call some times under a condition: what callgrind counts, twice with different numbers of calls."""
-    condition, number = arguments.split("|")
-    case = next(case for case in cases.CASES if case.name == name)
-    with cases.CONDITIONS[condition]():
-        call = case.prepare(condition)
-        for _ in range(int(number)):
-            call()
+_CALLS = 200
+
+_mark, _MARK = threading.get_native_id, "PyThread_get_thread_native_id"
+"""A function, and the one in C that it calls, where callgrind writes what it has counted and begins anew."""
+
+
+def _counted(only: str) -> int:
+    """Make calls between marks: what callgrind watches, all in one process."""
+    for case in _cases_counted(only):
+        for condition in _CONDITIONS:
+            with cases.CONDITIONS[condition]():
+                call = case.prepare(condition)
+                for _ in range(50):
+                    call()
+                _mark()
+                for _ in range(_CALLS):
+                    call()
+                _mark()
     return 0
 
 
-def _instructions() -> int:
+def _cases_counted(only: str) -> list[cases.Case]:
+    return [case for case in cases.CASES if case.name in _COUNTED and only in case.name]
+
+
+def _instructions(only: str) -> int:
     if shutil.which("valgrind") is None:
         print("valgrind is not installed. Install it to count instructions, or measure times.", file=sys.stderr)
         return 1
-    for name in _COUNTED:
-        for condition in (cases.BARE, cases.NOTHING, cases.CONTEXT, cases.CPU):
-            few, many = (_counted(name, condition, number) for number in (100, 600))
-            print(f"{name:34} {condition:18} {(many - few) / 500:10.0f} instructions a call")
+    with tempfile.TemporaryDirectory() as folder:
+        watched = [sys.executable, "-m", "benchmarks", "--counted", only]
+        options = ["--tool=callgrind", f"--dump-before={_MARK}", f"--callgrind-out-file={folder}/out"]
+        subprocess.run(["valgrind", *options, *watched], check=True, stderr=subprocess.DEVNULL)
+        print(f"{'instructions of one call':34}" + "".join(f"{condition:>20}" for condition in _CONDITIONS))
+        counted = _cases_counted(only)
+        marks = 2 * len(counted) * len(_CONDITIONS)  # the last ones: starting threads makes some too
+        last = len(list(Path(folder).glob("out.*")))
+        numbers = iter(range(last - marks + 2, last + 1, 2))  # of each pair the part that ends with the calls
+        for case in counted:
+            counts = [_summary(Path(f"{folder}/out.{next(numbers)}")) / _CALLS for _ in _CONDITIONS]
+            print(f"{case.name:34}" + "".join(f"{count:20,.0f}" for count in counts))
     return 0
 
 
-def _counted(name: str, condition: str, number: int) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            "valgrind",
-            "--tool=callgrind",
-            f"--callgrind-out-file={folder}/out",
-            sys.executable,
-            "-m",
-            "benchmarks",
-        ]
-        done = subprocess.run(
-            [*command, "--one-call", name, f"{condition}|{number}"], capture_output=True, text=True, check=True
-        )
-    found = re.search(r"Collected : (\d+)", done.stderr)
-    assert found, done.stderr[-500:]
+def _summary(part: Path) -> int:
+    """Return the instructions that a file of callgrind has counted."""
+    found = re.search(r"^(?:summary|totals): (\d+)", part.read_text(), re.MULTILINE)
+    assert found, f"{part} has no summary"
     return int(found[1])
 
 

@@ -24,14 +24,18 @@ BARE = "bare"
 NOTHING = "do-nothing mode"
 CONTEXT = "torch.device"
 CPU = "cpu target"
+WRAPPED = "cpu target, wrap"
 SIMULATED = "simulated"
+SIMULATED_WRAPPED = "simulated, wrap"
 
 CONDITIONS: dict[str, Condition] = {
     BARE: contextlib.nullcontext,
     NOTHING: Nothing,
     CONTEXT: lambda: torch.device("cpu"),
-    CPU: lambda: torchdevice.portable("cpu"),
-    SIMULATED: torchdevice.simulate,
+    CPU: lambda: torchdevice.portable("cpu", engine="mode"),
+    WRAPPED: lambda: torchdevice.portable("cpu", engine="wrap"),
+    SIMULATED: lambda: torchdevice.simulate(engine="mode"),
+    SIMULATED_WRAPPED: lambda: torchdevice.simulate(engine="wrap"),
 }
 
 
@@ -53,17 +57,17 @@ class Case(NamedTuple):
     rounds: int | None = None
 
 
-_CALLS = (BARE, NOTHING, CONTEXT, CPU)
-_ALL = (*_CALLS, SIMULATED)
+_CALLS = (BARE, NOTHING, CONTEXT, CPU, WRAPPED)
+_ALL = (*_CALLS, SIMULATED, SIMULATED_WRAPPED)
 
 
 def _on_device(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    return tensor.cuda() if where == SIMULATED else tensor
+    return tensor.cuda() if where in (SIMULATED, SIMULATED_WRAPPED) else tensor
 
 
 def _spelled(where: str) -> str:
     """Return how the program names its accelerator: plain torch has no other than the CPU."""
-    return "cuda" if where in (CPU, SIMULATED) else "cpu"
+    return "cpu" if where in (BARE, NOTHING, CONTEXT) else "cuda"
 
 
 def _add(where: str) -> Callable[[], object]:
@@ -96,13 +100,14 @@ def _read(where: str) -> Callable[[], object]:
     return lambda: x.device
 
 
-def _decorated(where: str) -> Callable[[], object]:
-    target = "cpu" if where in (CPU, BARE) else "simulated"
+def _attention(where: str) -> Callable[[], object]:
+    q = _on_device(torch.randn(1, 4, 16, 16), where)
+    return lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)
 
-    def empty() -> None:
-        pass
 
-    return empty if where == BARE else torchdevice.portable(target)(empty)
+def _linear(where: str) -> Callable[[], object]:
+    weight, bias, x = (_on_device(torch.randn(size), where) for size in ((64, 64), (64,), (8, 64)))
+    return lambda: torch.nn.functional.linear(x, weight, bias)
 
 
 def _backward(where: str) -> Callable[[], object]:
@@ -120,7 +125,7 @@ def _training_step(width: int, layers: int, length: int) -> Callable[[str], Call
         torch.manual_seed(0)
         layer = torch.nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
         model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        if where == SIMULATED:
+        if where in (SIMULATED, SIMULATED_WRAPPED):
             model.cuda()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         x = _on_device(torch.randn(4, length, width), where)
@@ -148,7 +153,7 @@ def _generate(where: str) -> Callable[[], object]:
         max_position_embeddings=128,
     )
     model = LlamaForCausalLM(config).eval()
-    if where == SIMULATED:
+    if where in (SIMULATED, SIMULATED_WRAPPED):
         model.cuda()
     ids = _on_device(torch.randint(3, 512, (1, 8)), where)
     return lambda: model.generate(ids, max_new_tokens=50, min_new_tokens=50, do_sample=False, pad_token_id=0)
@@ -185,6 +190,8 @@ def _loader_epoch(where: str) -> Callable[[], object]:
 CASES = (
     Case("ordinary operator, 4 elements", _add, _ALL),
     Case("512 x 512 product", _matmul, _ALL),
+    Case("linear, 8 x 64 by 64 x 64", _linear, _ALL),
+    Case("attention, 4 heads of 16 x 16", _attention, _ALL),
     Case("factory with a device", _factory, _CALLS),
     Case("x.to(device), nothing moves", _to, _CALLS),
     Case("torch.device(...)", _device, _CALLS),
@@ -193,6 +200,6 @@ CASES = (
     Case("small transformer training step", _training_step(32, 2, 16), _ALL, 0.1, 15),
     Case("medium transformer training step", _training_step(256, 4, 64), _ALL, 0.5, 7),
     Case("generate of 50 tokens, 4 layers", _generate, _ALL, 0.5, 5),
-    Case("compiled forward pass", _compiled_step, (BARE, NOTHING, CPU), 0.1),
+    Case("compiled forward pass", _compiled_step, (BARE, NOTHING, CPU, WRAPPED), 0.1),
     Case("DataLoader epoch, 16 batches", _loader_epoch, _CALLS, 0.1, 15),
 )

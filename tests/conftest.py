@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -27,6 +28,11 @@ torch.set_num_threads(1)
 TARGETS = ("cpu", "simulated:cuda")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let scopes of the tests, and of processes that they start, use the chosen engine."""
+    os.environ["TORCHDEVICE_ENGINE"] = config.getoption("--engine")
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Register the simulated device first: what torch cannot take back must not look like a test's doing."""
     with torchdevice.simulate():
@@ -43,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--targets", default=",".join(TARGETS), help="devices on which the contract tests run, separated by commas"
     )
+    parser.addoption("--engine", choices=("mode", "wrap"), default="mode", help="what scopes use that do not say")
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
 
 
@@ -109,6 +116,13 @@ def run_program(
     path = folder / "program.py"
     path.write_text(textwrap.dedent(program))
     return run_command("run", *options, str(path), *arguments, cwd=folder, **environment)
+
+
+def free_port() -> str:
+    """Return a port for processes to meet at, which nobody uses now."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return str(listening.getsockname()[1])
 
 
 def run_command(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

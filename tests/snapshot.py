@@ -23,6 +23,7 @@ from torch.overrides import _get_current_function_mode_stack
 MODULES = [
     torch,
     torch._C,
+    torch._C._nn,
     torch._utils,
     torch.accelerator,
     torch.amp.autocast_mode,
@@ -42,9 +43,12 @@ MODULES = [
     torch.cuda.streams,
     torch.distributed,
     torch.distributed.distributed_c10d,
+    torch.fft,
+    torch.fx.node,
     torch.jit,
     torch.mps,
     torch.nested,
+    torch.nn.functional,
     torch.nn.parallel.comm,
     torch.serialization,
     torch.storage,
@@ -60,7 +64,10 @@ MODULES = [
 ]
 
 CLASSES = [
+    torch.device,
     torch.Tensor,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
     torch.TypedStorage,
     torch.UntypedStorage,
     torch.amp.autocast_mode.autocast,
@@ -97,7 +104,6 @@ OWN_LIFE = {
     ("torch", "export"),
     ("torch", "manual_seed"),
     ("torch", "compile"),
-    ("torch.Tensor", "__slotnames__"),
     ("torch.cuda", "_queued_calls"),
     ("torch.jit", "_get_trace_graph"),  # these three are Dynamo's, when it is imported
     ("torch.jit", "trace"),
@@ -118,7 +124,7 @@ def _members(owner: Any, name: str) -> dict[tuple[str, str], int]:
         (name, key): id(value)
         for key, value in vars(owner).items()
         if (name, key) not in OWN_LIFE
-        and key != "__warningregistry__"
+        and key not in ("__warningregistry__", "__slotnames__")  # Python's own notes
         and not isinstance(value, (ModuleType, int, float, str))
     }
 

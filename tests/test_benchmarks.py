@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from conftest import run_python
@@ -16,7 +17,7 @@ def test_a_case_as_a_table_and_as_json(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "do-nothing mode" in ran.stdout and "cpu target" in ran.stdout
     timings = json.loads(figures.read_text())["cases"]["x.device"]
-    assert set(timings) == {"bare", "do-nothing mode", "torch.device", "cpu target"}
+    assert set(timings) == {"bare", "do-nothing mode", "torch.device", "cpu target", "cpu target, wrap"}
     assert all(lower <= median <= upper and lower > 0 for median, lower, upper in timings.values())
 
 
@@ -25,3 +26,13 @@ def test_growth_is_drawn(tmp_path: Path) -> None:
     ran = run_python("-m", "benchmarks", "--rounds", "3", "--only", "growth", "--plot", str(plot), cwd=ROOT)
     assert ran.returncode == 0, ran.stderr
     assert plot.read_text().count("<polyline") == 4
+
+
+def test_instructions_are_counted_where_valgrind_is() -> None:
+    ran = run_python("-m", "benchmarks", "--instructions", "--only", "ordinary", cwd=ROOT)
+    if shutil.which("valgrind") is None:
+        assert ran.returncode == 1 and "valgrind is not installed" in ran.stderr
+        return
+    assert ran.returncode == 0, ran.stderr
+    bare, nothing, _, ours, wrapped = (int(count.replace(",", "")) for count in ran.stdout.split("elements")[1].split())
+    assert bare < nothing and ours < 1.05 * nothing and wrapped < 1.02 * bare

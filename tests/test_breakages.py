@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import plain_torch, run_program
+from conftest import free_port, plain_torch, run_program
 
 import torchdevice
 from torchdevice.errors import NotSupportedError
@@ -366,7 +366,7 @@ def test_row_54_distributed_data_parallel(tmp_path: Path) -> None:
         from torch.nn.parallel import DistributedDataParallel as DDP
 
         def worker(rank, world):
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29612")
+            os.environ["MASTER_ADDR"] = "127.0.0.1"
             dist.init_process_group("nccl", rank=rank, world_size=world)
             torch.cuda.set_device(rank)
             torch.manual_seed(0)
@@ -381,6 +381,7 @@ def test_row_54_distributed_data_parallel(tmp_path: Path) -> None:
             mp.spawn(worker, args=(2,), nprocs=2)
         """,
         options=["--devices", "2"],
+        MASTER_PORT=free_port(),
     )
     assert "[[6.0, 6.0]] nccl" in result.stdout.splitlines(), result.stderr[-2000:]
 

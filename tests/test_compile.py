@@ -158,6 +158,26 @@ def test_options_for_cuda(cuda: torchdevice.Scope, options: dict[str, Any], drop
     ]
 
 
+def test_the_current_stream_is_looked_up_only_for_graphs_that_have_it(
+    cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[int] = []
+    registry: Any = torch._dynamo.graph_bytecode_inputs
+    original = registry.store_user_object_weakrefs
+
+    def store(*objects: Any) -> None:
+        looked_up.append(len(objects))
+        original(*objects)
+
+    monkeypatch.setattr(registry, "store_user_object_weakrefs", store)
+    x = torch.ones(3, device="cuda")
+    torch.compile(factory, backend="eager", fullgraph=True)(x)
+    assert looked_up == []
+    if STREAMS_IN_GRAPHS:
+        torch.compile(in_a_stream, backend="eager", fullgraph=True)(x)
+        assert looked_up
+
+
 def test_dynamic_shapes(cuda: torchdevice.Scope) -> None:
     counter = CompileCounter()
     compiled = torch.compile(

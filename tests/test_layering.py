@@ -17,7 +17,7 @@ PACKAGE = Path(torchdevice.__file__).parent
 LAYERS = [
     ["errors"],
     ["_private"],
-    ["_active", "_spelling"],
+    ["_active", "_spelling", "_constructing"],
     ["_patching", "_journal", "_history"],
     ["_runtimes"],
     ["simulation", "simulation._relabel", "simulation._policy"],
@@ -53,6 +53,7 @@ LAYERS = [
     ["_tracing"],
     ["_rewriters", "_capture"],
     ["_mode", "_decorating"],
+    ["_entry_points"],
     ["shims"],
     ["_installed"],
     ["_scope"],

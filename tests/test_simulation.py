@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import plain_torch, run_program, run_python
+from conftest import free_port, plain_torch, run_program, run_python
 from torch.testing._internal.common_methods_invocations import op_db
 
 import torchdevice
@@ -814,7 +814,7 @@ def test_collectives_between_processes(tmp_path: Path) -> None:
     import os, torch, torch.distributed as dist, torch.multiprocessing as mp
 
     def worker(rank):
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29617")
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
         torch.cuda.set_device(rank)
         dist.init_process_group("nccl", rank=rank, world_size=2)
         x = torch.full((2,), float(rank), device="cuda")
@@ -841,7 +841,7 @@ def test_collectives_between_processes(tmp_path: Path) -> None:
     if __name__ == "__main__":
         mp.spawn(worker, nprocs=2)
     """
-    result = run_program(tmp_path, program, options=["--target", "simulated:cuda:2"])
+    result = run_program(tmp_path, program, options=["--target", "simulated:cuda:2"], MASTER_PORT=free_port())
     expected = "[[0.0, 0.0], [1.0, 1.0]] [0.0, 0.0, 1.0, 1.0] [3.0] [0.0, 1.0] [2.0, 2.0] 7.0 simulated:1"
     assert expected in result.stdout.splitlines(), (result.stdout, result.stderr[-2000:])
 

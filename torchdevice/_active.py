@@ -16,6 +16,7 @@ import torch
 from torchdevice._private import require
 
 if TYPE_CHECKING:
+    from torchdevice._mode import DeviceMode
     from torchdevice._scope import Activation, Scope
 
 
@@ -26,6 +27,8 @@ class ThreadState(threading.local):
         entered: What was entered and not left.
         scope: The innermost scope.
         for_cuda: The same, if its target stands in for CUDA.
+        mode: The mode that wrapped entry points of torch ask; None where torch itself asks one, or one is asked now.
+        traced: That mode, while Dynamo traces a program.
         compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
     """
 
@@ -33,6 +36,8 @@ class ThreadState(threading.local):
         self.entered: list[Activation] = []
         self.scope: Scope | None = None
         self.for_cuda: Scope | None = None
+        self.mode: DeviceMode | None = None
+        self.traced: DeviceMode | None = None
         self.compiling = False
 
 
@@ -67,11 +72,11 @@ def suspended(*, compiling: bool = False) -> Iterator[None]:
     Args:
         compiling: That a compiler works for a program in the scope, whose tensors it may make.
     """
-    scope, before = state.scope, state.compiling
+    scope, mode, before = state.scope, state.mode, state.compiling
     make_current(None)
-    state.compiling = compiling
+    state.mode, state.compiling = None, compiling
     try:
         yield
     finally:
-        state.compiling = before
+        state.mode, state.compiling = mode, before
         make_current(scope)

@@ -17,6 +17,8 @@ _UNSEEN = object()
 class DeviceMode(TorchFunctionMode):
     """Sees every torch call of a thread. One per thread: nested scopes exchange ``scope`` instead of stacking modes.
 
+    It is on torch's stack, or beside it and asked by wrappers (``_entry_points.py``).
+
     Attributes:
         scope: The innermost scope of the thread.
     """

@@ -19,7 +19,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -81,25 +81,25 @@ class Replaced:
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], *, may_be_absent: bool = False):
         if not may_be_absent:
             require(owner, name)
-        self._owner, self._name, self.make = owner, name, make
+        self.owner, self._name, self.make = owner, name, make
         self._previous: Any = _ABSENT
         self._original: Any = _ABSENT
         self._value: Any = _ABSENT
 
     def install(self) -> None:
-        self._previous = vars(self._owner).get(self._name, _ABSENT)
-        original = getattr(self._owner, self._name, None)
+        self._previous = vars(self.owner).get(self._name, _ABSENT)
+        original = getattr(self.owner, self._name, None)
         if self._value is _ABSENT or original is not self._original:  # made once for the same original
             self._original, self._value = original, self.make(original)
-        setattr(self._owner, self._name, self._value)
+        setattr(self.owner, self._name, self._value)
 
     def remove(self) -> None:
-        if vars(self._owner).get(self._name, _ABSENT) is not self._value:
-            logger.info("%s.%s was set to something else during the scope and stays so", self._owner, self._name)
+        if vars(self.owner).get(self._name, _ABSENT) is not self._value:
+            logger.info("%s.%s was set to something else during the scope and stays so", self.owner, self._name)
         elif self._previous is _ABSENT:
-            delattr(self._owner, self._name)
+            delattr(self.owner, self._name)
         else:
-            setattr(self._owner, self._name, self._previous)
+            setattr(self.owner, self._name, self._previous)
 
 
 def replaced_function(owner: Any, name: str, replacement: Callable[..., Any], *, family: str | None = None) -> Replaced:
@@ -264,3 +264,19 @@ class Installation:
     def _remove_all(self) -> None:
         while self._installed:
             self._installed.pop().remove()
+
+
+def acquire_all(installations: Sequence[Installation]) -> None:
+    """Acquire some installations in their order. A failure leaves none of them acquired."""
+    for number, installation in enumerate(installations):
+        try:
+            installation.acquire()
+        except BaseException:
+            release_all(installations[:number])
+            raise
+
+
+def release_all(installations: Sequence[Installation]) -> None:
+    """Release some installations in the reverse order."""
+    for installation in reversed(installations):
+        installation.release()

@@ -33,6 +33,7 @@ def to_children(scope: Scope) -> dict[str, str | None]:
         "TORCHDEVICE_MEMORY": str(scope.memory) if scope.memory else None,
         "TORCHDEVICE_PROPERTIES": json.dumps(scope.properties) if scope.properties else None,
         "TORCHDEVICE_WRITTEN_FOR": scope.written_for,
+        "TORCHDEVICE_ENGINE": scope.engine,
     }
     before = {name: os.environ.get(name) for name in values}
     restore(values)
@@ -60,6 +61,7 @@ def from_parent() -> dict[str, Any] | None:
         "memory": _number,
         "properties": _fields,
         "written_for": _text,
+        "engine": _text,
     }
     options: dict[str, Any] = {"strict": not _is_off("TORCHDEVICE_STRICT")}
     for name, read in readers.items():

@@ -13,7 +13,8 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,7 +72,10 @@ INSISTS_ON_CUDA = frozenset(
 
 def _calling_module() -> str:
     """Return the name of the module that made the torch call which a rewriter, our caller, is handling."""
-    return sys._getframe(3).f_globals.get("__name__", "")
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and frame.f_globals.get("__name__") == "torchdevice._entry_points":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "") if frame is not None else ""
 
 
 @rewrites(torch.device)
@@ -196,7 +200,7 @@ def _tensor_type(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[st
 @rewrites(torch.Tensor.double, torch.Tensor.cdouble)
 def _to_double(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args[0].device.type == scope.runtime.kind and scope.unsupported_dtypes:
-        return args[0].to(scope.fit_dtype(torch.float64 if func is torch.Tensor.double else torch.complex128))
+        return args[0].to(scope.fit_dtype(torch.float64 if func.__name__ == "double" else torch.complex128))
     return func(*args, **kwargs)
 
 
@@ -208,7 +212,7 @@ def _converted(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         kwargs = {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs
         dtype_first = len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor))
         position = 2 if dtype_first or (len(args) > 2 and not isinstance(args[2], torch.dtype)) else 3
-        if func is torch.Tensor.to and len(args) > position and isinstance(args[position], bool):
+        if func.__name__ == "to" and len(args) > position and isinstance(args[position], bool):
             args = _replace(args, position, False)
     return func(*args, **kwargs)
 
@@ -315,11 +319,21 @@ def _native_device(tensor: torch.Tensor) -> torch.device:
         return tensor.device
 
 
+BY_HAND: Mapping[Any, Rewriter | None] = dict(TABLE)
+"""What has a rewriter of its own, in every scope."""
+
+
 # ---- everything else, from torch's own schemas -----------------------------------------------------------------------
 
 
 CLASSES: tuple[Rewriter, ...] = (with_device_keyword, *map(_with_device_at, range(16)))
 """What a function can be found to be; no function of torch has a device so far back."""
+
+
+def rewriter_of(scope: Scope, func: Any) -> Rewriter | None:
+    """Return the rewriter of a function in a scope, None where it cannot carry a device."""
+    found = scope.find(func, classify)
+    return classify(func, scope.table) if found is classify else found
 
 
 def classify(func: Any, table: Table) -> Rewriter | None:
@@ -340,9 +354,22 @@ def _classify(func: Any) -> Rewriter | None:
         return _from_signature(func)
     if isinstance(func, types.MethodWrapperType):  # a property's __get__ or __set__
         return None
+    schemas = _schemas(func)
+    return _from_schemas(schemas) if schemas else with_device_keyword  # without a schema: Tensor.new
+
+
+def _schemas(func: Any) -> list[Any]:
+    """Return the overloads of one of torch's functions or methods that Python reaches; some have none.
+
+    Overloads that begin with a device, such as the comparison of two, exist in TorchScript only.
+    """
     schemas = torch._C._jit_get_schemas_for_operator(f"aten::{getattr(func, '__name__', '')}")
-    # Some of torch's functions have no schema (torch.sparse_coo_tensor, Tensor.new): look at their keywords each time.
-    return _from_schemas(schemas) if schemas else with_device_keyword
+    return [schema for schema in schemas if not any(map(_is_device, schema.arguments[:1]))]
+
+
+def takes_device(func: Any) -> bool:
+    """Return whether one of torch's functions or methods has an argument for us to rewrite, by its schema."""
+    return _from_schemas(_schemas(func)) is not None
 
 
 def _from_schemas(schemas: list[Any]) -> Rewriter | None:

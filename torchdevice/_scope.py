@@ -21,11 +21,12 @@ import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdevice import _active, _propagation, _rewriters, _target, _tracing
+from torchdevice import _active, _entry_points, _propagation, _rewriters, _target, _tracing
 from torchdevice._decorating import decorated
 from torchdevice._installed import INSTALLATION
 from torchdevice._journal import Fidelity, Journal, configure_logging, logger, user_frame
 from torchdevice._mode import DeviceMode
+from torchdevice._patching import Installation, acquire_all, release_all
 from torchdevice._runtimes import Runtime
 from torchdevice._spelling import ACCELERATORS, Spelling, parse
 from torchdevice.bindings import device, history
@@ -67,6 +68,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         memory: Bytes of memory of each simulated device, or None for no limit.
         properties: Fields of ``torch.cuda.get_device_properties`` that answer something else than the target's.
         written_for: The accelerator that the program is told is available: ``"cuda"``, ``"mps"`` or ``"xpu"``.
+        engine: ``"mode"`` or ``"wrap"``: how torch's calls are seen. Inside another scope, that one's is used.
         kind: The runtime's, ``""`` before the first entry.
         known: What supplied names are in this scope, as far as they were asked for and stay the same.
         journal: What was rewritten and supplied, by call site.
@@ -84,6 +86,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         memory: int | None = None,
         properties: Mapping[str, Any] | None = None,
         written_for: Literal["cuda", "mps", "xpu"] = "cuda",
+        engine: Literal["mode", "wrap"] | None = None,
     ):
         _check_options(devices, identity, float64, capability, memory)
         _check_properties(properties, written_for)
@@ -96,6 +99,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self.memory = memory
         self.properties = dict(properties or {})
         self.written_for = written_for
+        self.engine = _engine(engine)
         self.journal = Journal()
         self.thread = _PerThread()
         self._runtime: Runtime | None = None
@@ -337,7 +341,7 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         runtime = self.runtime
         runtime.begin()
         try:
-            state.entered.append(Activation(self, runtime, self._mode()))
+            state.entered.append(self._activation(runtime))
         except BaseException:
             runtime.end()
             raise
@@ -345,15 +349,18 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         self.thread.depth += 1
         return self
 
-    def _mode(self) -> DeviceMode | None:
-        """Put everything in place in this thread and return the mode that serves it; None where nothing is needed."""
+    def _activation(self, runtime: Runtime) -> Activation:
+        """Put everything in place in this thread; nothing, where nothing is needed."""
         if self.is_native and _active.state.scope is None:
-            return None
-        INSTALLATION.acquire()
+            return Activation(self, runtime, None, ())
+        wraps = _active.state.mode is not None or (self.engine == "wrap" and _stacked_mode() is None)
+        wrapped = _entry_points.needed(runtime, says_cuda=self.identity == "cuda") if wraps else ()
+        installations = (INSTALLATION, *wrapped)
+        acquire_all(installations)
         try:
-            return _mode_for(self)
+            return Activation(self, runtime, _mode_for(self), installations)
         except BaseException:
-            INSTALLATION.release()
+            release_all(installations)
             raise
 
     def __exit__(self, *exc_info: object) -> None:
@@ -385,8 +392,9 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         finally:
             try:
                 if activation.mode is not None:
-                    _settle_mode(activation.mode, INSTALLATION.release)
+                    _settle_mode(activation.mode)
             finally:
+                release_all(activation.installations)
                 activation.runtime.end()
 
     @overload
@@ -411,42 +419,51 @@ _tracing.in_place_of(Scope.is_borrowed)(lambda self, tensor: False)  # whose mem
 
 
 class Activation:
-    """One entry of a scope in a thread: the scope, the device it was entered on, and the mode that serves it."""
+    """One entry of a scope in a thread: the scope, the device it was entered on, and what was put in place for it."""
 
-    __slots__ = ("mode", "runtime", "scope")
+    __slots__ = ("installations", "mode", "runtime", "scope")
 
-    def __init__(self, scope: Scope, runtime: Runtime, mode: DeviceMode | None):
+    def __init__(
+        self, scope: Scope, runtime: Runtime, mode: DeviceMode | None, installations: tuple[Installation, ...]
+    ):
         self.scope = scope
         self.runtime = runtime
         self.mode = mode
+        self.installations = installations
 
 
 def _mode_for(scope: Scope) -> DeviceMode:
-    """Return the mode on this thread's stack, switched to ``scope``; push one if there is none.
+    """Return this thread's mode, switched to ``scope``; make one if there is none, on the stack or beside it.
 
     There is none although a scope is active inside a torch function that is being handled, such as ``backward``.
     """
-    for mode in _get_current_function_mode_stack():
-        if isinstance(mode, DeviceMode):
-            mode.scope = scope
-            return mode
+    state = _active.state
+    mode = state.mode or _stacked_mode()
+    if mode is not None:
+        mode.scope = scope
+        return mode
     mode = DeviceMode(scope)
-    _push_mode(mode)
+    if scope.engine == "wrap":
+        state.mode = mode
+    else:
+        _push_mode(mode)
     return mode
 
 
-def _settle_mode(mode: DeviceMode, release: Callable[[], None]) -> None:
-    """Switch a mode to the innermost scope it still serves, or take it off the stack if it serves none."""
-    try:
-        _switch_or_take_off(mode)
-    finally:
-        release()
+def _stacked_mode() -> DeviceMode | None:
+    stack = _get_current_function_mode_stack()
+    return next((mode for mode in stack if isinstance(mode, DeviceMode)), None)
 
 
-def _switch_or_take_off(mode: DeviceMode) -> None:
-    served = [activation.scope for activation in _active.state.entered if activation.mode is mode]
+def _settle_mode(mode: DeviceMode) -> None:
+    """Switch a mode to the innermost scope it still serves, or take it away if it serves none."""
+    state = _active.state
+    served = [activation.scope for activation in state.entered if activation.mode is mode]
     if served:
         mode.scope = served[-1]
+        return
+    if state.mode is mode:
+        state.mode = None
         return
     above = []
     while stack := _get_current_function_mode_stack():
@@ -527,6 +544,13 @@ def _check_options(devices: Any, identity: Any, float64: Any, capability: Any, m
         raise ValueError(f"memory={memory!r} is not a number of bytes. Use an int of 1 or more, or None.")
 
 
+def _engine(engine: Any) -> str:
+    chosen = engine if engine is not None else os.environ.get("TORCHDEVICE_ENGINE") or "mode"
+    if chosen not in ("mode", "wrap"):
+        raise ValueError(f"engine={chosen!r} is not known. Use 'mode' or 'wrap', or set TORCHDEVICE_ENGINE to one.")
+    return str(chosen)
+
+
 def _check_properties(properties: Any, written_for: Any) -> None:
     if written_for not in ACCELERATORS:
         raise ValueError(f"written_for={written_for!r} is not known. Use 'cuda', 'mps' or 'xpu'.")
@@ -562,6 +586,7 @@ def portable(
     memory: int | None = None,
     properties: Mapping[str, Any] | None = None,
     written_for: Literal["cuda", "mps", "xpu"] = "cuda",
+    engine: Literal["mode", "wrap"] | None = None,
 ) -> Scope: ...
 def portable(target: Any = None, **options: Any) -> Any:
     """Run programs written for one accelerator on another.
@@ -583,6 +608,9 @@ def portable(target: Any = None, **options: Any) -> Any:
             ``{"name": "NVIDIA A100-SXM4-80GB", "total_memory": 80 << 30}``.
         written_for: Which accelerator the program is told is available. ``"mps"`` runs programs written for Apple's
             on CUDA and elsewhere. Spellings of all of them are rewritten whatever it is.
+        engine: ``"mode"`` sees every torch call; ``"wrap"`` only what can carry a device, so that other calls cost
+            nothing, and ``torch.device("cuda")`` keeps saying cuda until it is used. None: ``TORCHDEVICE_ENGINE``, or
+            ``"mode"``. What each misses and costs is in docs/performance.md.
 
     Returns:
         A :class:`Scope`, or the decorated function.
@@ -608,6 +636,7 @@ def simulate(
     capability: tuple[int, int] = (8, 0),
     properties: Mapping[str, Any] | None = None,
     written_for: Literal["cuda", "mps", "xpu"] = "cuda",
+    engine: Literal["mode", "wrap"] | None = None,
 ) -> Scope:
     """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
 
@@ -625,6 +654,7 @@ def simulate(
         capability: As for :func:`portable`.
         properties: As for :func:`portable`.
         written_for: As for :func:`portable`.
+        engine: As for :func:`portable`.
 
     Returns:
         A :class:`Scope`, for ``with`` and as a decorator.
@@ -644,6 +674,7 @@ def simulate(
         capability=capability,
         properties=properties,
         written_for=written_for,
+        engine=engine,
     )
 
 

@@ -66,11 +66,7 @@ def number_of(func: Any) -> int:
     """Return the place of a function's rewriter."""
     from torchdevice import _rewriters
 
-    scope = _scope()
-    rewriter = scope.find(func, _rewriters.classify)
-    if rewriter is _rewriters.classify:  # not seen yet
-        rewriter = rewriter(func, scope.table)
-    return NUMBERED.index(rewriter)
+    return NUMBERED.index(_rewriters.rewriter_of(_scope(), func))
 
 
 def number(rewriters: Iterable[Any]) -> None:

@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         default="cuda",
         help="the accelerator that the program is told is available",
     )
+    run.add_argument("--engine", choices=("mode", "wrap"), help="see every torch call, or only what can carry a device")
     run.add_argument("--strict", action="store_true", help="raise instead of approximating")
     run.add_argument("--report", action="store_true", help="print what was rewritten when the program ends")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
@@ -86,6 +87,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             strict=options.strict,
             memory=options.memory,
             written_for=options.written_for,
+            engine=options.engine,
         )
     except ValueError as error:
         parser.error(str(error))

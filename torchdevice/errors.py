@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "AnotherPatcherError",
     "BackendTakenError",
+    "EngineUnavailableError",
     "FidelityError",
     "NotSupportedError",
     "PortabilityWarning",
@@ -115,6 +116,18 @@ class TorchVersionError(TorchDeviceError, ImportError):
             f"torch {version} has no {name!r}, which torchdevice builds on. "
             f"Install a torchdevice release that lists torch {version} as supported."
         )
+
+
+class EngineUnavailableError(TorchDeviceError, RuntimeError):
+    """``engine="wrap"`` cannot reach ``torch.device`` in this Python.
+
+    Attributes:
+        reason: What is in the way.
+    """
+
+    def __init__(self, reason: str):
+        self.reason = reason
+        super().__init__(f"engine='wrap' cannot be had here: {reason}. Use engine='mode'.")
 
 
 class PortabilityWarning(UserWarning):

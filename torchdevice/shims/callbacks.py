@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
+from torchdevice import _active
 from torchdevice._mode import DeviceMode
 from torchdevice._patching import Patch, per_scope, replaced_function
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def _with_mode(scope: Scope, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function with the mode on the stack."""
-    if any(isinstance(mode, DeviceMode) for mode in _get_current_function_mode_stack()):
+    """Call a function with a mode that sees what it does: on the stack, unless there is one beside it."""
+    if _active.state.mode or any(isinstance(mode, DeviceMode) for mode in _get_current_function_mode_stack()):
         return function(*args, **kwargs)
     with DeviceMode(scope):
         return function(*args, **kwargs)

@@ -22,6 +22,7 @@ from torchdevice._patching import Callback, Patch, Replaced, per_scope, replaced
 from torchdevice._private import require
 from torchdevice._spelling import ACCELERATORS
 from torchdevice.bindings.device import DeviceProperties
+from torchdevice.shims import mode_beside
 from torchdevice.shims.device_interface import Interfaces
 from torchdevice.shims.stream_types import StreamStandIn, new_stream
 
@@ -117,6 +118,7 @@ class _WhenImported:
                 lambda original: staticmethod(per_scope(original, _traced_autocast)),
             ),
             Callback(_add_constants, _remove_constants),
+            *mode_beside.patches(),
             self._interfaces,
         ]
         for patch in self._patches:
@@ -202,10 +204,28 @@ def _call_compiler(scope: Scope, original: Any, self: Any, gm: Any, *args: Any, 
     compiler = self.compiler_fn
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
-    if not scope.runtime.compiles and isinstance(compiler, require(torch, "_TorchCompileInductorWrapper")):
+    _forget_unused_stream(gm)
+    by_inductor = isinstance(compiler, require(torch, "_TorchCompileInductorWrapper"))
+    if by_inductor and not scope.runtime.compiles:
         scope.report("torch.compile with inductor", "the graph, run operator by operator", Fidelity.APPROXIMATE)
         return gm.forward
-    return _unseen(_truthfully(scope, original, self, gm, *args, **kwargs))
+    compiled = _truthfully(scope, original, self, gm, *args, **kwargs)
+    beside_the_stack = _active.state.traced is not None
+    return compiled if by_inductor and beside_the_stack else _unseen(compiled)
+
+
+def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:
+    """Keep compiled code from looking the current stream up at each call, as on accelerators, if its graph has none.
+
+    Torch from 2.13 on registers the stream before it traces anything else.
+    """
+    registry: Any = torch._dynamo.graph_bytecode_inputs
+    registered = require(registry, "index_to_bytecode_constructor")
+    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    names = (str(node.target) for graph in graphs for node in graph.nodes)
+    only_current = hasattr(registry, "CURRENT_STREAM_INDEX") and len(registered) == 1
+    if only_current and not any("stream" in name or "external_object" in name for name in names):
+        registered.clear()
 
 
 def _unseen(compiled: Any) -> Any:

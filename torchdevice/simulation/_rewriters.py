@@ -23,6 +23,11 @@ def _repr(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return text.replace(f"device='{_policy.KIND}:", "device='cuda:") if scope.identity == "cuda" else text
 
 
+def _numpy(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``Tensor.numpy``, whose error names the device: here, so that every engine sees it and words it as CUDA does."""
+    return func(*args, **kwargs)
+
+
 def _is_compatible(scope: Scope, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """What ``Module.to`` asks before it sets ``parameter.data``: see :func:`_set_data`."""
     return func(*args, **kwargs) or _changes_kind(*args)
@@ -68,6 +73,7 @@ def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 TABLE = {
     torch.Tensor.__repr__: _repr,
+    torch.Tensor.numpy: _numpy,
     require(torch, "_has_compatible_shallow_copy_type"): _is_compatible,
     torch.Tensor.data.__set__: _set_data,
     torch.Tensor.is_shared: _is_shared,

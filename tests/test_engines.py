@@ -1,0 +1,422 @@
+"""The engine that wraps entry points: what it reaches, what it leaves alone, and that all of it is undone.
+
+The contract tests run on it with ``pytest --engine wrap``; here is what only it has to answer for.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_program
+from torch.overrides import _get_current_function_mode_stack, get_ignored_functions, get_overridable_functions
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchdevice
+from torchdevice import _constructing, _entry_points, _rewriters
+from torchdevice.errors import EngineUnavailableError, FidelityError
+
+BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
+
+
+@pytest.fixture
+def wrapped(chosen: str) -> Iterator[torchdevice.Scope]:
+    with torchdevice.portable(engine="wrap") as scope:
+        yield scope
+
+
+def in_thread(function: Callable[[], object]) -> Any:
+    """Return what a function returns in a thread that inherits nothing, or raise what it raises."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(function())
+        except BaseException as error:
+            found.append(error)
+
+    started = threading.Event()
+    thread = threading.Thread(target=lambda: (started.wait(), run()))
+    with torchdevice._active.suspended():
+        thread.start()
+    started.set()
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+class TestWhatIsWrapped:
+    def test_ordinary_calls_are_torchs_own(self) -> None:
+        ordinary = (torch.add, torch.matmul, torch.Tensor.add, torch.Tensor.__matmul__, torch.Tensor.eq)
+        linear, device = torch.nn.functional.linear, inspect.getattr_static(torch.Tensor, "device")
+        with torchdevice.portable("cpu", engine="wrap"):
+            now = (torch.add, torch.matmul, torch.Tensor.add, torch.Tensor.__matmul__, torch.Tensor.eq)
+            assert all(one is other for one, other in zip(ordinary, now, strict=True))
+            assert torch.nn.functional.linear is linear
+            assert inspect.getattr_static(torch.Tensor, "device") is device
+            assert _get_current_function_mode_stack() == []
+
+    def test_all_that_takes_a_device_by_its_schema(self, wrapped: torchdevice.Scope) -> None:
+        public = [function for functions in get_overridable_functions().values() for function in functions]
+        functions = {*public, *get_ignored_functions(), *_device_constructors()}
+        takers = {f for f in functions if isinstance(f, BUILTINS) and _rewriters.takes_device(f)}
+        assert len(takers) > 40
+        assert takers - set(_entry_points._entry_points) == set()
+
+    def test_all_that_has_a_rewriter(self, wrapped: torchdevice.Scope) -> None:
+        reached = {torch.device, *_entry_points._entry_points}
+        own = {**_rewriters.BY_HAND, **{f: r for f, r in wrapped.runtime.rewriters.items() if callable(f)}}
+        of_attributes = {f for f in own if isinstance(f, types.MethodWrapperType)}
+        assert set(own) - of_attributes - reached == set()
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.Tensor.cuda(torch.ones(2)),
+            lambda: next(map(torch.Tensor.cuda, [torch.ones(2)])),
+            lambda: torch.ones(2).new_tensor([1.0], device="cuda"),
+            lambda: torch.ones(2, device="cuda").new(2, device="cuda"),
+            lambda: torch.ones(2).to(torch.ones(1, device="cuda")),
+            lambda: torch.fft.fftfreq(4, device="cuda"),
+            lambda: torch.ops.aten.zeros([2], device=torch.device("cuda")),
+            lambda: torch.ops.aten.zeros.default([2], device="cuda:0"),
+            lambda: torch.nn.Linear(2, 2).to("cuda", torch.float64).weight,
+            lambda: torch.signal.windows.hann(4, device="cuda"),
+            lambda: functools.partial(torch.zeros, device="cuda")(2),
+        ],
+    )
+    def test_roads(self, wrapped: torchdevice.Scope, kind: str, make: Callable[[], torch.Tensor]) -> None:
+        assert make().device.type == kind
+
+    def test_custom_operators(self, wrapped: torchdevice.Scope, kind: str) -> None:
+        library = torch.library.Library("torchdevice_wrapped", "DEF")
+        library.define("make(Device device, int n) -> Tensor")
+        library.impl("make", lambda device, n: torch.zeros(n, device=device), "CompositeExplicitAutograd")
+        assert torch.ops.torchdevice_wrapped.make("cuda", 3).device.type == kind
+        assert torch.ops.torchdevice_wrapped.make.default(torch.device("cuda"), 3).device.type == kind
+        library._destroy()
+
+    def test_kernels_in_python_that_were_registered_before(self, chosen: str, kind: str) -> None:
+        library = torch.library.Library("torchdevice_before", "DEF")
+        library.define("double(Tensor x) -> Tensor")
+        library.impl("double", lambda x: x + torch.ones(2, device="cuda"), "CompositeExplicitAutograd")
+        with torchdevice.portable(engine="wrap"):
+            assert torch.ops.torchdevice_before.double(torch.ones(2, device="cuda")).device.type == kind
+        library._destroy()
+
+    def test_dispatch_modes_of_the_program(self, wrapped: torchdevice.Scope, kind: str) -> None:
+        made: list[torch.Tensor] = []
+
+        class Own(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                made.append(torch.zeros(1, device="cuda"))
+                return func(*args, **(kwargs or {}))
+
+        x = torch.ones(2, device="cuda")
+        with Own():
+            torch.add(x, x)
+        assert made[0].device.type == kind
+
+    def test_what_was_kept_before_is_not_reached(self) -> None:
+        """The price of no mode on the stack, where a module's names cannot show it."""
+        kept = functools.partial(torch.zeros, 1, device="xpu")
+        with torchdevice.portable("cpu", engine="mode"):
+            assert kept().device.type == "cpu"
+        with torchdevice.portable("cpu", engine="wrap"), pytest.raises((RuntimeError, AssertionError)):
+            kept()
+
+    def test_attention_asks_only_where_torch_has_no_kernel(self, wrapped: torchdevice.Scope) -> None:
+        q = torch.randn(1, 1, 4, 8, device="cuda")
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        assert any("attention" in entry.requested for entry in wrapped.journal.degraded)
+        with pytest.raises(RuntimeError, match=r"shape|size|dimension"):
+            torch.nn.functional.scaled_dot_product_attention(q, q[..., :3], q)
+
+    def test_strict(self, chosen: str) -> None:
+        with torchdevice.portable(engine="wrap", strict=True), pytest.raises((FidelityError, torch.AcceleratorError)):
+            torch.zeros(1, device="cuda:7")
+
+    def test_memory_that_ordinary_operators_lack_is_torchs_own_error(self) -> None:
+        """Only what can carry a device is seen, so only its errors are worded as CUDA's."""
+        column, huge = torch.ones(1 << 22, 1), 1 << 44
+        for engine, expected in (("mode", torch.OutOfMemoryError), ("wrap", RuntimeError)):
+            with torchdevice.portable("cpu", engine=engine):  # type: ignore[arg-type]
+                with pytest.raises(RuntimeError) as raised:
+                    column @ column.T
+                assert type(raised.value) is expected
+                with pytest.raises(torch.OutOfMemoryError):
+                    torch.empty(huge, device="cuda")
+
+
+class TestStandIns:
+    """To whoever looks at it, an entry point is what it stands for."""
+
+    @pytest.mark.parametrize("find", [lambda: torch.zeros, lambda: torch.Tensor.to])
+    def test_is_the_original(self, find: Callable[[], Any]) -> None:
+        original = find()
+        with torchdevice.portable("cpu", engine="wrap"):
+            entry = find()
+            assert entry is not original and type(entry) is _entry_points.EntryPoint
+            assert entry == original and original == entry and hash(entry) == hash(original)
+            assert entry in [original] and original in {entry} and {original: 1}[entry] == 1
+            assert entry != torch.ones
+            assert isinstance(entry, type(original)) and repr(entry) == repr(original)
+            assert (entry.__name__, entry.__doc__) == (original.__name__, original.__doc__)
+            assert pickle.loads(pickle.dumps(entry)) == original and copy.deepcopy(entry) == original
+            assert inspect.unwrap(entry) is original
+        assert find() is original
+
+    def test_tables_of_a_subclass(self, wrapped: torchdevice.Scope) -> None:
+        seen = []
+
+        class Own(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(func)
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        x = torch.ones(2).as_subclass(Own)
+        x.to("cuda")
+        torch.zeros_like(x, device="cuda")
+        assert torch.Tensor.to in seen and torch.zeros_like in seen
+
+    def test_lazy_modules(self, wrapped: torchdevice.Scope, kind: str) -> None:
+        layer = torch.nn.LazyLinear(3).to("cuda")
+        assert layer(torch.ones(2, 4, device="cuda")).device.type == kind
+
+    def test_graphs_name_them(self) -> None:
+        class Model(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.zeros_like(x) + x
+
+        def code() -> str:
+            return torch.fx.symbolic_trace(Model()).code
+
+        plain = code()
+        with torchdevice.portable("cpu", engine="wrap"):
+            assert code() == plain
+            assert in_thread(code) == plain
+
+    def test_scripts_know_them(self, wrapped: torchdevice.Scope, kind: str) -> None:
+        def made(x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(x) + torch.ones(2, device="cuda")
+
+        assert torch.jit.script(made)(torch.ones(2, device="cuda")).device.type == kind
+
+
+class TestDevice:
+    """``torch.device`` stays the class it is; its constructor asks."""
+
+    def test_all_forms(self, wrapped: torchdevice.Scope, kind: str) -> None:
+        made = [torch.device("cuda"), torch.device("cuda", 0), torch.device(type="cuda", index=0), torch.device(0)]
+        assert {device.type for device in made} == {kind}
+        assert torch.ones(1, device="cuda").device == torch.device("cuda", 0) or kind == "cpu"
+        assert torch.device("cpu").type == "cpu" and torch.device("meta").type == "meta"
+        assert torch.device("cpu:-1").type == "cpu" and torch.device("cuda").type == "cpu"
+
+    def test_it_is_the_same_class(self) -> None:
+        original, new = torch.device, vars(torch.device)["__new__"]
+        with torchdevice.portable("cpu", engine="wrap"):
+            assert torch.device is original and type(torch.device("cuda")) is original
+            assert isinstance(torch.device("cuda"), original)
+            assert (torch.device | None) == (original | None)
+            assert pickle.loads(pickle.dumps(torch.device("cpu"))) == torch.device("cpu")
+        assert vars(torch.device)["__new__"] is new
+        assert torch.device("cuda", 1).type == "cuda"
+
+    def test_torchs_own_errors(self) -> None:
+        wrong: list[tuple[Any, ...]] = [("nonsense",), (), (1.5,), ("cuda", "x"), ("cuda:x",)]
+        plain = []
+        for arguments in wrong:
+            with pytest.raises(Exception) as raised:
+                torch.device(*arguments)
+            plain.append((raised.type, str(raised.value)))
+        with torchdevice.portable("cpu", engine="wrap"):
+            for arguments, (kind, text) in zip(wrong, plain, strict=True):
+                with pytest.raises(kind) as raised:
+                    torch.device(*arguments)
+                assert str(raised.value) == text
+
+    def test_a_python_that_keeps_classes_otherwise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        patch = _constructing.Constructor(torch.device, _entry_points._new_device)
+        monkeypatch.setattr(sys, "implementation", types.SimpleNamespace(name="pypy"))
+        with pytest.raises(EngineUnavailableError, match="Use engine='mode'"):
+            patch.install()
+        monkeypatch.undo()
+        monkeypatch.setattr(_constructing, "_places", lambda cls, value: [312, 320])
+        with pytest.raises(EngineUnavailableError, match="cannot be told"):
+            patch.install()
+        assert torch.device("cuda").type == "cuda"
+
+
+class TestImportedByValue:
+    @pytest.fixture
+    def module(self, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+        module = types.ModuleType("torchdevice_program")
+        exec("from torch import zeros, device, tensor\nfrom torch.nn.functional import linear", vars(module))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return module
+
+    def test_before_the_scope(self, chosen: str, kind: str, module: types.ModuleType) -> None:
+        original, linear = module.zeros, module.linear
+        for _ in range(2):
+            with torchdevice.portable(engine="wrap"):
+                assert module.zeros(2, device="cuda").device.type == kind
+                assert module.tensor([1.0], device=module.device("cuda")).device.type == kind
+                assert module.linear is linear
+            assert module.zeros is original
+
+    def test_in_a_scope(self, chosen: str, kind: str) -> None:
+        module = types.ModuleType("torchdevice_program")
+        with torchdevice.portable(engine="wrap"):
+            exec("from torch import zeros", vars(module))
+        assert module.zeros(2).device.type == "cpu"
+        with pytest.raises((RuntimeError, AssertionError)):
+            module.zeros(2, device="xpu")
+        with torchdevice.portable(engine="wrap"):
+            assert module.zeros(2, device="cuda").device.type == kind
+
+    def test_a_program(self, tmp_path: Path, chosen: str) -> None:
+        program = """
+            from torch import device, tensor, zeros
+            import torch, torchdevice
+
+            with torchdevice.portable() as scope:
+                made = zeros(3, device=device("cuda"))
+                assert made.device.type == scope.target.type, made.device
+                assert scope.engine == "wrap"
+            print("done", torch.zeros is zeros)
+        """
+        ran = run_program(tmp_path, program, options=["--engine", "wrap"])
+        assert ran.returncode == 0 and "done True" in ran.stdout, ran.stderr
+
+
+class TestThreads:
+    def test_one_without_a_scope_sees_torchs_own(self, wrapped: torchdevice.Scope) -> None:
+        assert in_thread(lambda: torch.device("cuda").type) == "cuda"
+        assert in_thread(lambda: torch.zeros(2).to("cpu").device.type) == "cpu"
+        with pytest.raises((RuntimeError, AssertionError)):
+            in_thread(lambda: torch.zeros(2, device="xpu"))
+
+    def test_another_engine_in_another_thread(self, wrapped: torchdevice.Scope, kind: str) -> None:
+        def other() -> list[str]:
+            with torchdevice.portable(engine="mode"):
+                assert len(_get_current_function_mode_stack()) == 1
+                x = torch.ones(2)
+                return [
+                    made.device.type
+                    for made in (
+                        torch.zeros(2, device="cuda"),
+                        x.to("cuda"),
+                        x.cuda(),
+                        torch.nn.Linear(1, 1).cuda().bias,
+                    )
+                ]
+
+        assert set(in_thread(other)) == {kind}
+
+    def test_a_heir(self, wrapped: torchdevice.Scope, kind: str) -> None:
+        seen: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: seen.extend([torch.ones(2).cuda().device.type, _get_current_function_mode_stack()])
+        )
+        thread.start()
+        thread.join()
+        assert seen == [kind, []]
+
+
+class TestNesting:
+    @pytest.mark.parametrize("inner", ["mode", "wrap"])
+    @pytest.mark.parametrize("outer", ["mode", "wrap"])
+    def test_the_outer_engine_serves_the_inner_scope(self, outer: Any, inner: Any) -> None:
+        with torchdevice.portable("cpu", engine=outer):
+            depth = len(_get_current_function_mode_stack())
+            with torchdevice.portable("simulated:cuda", engine=inner, identity="cuda"):
+                assert len(_get_current_function_mode_stack()) == depth
+                x = torch.ones(2, device="cuda")
+                assert x.device.type == "cuda" and x.is_cuda
+            assert torch.ones(2, device="cuda").device.type == "cpu"
+            assert str(x.device) == "simulated:0"
+
+    def test_inside_what_is_being_handled(self, wrapped: torchdevice.Scope, kind: str) -> None:
+        def kernel(device: torch.device) -> torch.Tensor:
+            assert torchdevice._active.state.mode is None
+            with torchdevice.portable(engine="wrap"):
+                return torch.ones(2, device="cuda")
+
+        library = torch.library.Library("torchdevice_nested", "DEF")
+        library.define("make(Device device) -> Tensor")
+        with torchdevice._active.suspended():  # so that the mode is not put back for the kernel
+            library.impl("make", kernel, "CompositeExplicitAutograd")
+        assert torch.ops.torchdevice_nested.make("cuda").device.type == kind
+        assert torch.ones(2, device="cuda").device.type == kind
+        library._destroy()
+
+    def test_disabled_torch_functions(self, wrapped: torchdevice.Scope) -> None:
+        with torch._C.DisableTorchFunction():
+            assert torch.device("cuda").type == "cuda"
+        assert torch.device("cuda").type == wrapped.runtime.kind
+
+
+class TestUndo:
+    def test_failure_half_way_through_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with torchdevice.portable("cpu", engine="wrap"):
+            pass
+        patches = _entry_points._EVERYWHERE._patches
+        assert patches is not None
+
+        class Failing:
+            def install(self) -> None:
+                raise RuntimeError("half-way")
+
+            def remove(self) -> None:
+                raise AssertionError("was never installed")
+
+        for position in (0, len(patches) // 2, len(patches)):
+            failing: list[Any] = [*patches[:position], Failing(), *patches[position:]]
+            monkeypatch.setattr(_entry_points._EVERYWHERE, "_patches", failing)
+            with pytest.raises(RuntimeError, match="half-way"):
+                torchdevice.portable("cpu", engine="wrap").__enter__()
+            assert torch.device("cuda").type == "cuda" and type(torch.zeros) is types.BuiltinFunctionType
+            assert torchdevice.current() is None
+
+    def test_an_exception_in_a_call(self, wrapped: torchdevice.Scope, kind: str) -> None:
+        with pytest.raises(RuntimeError):
+            torch.zeros(-1, device="cuda")
+        assert torch.zeros(1, device="cuda").device.type == kind
+
+    def test_a_program_that_replaced_one_before(self, monkeypatch: pytest.MonkeyPatch, kind: str, chosen: str) -> None:
+        def zeros(*args: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.ones(*args, **kwargs)
+
+        monkeypatch.setattr(torch, "zeros", zeros)
+        with torchdevice.portable(engine="wrap"):
+            assert torch.zeros(1, device="cuda").cpu().item() == 1
+        assert torch.zeros is zeros
+
+
+def test_an_unknown_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"engine='fast' is not known. Use 'mode' or 'wrap'"):
+        torchdevice.portable(engine="fast")  # type: ignore[call-overload]
+    monkeypatch.setenv("TORCHDEVICE_ENGINE", "fast")
+    with pytest.raises(ValueError, match="set TORCHDEVICE_ENGINE to one"):
+        torchdevice.portable()
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDEVICE_ENGINE", "wrap")
+    assert torchdevice.portable().engine == torchdevice.simulate().engine == "wrap"
+    assert torchdevice.portable(engine="mode").engine == "mode"

@@ -1,0 +1,83 @@
+"""How the constructor of a class written in C is replaced, where Python's own assignment refuses.
+
+``torch.device`` can be neither subclassed nor assigned to, and must stay the class that annotations, pickles and Dynamo
+know. So it is given what Python gives a class whose ``__new__`` is written in Python: the function that looks
+``__new__`` up, in the slot for constructors, and a ``__new__`` in its dictionary. Where the slot is, is not assumed: it
+is the one place of the class's memory that holds what the C API says is in the slot, the same in several classes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torchdevice.errors import EngineUnavailableError
+
+_SLOT = 65
+"""``Py_tp_new`` of the stable ABI."""
+
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+
+Call = Callable[[type, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class _WithNew:
+    def __new__(cls) -> _WithNew:
+        return object.__new__(cls)
+
+
+class Constructor:
+    """The constructor of a class, replaced by what ``make(original)`` returns.
+
+    Args:
+        cls: A class written in C, with a constructor of its own.
+        make: Given the original as a function of the class, a tuple and a dict, returns a function that is called like
+            a ``__new__``.
+
+    Raises:
+        EngineUnavailableError: On installation, if this Python keeps classes in another way than CPython.
+    """
+
+    def __init__(self, cls: type, make: Callable[[Call], Callable[..., Any]]):
+        self._class, self._make = cls, make
+        self._new: Any = None
+
+    def install(self) -> None:
+        if self._new is None:
+            self._prepare()
+        self._put(self._new, self._looks_new_up)
+
+    def remove(self) -> None:
+        self._put(self._original_new, self._original_slot)
+
+    def _prepare(self) -> None:
+        if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+            raise EngineUnavailableError("this Python keeps classes in another way than CPython with its lock")
+        get_slot = ctypes.pythonapi.PyType_GetSlot
+        get_slot.restype, get_slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
+        classes = (self._class, _WithNew, int)
+        places = [_places(cls, get_slot(cls, _SLOT)) for cls in classes]
+        dictionaries = gc.get_referents(self._class.__dict__)
+        if len(places[0]) != 1 or places.count(places[0]) != len(classes) or "__new__" not in dictionaries[0]:
+            raise EngineUnavailableError("the constructor's place in a class cannot be told")
+        self._slot = ctypes.c_void_p.from_address(id(self._class) + places[0][0])
+        self._original_slot = get_slot(self._class, _SLOT)
+        self._looks_new_up = get_slot(_WithNew, _SLOT)
+        self._dictionary: dict[str, Any] = dictionaries[0]
+        self._original_new = self._dictionary["__new__"]
+        prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.py_object)
+        self._new = staticmethod(self._make(prototype(self._original_slot)))
+
+    def _put(self, new: Any, slot: int) -> None:
+        self._dictionary["__new__"] = new
+        self._slot.value = slot
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(self._class))
+
+
+def _places(cls: type, value: int) -> list[int]:
+    """Return where in a class's memory a pointer is, in bytes from its beginning."""
+    size: int = type.__basicsize__  # type: ignore[assignment]
+    return [offset for offset in range(0, size, _WORD) if ctypes.c_void_p.from_address(id(cls) + offset).value == value]

@@ -1,0 +1,292 @@
+"""The engine without a mode on torch's stack: the entry points of torch that can carry a device, each wrapped.
+
+A mode on the stack makes every torch call dearer. With ``engine="wrap"`` the thread's mode stays beside the stack, and
+only what can carry a device asks it: functions and methods whose schema has a device argument, those with a rewriter of
+their own, and operators called as ``torch.ops.aten...``. Everything else is torch's own, untouched.
+
+The wrappers are the same for all threads; in one without such a mode they call what they wrap.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from torchdevice import _active, _rewriters
+from torchdevice._constructing import Call, Constructor
+from torchdevice._mode import DeviceMode
+from torchdevice._patching import Installation, Patch, Replaced
+from torchdevice._private import require
+from torchdevice._runtimes import Runtime
+
+_state = _active.state
+
+_all_disabled = require(torch._C, "_is_torch_function_all_disabled")
+
+
+def _ask(mode: DeviceMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let the mode handle a call. Like torch's, it is out of the way meanwhile."""
+    _state.mode = None
+    try:
+        return mode.__torch_function__(original, (), args, kwargs)
+    finally:
+        _state.mode = mode
+
+
+class EntryPoint:
+    """What stands in the place of a function or method of torch that can carry a device.
+
+    Compared, hashed, pickled or inspected it is the original, because torch and programs keep tables of functions.
+    """
+
+    def __init__(self, original: Any):
+        functools.update_wrapper(self, original)
+        self.original = original
+        self._hash = hash(original)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        mode = _state.mode
+        if mode is None or _all_disabled():
+            return self.original(*args, **kwargs)
+        _state.mode = None  # as _ask does, with a call less
+        try:
+            return mode.__torch_function__(self.original, (), args, kwargs)
+        finally:
+            _state.mode = mode
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        if _state.mode is None:  # also while Dynamo traces, which knows methods by being torch's own
+            return self.original.__get__(instance, owner)
+        return types.MethodType(self, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or self.original == other
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+    def __repr__(self) -> str:
+        return repr(self.original)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.original.__reduce_ex__(protocol)
+
+    @property
+    def __class__(self) -> Any:
+        return type(self.original)
+
+
+class LastResort(EntryPoint):
+    """One that asks the mode only after torch's own has failed, so that it costs next to nothing."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.original(*args, **kwargs)
+        except RuntimeError:
+            if _state.mode is None:
+                raise
+        return super().__call__(*args, **kwargs)
+
+
+class _Attribute:
+    """The same for an attribute of tensors, such as ``Tensor.device``. Asked of the class it is the original."""
+
+    def __init__(self, original: Any):
+        self._original = original
+        self._getter, self._setter, self.__delete__ = original.__get__, original.__set__, original.__delete__
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        if tensor is None:
+            return self._original
+        mode = _state.mode
+        if mode is None or _all_disabled():
+            return self._getter(tensor)
+        return _ask(mode, self._getter, (tensor,), {})
+
+    def __set__(self, tensor: Any, value: Any) -> None:
+        mode = _state.mode
+        if mode is None or _all_disabled():
+            self._setter(tensor, value)
+        else:
+            _ask(mode, self._setter, (tensor, value), {})
+
+
+def _new_device(original: Call) -> Any:
+    """``torch.device.__new__``."""
+
+    def __new__(cls: type, /, *args: Any, **kwargs: Any) -> torch.device:
+        mode = _state.mode
+        if mode is None or _all_disabled():
+            return original(cls, args, kwargs)
+        return _ask(mode, cls, args, kwargs)
+
+    return __new__
+
+
+def _operator_call(original: Any) -> Any:
+    """``OpOverload.__call__`` and ``OpOverloadPacket.__call__``: every operator, so found by its own schema."""
+
+    @functools.wraps(original)
+    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        mode = _state.mode
+        if mode is None or _rewriters.rewriter_of(mode.scope, self) is None or _all_disabled():
+            return original(self, *args, **kwargs)
+        return _ask(mode, self, args, kwargs)
+
+    return __call__
+
+
+_entry_points: dict[Any, EntryPoint] = {}
+"""Each by what it stands for."""
+
+
+def _stand_in(original: Any) -> Any:
+    """Return what to put in the place of a function; what a program has put there itself stays."""
+    return _entry_points.get(original, original) if isinstance(original, _FUNCTIONS) else original
+
+
+# ---- where they are --------------------------------------------------------------------------------------------------
+
+_NAMESPACES = (torch, torch.nn.functional, torch._C._nn, torch.fft, torch.linalg, torch.special, torch.sparse)
+
+_BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
+_FUNCTIONS = (*_BUILTINS, types.FunctionType)
+
+_WITHOUT_SCHEMA = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})
+_LAST_RESORTS = frozenset({torch._C._nn.scaled_dot_product_attention})
+
+
+def _members() -> Iterator[tuple[Any, str, Any]]:
+    """Yield owner, name and value of what torch's namespaces, tensors and the settings of cuFFT consist of."""
+    for namespace in _NAMESPACES:
+        for name, value in list(vars(namespace).items()):
+            yield namespace, name, value
+    for name, value in {**vars(torch._C.TensorBase), **vars(torch.Tensor)}.items():
+        yield torch.Tensor, name, value
+    for setting in vars(torch.backends.cuda.cuFFTPlanCache).values():
+        if isinstance(setting, torch.backends.cuda.cuFFTPlanCacheAttrContextProp):
+            yield setting, "getter", setting.getter
+            yield setting, "setter", setting.setter
+
+
+def _listed(functions: Mapping[Any, Any]) -> list[Patch]:
+    """Return the patches of what a table of rewriters lists."""
+    found: list[Patch] = []
+    for owner, name, value in _members():
+        if isinstance(value, types.GetSetDescriptorType):
+            if value.__get__ in functions or value.__set__ in functions:
+                found.append(Replaced(owner, name, _Attribute))
+        elif isinstance(value, _FUNCTIONS) and value in functions:
+            if value not in _entry_points:
+                _entry_points[value] = LastResort(value) if value in _LAST_RESORTS else EntryPoint(value)
+            found.append(Replaced(owner, name, _stand_in))
+    return found
+
+
+def _everywhere() -> list[Patch]:
+    """Return the patches for every scope: what has a rewriter of its own, and what takes a device by its schema."""
+    by_schema = {
+        value: None
+        for _, _, value in _members()
+        if isinstance(value, _BUILTINS) and (value in _WITHOUT_SCHEMA or _rewriters.takes_device(value))
+    }
+    operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    return [
+        *_listed({**by_schema, **_rewriters.BY_HAND}),
+        *(Replaced(operator, "__call__", _operator_call) for operator in operators),
+        Constructor(torch.device, _new_device),
+        Replaced(torch.fx.node, "_find_module_of_method", _find_module),
+        _Scripted(),
+        _ImportedByValue(),
+    ]
+
+
+class _ImportedByValue:
+    """Modules that had imported entry points by value: ``from torch import zeros``.
+
+    What a class, a closure or a default argument holds is not found.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._patches: list[Replaced] = []
+
+    def install(self) -> None:
+        if len(sys.modules) != len(self._seen):
+            self._look()
+        for patch in self._patches:
+            patch.install()
+
+    def remove(self) -> None:
+        for patch in self._patches:
+            patch.remove()
+
+    def _look(self) -> None:
+        """Look through the modules that have been imported since, and the program itself."""
+        known = {id(original): original for original in _entry_points}
+        new = sys.modules.keys() - self._seen | {"__main__"}
+        self._seen = set(sys.modules)
+        self._patches = [patch for patch in self._patches if patch.owner is not sys.modules.get("__main__")]
+        for key in new:
+            if not key.startswith("torch."):  # torch's own look names up when they run
+                module = sys.modules.get(key)
+                names = list(getattr(module, "__dict__", {}).items())
+                self._patches += [Replaced(module, name, _stand_in) for name, value in names if id(value) in known]
+
+
+class _Scripted:
+    """The compiler of TorchScript knows torch's functions by identity."""
+
+    def install(self) -> None:
+        table = require(torch.jit._builtins, "_get_builtin_table")()
+        table.update(
+            {id(entry): table[id(original)] for original, entry in _entry_points.items() if id(original) in table}
+        )
+
+    def remove(self) -> None:
+        table = torch.jit._builtins._get_builtin_table()
+        for entry in _entry_points.values():
+            table.pop(id(entry), None)
+
+
+def _find_module(original: Any) -> Any:
+    """``torch.fx`` finds the module of a function of torch by identity, to write it into code."""
+
+    @functools.wraps(original)
+    def find(orig_method: Any) -> str:
+        entry = _entry_points.get(orig_method)
+        return original(orig_method if entry is None or orig_method.__module__ else entry)
+
+    return find
+
+
+_EVERYWHERE = Installation(_everywhere)
+_READS = Installation(lambda: _listed(_rewriters.READS))
+_OF_RUNTIMES: dict[str, Installation] = {}
+
+
+def needed(runtime: Runtime, *, says_cuda: bool) -> list[Installation]:
+    """Return what wraps the entry points that matter in a kind of scope."""
+    found = [_EVERYWHERE]
+    if says_cuda:
+        found.append(_READS)
+    if runtime.rewriters:
+        found.append(_of_runtime(runtime))
+    return found
+
+
+def _of_runtime(runtime: Runtime) -> Installation:
+    known = _OF_RUNTIMES.get(runtime.kind)
+    if known is None:
+        known = _OF_RUNTIMES[runtime.kind] = Installation(functools.partial(_listed, runtime.rewriters))
+    return known
