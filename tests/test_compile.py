@@ -158,6 +158,56 @@ def test_options_for_cuda(cuda: torchdevice.Scope, options: dict[str, Any], drop
     ]
 
 
+@pytest.mark.parametrize("first", ["torch._dynamo.reset()", "torch.compiler.reset()", "import torch._dynamo"])
+def test_dynamo_by_whatever_name_it_is_first_used(chosen: str, tmp_path: Path, first: str) -> None:
+    program = f"""
+        import torch
+        {first}
+        step = torch.compile(lambda x: x.cuda() + torch.ones(2, device="cuda"), backend="eager", fullgraph=True)
+        print(step(torch.ones(2)).tolist())
+        print(type(torch._dynamo.__loader__).__name__, torch._dynamo.__spec__.loader is torch._dynamo.__loader__)
+    """
+    ran = run_program(tmp_path, program)
+    assert ran.stdout.splitlines() == ["[2.0, 2.0]", "SourceFileLoader True"], ran.stderr[-2000:]
+
+
+def test_what_dynamo_has_kept_from_before_the_scope(chosen: str, tmp_path: Path) -> None:
+    program = f"""
+        import torch, torchdevice
+
+        def plain(x):
+            return torch.zeros_like(x) + x.to("cpu")
+
+        def in_a_stream(x):
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                y = x.cuda() * 2
+            torch.cuda.current_stream().wait_stream(stream)
+            return y + torch.ones(2, device="cuda")
+
+        def scoped(x):
+            with torchdevice.portable({chosen!r}):
+                y = x.cuda() * 2 + torch.ones(2, device="cuda")
+            return y.cpu() + 1
+
+        def compiled(function):
+            return torch.compile(function, backend="eager")(torch.ones(2)).tolist()
+
+        with torch.device("cpu"):
+            print(compiled(plain), compiled(scoped))
+        with torchdevice.portable({chosen!r}):
+            print(compiled(plain), compiled(scoped), compiled(in_a_stream))
+        print(compiled(plain), compiled(scoped))
+    """
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(program))
+    ran = run_python(str(path))
+    plain, scoped = "[1.0, 1.0]", "[4.0, 4.0]"
+    assert ran.stdout.splitlines() == [f"{plain} {scoped}", f"{plain} {scoped} [3.0, 3.0]", f"{plain} {scoped}"], (
+        ran.stderr
+    )
+
+
 def test_the_current_stream_is_looked_up_only_for_graphs_that_have_it(
     cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,21 @@ class Replaced:
             setattr(self.owner, self._name, self._previous)
 
 
+class ReplacedItem:
+    """A value of a dictionary, replaced by what ``make(original)`` returns."""
+
+    def __init__(self, owner: dict[str, Any], name: str, make: Callable[[Any], Any]):
+        self._owner, self._name = owner, name
+        self._original = owner[name]
+        self._value = make(self._original)
+
+    def install(self) -> None:
+        self._owner[self._name] = self._value
+
+    def remove(self) -> None:
+        self._owner[self._name] = self._original
+
+
 def replaced_function(owner: Any, name: str, replacement: Callable[..., Any], *, family: str | None = None) -> Replaced:
     """Return the patch that routes ``owner.name`` to ``replacement(scope, original, ...)`` where a scope is active."""
     return Replaced(owner, name, lambda original: per_scope(original, replacement, family=family))

@@ -18,12 +18,21 @@ from torch.utils._device import _device_constructors
 
 from torchdevice import _active
 from torchdevice._journal import Fidelity
-from torchdevice._patching import Callback, Patch, Replaced, per_scope, replaced_everywhere, replaced_function
+from torchdevice._patching import (
+    Callback,
+    Patch,
+    Replaced,
+    ReplacedItem,
+    per_scope,
+    replaced_everywhere,
+    replaced_function,
+)
 from torchdevice._private import require
 from torchdevice._spelling import ACCELERATORS
 from torchdevice.bindings.device import DeviceProperties
 from torchdevice.shims import mode_beside
 from torchdevice.shims.device_interface import Interfaces
+from torchdevice.shims.importing import Importing
 from torchdevice.shims.stream_types import StreamStandIn, new_stream
 
 if TYPE_CHECKING:
@@ -70,6 +79,7 @@ class _WhenImported:
     """
 
     def __init__(self) -> None:
+        self._importing = Importing("torch._dynamo", self.install)
         self._patches: list[Patch] = []
         self._inductor: Patch | None = None
         self._skipped = _Skipped()
@@ -78,6 +88,7 @@ class _WhenImported:
 
     def install(self) -> None:
         if "torch._dynamo.output_graph" not in sys.modules:
+            self._importing.install()
             return
         if not self._patches:
             self._put_in()
@@ -101,15 +112,7 @@ class _WhenImported:
         output_graph = sys.modules["torch._dynamo.output_graph"]
         self._patches = [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
-            *(
-                replaced_function(torch._dynamo.utils, name, replacement)
-                for name, replacement in (("build_stream", _build_stream), ("build_event", _build_event))
-            ),
-            *(
-                replaced_function(module, "get_current_stream", _current_stream)
-                for module in (torch._dynamo.utils, torch._dynamo.guards)
-                if hasattr(module, "get_current_stream")
-            ),
+            *_stream_patches(),
             replaced_function(torch._dynamo, "reset", _truthfully),
             self._skipped,
             Replaced(
@@ -125,6 +128,7 @@ class _WhenImported:
             patch.install()
 
     def remove(self) -> None:
+        self._importing.remove()
         if self._inductor is not None:
             self._inductor.remove()
             self._inductor = None
@@ -135,6 +139,20 @@ class _WhenImported:
 
 
 _dynamo = _WhenImported()
+
+
+def _stream_patches() -> list[Patch]:
+    utils, guards, names = torch._dynamo.utils, torch._dynamo.guards, mode_beside.names_in_guards()
+    found: list[Patch] = [
+        replaced_function(utils, "build_stream", _build_stream),
+        replaced_function(utils, "build_event", _build_event),
+    ]
+    for module in (utils, guards):
+        if hasattr(module, "get_current_stream"):
+            found.append(replaced_function(module, "get_current_stream", _current_stream))
+    if "___get_current_stream" in names:
+        found.append(ReplacedItem(names, "___get_current_stream", lambda own: per_scope(own, _current_stream)))
+    return found
 
 
 def _run_compiled(scope: Scope, original: Any, self: Any, inputs: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 
 from torchdevice import _active
 from torchdevice._entry_points import EntryPoint, LastResort
-from torchdevice._patching import Callback, Patch, Replaced, replaced_function
+from torchdevice._patching import Callback, Patch, Replaced, ReplacedItem, replaced_function
 from torchdevice._private import require
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ def _set_stack(scope: Scope, original: Any, stack: list[Any]) -> None:
     original([mode for mode in stack if mode is not _state.mode])
 
 
+def names_in_guards() -> dict[str, Any]:
+    """Return what the expressions of guards know by name, collected once in a process."""
+    return require(torch._dynamo.guards, "_get_closure_vars")()
+
+
 def _show_originals() -> None:
     builder = torch._dynamo.variables.builder
     variable_builder: Any = require(builder, "VariableBuilder")
@@ -83,6 +88,7 @@ def patches() -> list[Patch]:
     dynamo: Any = torch._dynamo
     modes = require(dynamo.variables, "torch_function")
     return [
+        ReplacedItem(names_in_guards(), "___get_torch_function_mode_stack_at", _mode_at),
         replaced_function(dynamo.convert_frame, "trace_frame", _trace_frame),
         replaced_function(require(modes, "SymbolicTorchFunctionState"), "__init__", _see_mode),
         *(Replaced(module, "get_torch_function_mode_stack_at", _mode_at) for module in (dynamo.utils, dynamo.guards)),
