@@ -279,6 +279,15 @@ class TestImportedByValue:
                 assert module.linear is linear
             assert module.zeros is original
 
+    def test_a_name_that_is_gone_or_another_thing_since(self, chosen: str, module: types.ModuleType) -> None:
+        with torchdevice.portable(engine="wrap"):
+            pass
+        del module.zeros
+        module.tensor = "another thing"
+        with torchdevice.portable(engine="wrap"):
+            assert not hasattr(module, "zeros") and module.tensor == "another thing"
+        assert not hasattr(module, "zeros") and module.tensor == "another thing"
+
     def test_in_a_scope(self, chosen: str, kind: str) -> None:
         module = types.ModuleType("torchdevice_program")
         with torchdevice.portable(engine="wrap"):

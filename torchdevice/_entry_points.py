@@ -214,16 +214,24 @@ def _everywhere() -> list[Patch]:
 class _ImportedByValue:
     """Modules that had imported entry points by value: ``from torch import zeros``.
 
-    What a class, a closure or a default argument holds is not found.
+    What a class, a closure or a default argument holds is not found. Torch's own modules look names up when they run.
     """
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
+        self._newest = ""
+        self._places: dict[tuple[types.ModuleType, str], None] = {}
         self._patches: list[Replaced] = []
 
     def install(self) -> None:
-        if len(sys.modules) != len(self._seen):
-            self._look()
+        known = {id(original) for original in _entry_points}
+        newest = next(reversed(sys.modules))
+        if (len(sys.modules), newest) != (len(self._seen), self._newest):
+            new = sys.modules.keys() - self._seen
+            self._seen, self._newest = set(sys.modules), newest
+            self._places.update((place, None) for key in new | {"__main__"} for place in _holding(key, known))
+        held = [(module, name) for module, name in self._places if id(vars(module).get(name)) in known]
+        self._patches = [Replaced(module, name, _stand_in) for module, name in held]
         for patch in self._patches:
             patch.install()
 
@@ -231,17 +239,13 @@ class _ImportedByValue:
         for patch in self._patches:
             patch.remove()
 
-    def _look(self) -> None:
-        """Look through the modules that have been imported since, and the program itself."""
-        known = {id(original): original for original in _entry_points}
-        new = sys.modules.keys() - self._seen | {"__main__"}
-        self._seen = set(sys.modules)
-        self._patches = [patch for patch in self._patches if patch.owner is not sys.modules.get("__main__")]
-        for key in new:
-            if not key.startswith("torch."):  # torch's own look names up when they run
-                module = sys.modules.get(key)
-                names = list(getattr(module, "__dict__", {}).items())
-                self._patches += [Replaced(module, name, _stand_in) for name, value in names if id(value) in known]
+
+def _holding(key: str, known: set[int]) -> list[tuple[types.ModuleType, str]]:
+    """Return the names of a module that mean an entry point."""
+    module = sys.modules.get(key)
+    if not isinstance(module, types.ModuleType) or key.startswith(("torch.", "torchdevice.")):
+        return []
+    return [(module, name) for name, value in list(vars(module).items()) if id(value) in known]
 
 
 class _Scripted:

@@ -81,25 +81,25 @@ class Replaced:
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], *, may_be_absent: bool = False):
         if not may_be_absent:
             require(owner, name)
-        self.owner, self._name, self.make = owner, name, make
+        self._owner, self._name, self.make = owner, name, make
         self._previous: Any = _ABSENT
         self._original: Any = _ABSENT
         self._value: Any = _ABSENT
 
     def install(self) -> None:
-        self._previous = vars(self.owner).get(self._name, _ABSENT)
-        original = getattr(self.owner, self._name, None)
+        self._previous = vars(self._owner).get(self._name, _ABSENT)
+        original = getattr(self._owner, self._name, None)
         if self._value is _ABSENT or original is not self._original:  # made once for the same original
             self._original, self._value = original, self.make(original)
-        setattr(self.owner, self._name, self._value)
+        setattr(self._owner, self._name, self._value)
 
     def remove(self) -> None:
-        if vars(self.owner).get(self._name, _ABSENT) is not self._value:
-            logger.info("%s.%s was set to something else during the scope and stays so", self.owner, self._name)
+        if vars(self._owner).get(self._name, _ABSENT) is not self._value:
+            logger.info("%s.%s was set to something else during the scope and stays so", self._owner, self._name)
         elif self._previous is _ABSENT:
-            delattr(self.owner, self._name)
+            delattr(self._owner, self._name)
         else:
-            setattr(self.owner, self._name, self._previous)
+            setattr(self._owner, self._name, self._previous)
 
 
 class ReplacedItem:
