@@ -74,7 +74,7 @@ def test_row_05_nccl(tmp_path: Path) -> None:
         tmp_path,
         """
         import torch, torch.distributed as dist
-        dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29611", rank=0, world_size=1)
+        dist.init_process_group("nccl", rank=0, world_size=1)
         assert dist.get_backend() == "nccl" and dist.is_nccl_available()
         x = torch.ones(3, device="cuda")
         dist.all_reduce(x)
@@ -84,6 +84,8 @@ def test_row_05_nccl(tmp_path: Path) -> None:
         print(x.tolist())
         dist.destroy_process_group()
         """,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=free_port(),
     )
     assert result.stdout.splitlines()[-1] == "[1.0, 1.0, 1.0]", result.stderr
 
