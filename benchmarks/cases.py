@@ -61,8 +61,9 @@ _CALLS = (BARE, NOTHING, CONTEXT, CPU, WRAPPED)
 _ALL = (*_CALLS, SIMULATED, SIMULATED_WRAPPED)
 
 
-def _on_device(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    return tensor.cuda() if where in (SIMULATED, SIMULATED_WRAPPED) else tensor
+def _on_device(thing: Any, where: str) -> Any:
+    """Return a tensor or module on the simulated device, where there is one."""
+    return thing.cuda() if where in (SIMULATED, SIMULATED_WRAPPED) else thing
 
 
 def _spelled(where: str) -> str:
@@ -124,9 +125,7 @@ def _training_step(width: int, layers: int, length: int) -> Callable[[str], Call
     def prepare(where: str) -> Callable[[], object]:
         torch.manual_seed(0)
         layer = torch.nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
-        model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        if where in (SIMULATED, SIMULATED_WRAPPED):
-            model.cuda()
+        model = _on_device(torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), where)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         x = _on_device(torch.randn(4, length, width), where)
 
@@ -152,9 +151,7 @@ def _generate(where: str) -> Callable[[], object]:
         num_attention_heads=4,
         max_position_embeddings=128,
     )
-    model = LlamaForCausalLM(config).eval()
-    if where in (SIMULATED, SIMULATED_WRAPPED):
-        model.cuda()
+    model = _on_device(LlamaForCausalLM(config).eval(), where)
     ids = _on_device(torch.randint(3, 512, (1, 8)), where)
     return lambda: model.generate(ids, max_new_tokens=50, min_new_tokens=50, do_sample=False, pad_token_id=0)
 

@@ -21,7 +21,7 @@ import snapshot
 import torch
 
 import torchdevice
-from torchdevice import _active, _runtimes, _target
+from torchdevice import _active, _patching, _runtimes, _target
 
 torch.set_num_threads(1)
 
@@ -141,6 +141,23 @@ def run_python(*arguments: str, cwd: Path | None = None, **environment: str) -> 
         timeout=300,
         check=False,
     )
+
+
+def failing_half_way(installation: _patching.Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let an installation fail at its beginning, then in its middle, then at its end."""
+    patches = installation._patches
+    assert patches is not None, "nothing has been installed yet"
+
+    class Failing:
+        def install(self) -> None:
+            raise RuntimeError("half-way")
+
+        def remove(self) -> None:
+            raise AssertionError("was never installed")
+
+    for position in (0, len(patches) // 2, len(patches)):
+        monkeypatch.setattr(installation, "_patches", [*patches[:position], Failing(), *patches[position:]])
+        yield
 
 
 @pytest.fixture

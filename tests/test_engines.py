@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_program
+from conftest import failing_half_way, run_program
 from torch.overrides import _get_current_function_mode_stack, get_ignored_functions, get_overridable_functions
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -384,19 +384,7 @@ class TestUndo:
     def test_failure_half_way_through_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with torchdevice.portable("cpu", engine="wrap"):
             pass
-        patches = _entry_points._EVERYWHERE._patches
-        assert patches is not None
-
-        class Failing:
-            def install(self) -> None:
-                raise RuntimeError("half-way")
-
-            def remove(self) -> None:
-                raise AssertionError("was never installed")
-
-        for position in (0, len(patches) // 2, len(patches)):
-            failing: list[Any] = [*patches[:position], Failing(), *patches[position:]]
-            monkeypatch.setattr(_entry_points._EVERYWHERE, "_patches", failing)
+        for _ in failing_half_way(_entry_points._EVERYWHERE, monkeypatch):
             with pytest.raises(RuntimeError, match="half-way"):
                 torchdevice.portable("cpu", engine="wrap").__enter__()
             assert torch.device("cuda").type == "cuda" and type(torch.zeros) is types.BuiltinFunctionType

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_python
+from conftest import failing_half_way, run_python
 from torch.overrides import TorchFunctionMode
 
 import torchdevice
@@ -469,20 +469,7 @@ class TestUndo:
 
         with torchdevice.portable():
             pass  # the list of patches is built
-        patches = _installed.INSTALLATION._patches
-        assert patches is not None
-
-        class Failing:
-            def install(self) -> None:
-                raise RuntimeError("half-way")
-
-            def remove(self) -> None:
-                raise AssertionError("was never installed")
-
-        for position in (0, len(patches) // 2, len(patches)):
-            monkeypatch.setattr(
-                _installed.INSTALLATION, "_patches", [*patches[:position], Failing(), *patches[position:]]
-            )
+        for _ in failing_half_way(_installed.INSTALLATION, monkeypatch):
             with pytest.raises(RuntimeError, match="half-way"):
                 torchdevice.portable().__enter__()
             assert not is_active()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -103,22 +103,16 @@ class _Attribute:
 
     def __init__(self, original: Any):
         self._original = original
-        self._getter, self._setter, self.__delete__ = original.__get__, original.__set__, original.__delete__
+        self._getter, self._setter = EntryPoint(original.__get__), EntryPoint(original.__set__)
 
     def __get__(self, tensor: Any, owner: Any = None) -> Any:
-        if tensor is None:
-            return self._original
-        mode = _state.mode
-        if mode is None or _all_disabled():
-            return self._getter(tensor)
-        return _ask(mode, self._getter, (tensor,), {})
+        return self._original if tensor is None else self._getter(tensor)
 
     def __set__(self, tensor: Any, value: Any) -> None:
-        mode = _state.mode
-        if mode is None or _all_disabled():
-            self._setter(tensor, value)
-        else:
-            _ask(mode, self._setter, (tensor, value), {})
+        self._setter(tensor, value)
+
+    def __delete__(self, tensor: Any) -> None:
+        self._original.__delete__(tensor)
 
 
 def _new_device(original: Call) -> Any:
@@ -179,8 +173,8 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
             yield setting, "setter", setting.setter
 
 
-def _listed(functions: Mapping[Any, Any]) -> list[Patch]:
-    """Return the patches of what a table of rewriters lists."""
+def _listed(functions: Collection[Any]) -> list[Patch]:
+    """Return the patches of the functions, methods and attributes among some."""
     found: list[Patch] = []
     for owner, name, value in _members():
         if isinstance(value, types.GetSetDescriptorType):
@@ -196,13 +190,13 @@ def _listed(functions: Mapping[Any, Any]) -> list[Patch]:
 def _everywhere() -> list[Patch]:
     """Return the patches for every scope: what has a rewriter of its own, and what takes a device by its schema."""
     by_schema = {
-        value: None
+        value
         for _, _, value in _members()
         if isinstance(value, _BUILTINS) and (value in _WITHOUT_SCHEMA or _rewriters.takes_device(value))
     }
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
-        *_listed({**by_schema, **_rewriters.BY_HAND}),
+        *_listed(by_schema | _rewriters.BY_HAND.keys()),
         *(Replaced(operator, "__call__", _operator_call) for operator in operators),
         Constructor(torch.device, _new_device),
         Replaced(torch.fx.node, "_find_module_of_method", _find_module),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from torchdevice import _rewriters, _tracing
+from torchdevice import _active, _rewriters, _tracing
 
 if TYPE_CHECKING:
     from torchdevice._scope import Scope
@@ -39,6 +39,13 @@ class DeviceMode(TorchFunctionMode):
         except (RuntimeError, TypeError) as error:
             scope.reword(error)
             raise
+
+
+def of_this_thread() -> DeviceMode | None:
+    """Return the mode that sees this thread's calls, beside torch's stack or on it; None while it handles one."""
+    if _active.state.mode is not None:
+        return _active.state.mode
+    return next((mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceMode)), None)
 
 
 @_tracing.in_place_of(DeviceMode.__torch_function__)

@@ -14,7 +14,6 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,7 +71,7 @@ INSISTS_ON_CUDA = frozenset(
 
 def _calling_module() -> str:
     """Return the name of the module that made the torch call which a rewriter, our caller, is handling."""
-    frame: FrameType | None = sys._getframe(3)
+    frame: types.FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_globals.get("__name__") == "torchdevice._entry_points":
         frame = frame.f_back
     return frame.f_globals.get("__name__", "") if frame is not None else ""

@@ -25,7 +25,7 @@ from torchdevice import _active, _entry_points, _propagation, _rewriters, _targe
 from torchdevice._decorating import decorated
 from torchdevice._installed import INSTALLATION
 from torchdevice._journal import Fidelity, Journal, configure_logging, logger, user_frame
-from torchdevice._mode import DeviceMode
+from torchdevice._mode import DeviceMode, of_this_thread
 from torchdevice._patching import Installation, acquire_all, release_all
 from torchdevice._runtimes import Runtime
 from torchdevice._spelling import ACCELERATORS, Spelling, parse
@@ -353,12 +353,13 @@ class Scope(contextlib.AbstractContextManager["Scope"]):
         """Put everything in place in this thread; nothing, where nothing is needed."""
         if self.is_native and _active.state.scope is None:
             return Activation(self, runtime, None, ())
-        wraps = _active.state.mode is not None or (self.engine == "wrap" and _stacked_mode() is None)
+        mode = of_this_thread()
+        wraps = self.engine == "wrap" if mode is None else mode is _active.state.mode
         wrapped = _entry_points.needed(runtime, says_cuda=self.identity == "cuda") if wraps else ()
         installations = (INSTALLATION, *wrapped)
         acquire_all(installations)
         try:
-            return Activation(self, runtime, _mode_for(self), installations)
+            return Activation(self, runtime, _serving(self, mode), installations)
         except BaseException:
             release_all(installations)
             raise
@@ -432,27 +433,20 @@ class Activation:
         self.installations = installations
 
 
-def _mode_for(scope: Scope) -> DeviceMode:
+def _serving(scope: Scope, mode: DeviceMode | None) -> DeviceMode:
     """Return this thread's mode, switched to ``scope``; make one if there is none, on the stack or beside it.
 
     There is none although a scope is active inside a torch function that is being handled, such as ``backward``.
     """
-    state = _active.state
-    mode = state.mode or _stacked_mode()
     if mode is not None:
         mode.scope = scope
         return mode
     mode = DeviceMode(scope)
     if scope.engine == "wrap":
-        state.mode = mode
+        _active.state.mode = mode
     else:
         _push_mode(mode)
     return mode
-
-
-def _stacked_mode() -> DeviceMode | None:
-    stack = _get_current_function_mode_stack()
-    return next((mode for mode in stack if isinstance(mode, DeviceMode)), None)
 
 
 def _settle_mode(mode: DeviceMode) -> None:
@@ -609,8 +603,7 @@ def portable(target: Any = None, **options: Any) -> Any:
         written_for: Which accelerator the program is told is available. ``"mps"`` runs programs written for Apple's
             on CUDA and elsewhere. Spellings of all of them are rewritten whatever it is.
         engine: ``"mode"`` sees every torch call; ``"wrap"`` only what can carry a device, so that other calls cost
-            nothing, and ``torch.device("cuda")`` keeps saying cuda until it is used. None: ``TORCHDEVICE_ENGINE``, or
-            ``"mode"``. What each misses and costs is in docs/performance.md.
+            nothing. None: ``TORCHDEVICE_ENGINE``, or ``"mode"``. What each misses and costs is in docs/performance.md.
 
     Returns:
         A :class:`Scope`, or the decorated function.
@@ -618,6 +611,7 @@ def portable(target: Any = None, **options: Any) -> Any:
     Raises:
         UnknownTargetError: On entry, if the target is no device type.
         TargetUnavailableError: On entry, if it is not available here.
+        EngineUnavailableError: On entry, if ``engine="wrap"`` cannot be had in this Python.
         ValueError: If an option has an unknown value.
     """
     if callable(target) or isinstance(target, (staticmethod, classmethod)):

@@ -12,10 +12,8 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
 
-from torchdevice import _active
-from torchdevice._mode import DeviceMode
+from torchdevice._mode import DeviceMode, of_this_thread
 from torchdevice._patching import Patch, per_scope, replaced_function
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 def _with_mode(scope: Scope, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function with a mode that sees what it does: on the stack, unless there is one beside it."""
-    if _active.state.mode or any(isinstance(mode, DeviceMode) for mode in _get_current_function_mode_stack()):
+    if of_this_thread() is not None:
         return function(*args, **kwargs)
     with DeviceMode(scope):
         return function(*args, **kwargs)

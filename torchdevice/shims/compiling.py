@@ -259,7 +259,6 @@ def _unseen(compiled: Any) -> Any:
 
 def _export(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
     with _active.suspended(compiling=True):
-        importlib.import_module("torch._dynamo.output_graph")
         importlib.import_module("torch._inductor.compile_fx")
     _dynamo.install()
     return original(*args, **kwargs)
@@ -268,7 +267,6 @@ def _export(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
 def _compile(scope: Scope, original: Any, *args: Any, **kwargs: Any) -> Any:
     backend = kwargs.get("backend", "inductor")
     with _active.suspended(compiling=True):
-        importlib.import_module("torch._dynamo.output_graph")
         if backend == "inductor":
             importlib.import_module("torch._inductor.compile_fx")
         elif isinstance(backend, str):
