@@ -71,9 +71,9 @@ def journal_bytes(interceptions: int) -> tuple[int, int]:
     with torchdevice.portable("cpu") as scope:
         tracemalloc.start()
         for _ in range(1000):
-            scope.redirect("cuda")
+            scope._resolved().redirect("cuda")
         early = tracemalloc.get_traced_memory()[0]
-        redirect = scope.redirect
+        redirect = scope._resolved().redirect
         tracemalloc.stop()
         before = _size_of(scope.journal)
         for _ in range(interceptions):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from torchdevice import bindings
-from torchdevice.bindings import facade
+from torchdevice import installed, public_names, supplied
 
 PAGE = Path(__file__).with_name("coverage.md")
 
@@ -42,10 +41,10 @@ _TABLE = """
 """
 
 
-def row(name: str, declared: bindings.Supplied | facade.Declared) -> str:
+def row(name: str, declared: supplied.Supplied | public_names.Declared) -> str:
     """Return a line of a table: what a name does, and how faithfully on each target."""
     cells = [f"`{name}`", declared.note]
-    for target in facade.TARGETS:
+    for target in public_names.TARGETS:
         fidelity, note = declared.on.get(target, (declared.fidelity, ""))
         cells.append(f"{fidelity.value}: {note}" if note else fidelity.value)
     return f"| {' | '.join(cells)} |\n"
@@ -53,9 +52,9 @@ def row(name: str, declared: bindings.Supplied | facade.Declared) -> str:
 
 def page() -> str:
     """Return the page for the installed package."""
-    bindings.patches()
-    public = "".join(row(name, facade.FACADE[name]) for name in sorted(facade.FACADE))
-    private = "".join(row(name, bindings.SUPPLIED[name]) for name in sorted(bindings.SUPPLIED))
+    assert installed.AREAS  # importing them registers what they supply
+    public = "".join(row(name, public_names.PUBLIC_NAMES[name]) for name in sorted(public_names.PUBLIC_NAMES))
+    private = "".join(row(name, supplied.SUPPLIED[name]) for name in sorted(supplied.SUPPLIED))
     return HEADER + _PUBLIC + _TABLE + public + _PRIVATE + _TABLE + private
 
 

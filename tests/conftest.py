@@ -21,7 +21,8 @@ import snapshot
 import torch
 
 import torchdevice
-from torchdevice import _active, _patching, _runtimes, _target
+from torchdevice import choosing, patching, thread_state
+from torchdevice.devices import runtime as runtimes
 
 torch.set_num_threads(1)
 
@@ -65,9 +66,9 @@ def torch_is_restored() -> Iterator[None]:
     state = torch.get_rng_state()
     before = snapshot.take()
     yield
-    left = [activation.scope for activation in _active.state.entered]
-    for scope in reversed(left):  # so that the next test starts without it
-        scope.__exit__(None, None, None)
+    left = list(thread_state.state.entries)
+    for entry in reversed(left):  # so that the next test starts without it
+        entry.owner.__exit__(None, None, None)
     assert not left, "a scope is still active after the test"
     if snapshot.differences(before, snapshot.take()):
         gc.collect()  # a generator or a thread that nobody holds any more may have been in a scope
@@ -105,7 +106,7 @@ def kind(target: str) -> str:
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
     """Torch without the active scope, inside it."""
-    with _active.suspended(), torch._C.DisableTorchFunction():
+    with thread_state.suspended(), torch._C.DisableTorchFunction():
         yield
 
 
@@ -143,7 +144,7 @@ def run_python(*arguments: str, cwd: Path | None = None, **environment: str) -> 
     )
 
 
-def failing_half_way(installation: _patching.Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def failing_half_way(installation: patching.Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let an installation fail at its beginning, then in its middle, then at its end."""
     patches = installation._patches
     assert patches is not None, "nothing has been installed yet"
@@ -153,7 +154,7 @@ def failing_half_way(installation: _patching.Installation, monkeypatch: pytest.M
             raise RuntimeError("half-way")
 
         def remove(self) -> None:
-            raise AssertionError("was never installed")
+            """There is nothing to undo, and removing what was never installed must be harmless."""
 
     for position in (0, len(patches) // 2, len(patches)):
         monkeypatch.setattr(installation, "_patches", [*patches[:position], Failing(), *patches[position:]])
@@ -166,10 +167,10 @@ def no_cuda_build() -> bool:
     return torch.version.cuda is None
 
 
-class MetaRuntime(_runtimes.Runtime):
+class MetaRuntime(runtimes.Runtime):
     """A target whose tensors can be told from CPU tensors on any machine: torch's meta device, which has no values."""
 
-    kind = "meta"
+    device_type = "meta"
     unsupported_dtypes = frozenset({torch.float64, torch.complex128})
     blocking_copies_only = True
 
@@ -182,8 +183,8 @@ class MetaRuntime(_runtimes.Runtime):
     def default_generator(self, index: int) -> torch.Generator:
         return torch.default_generator
 
-    def memory(self, index: int) -> _runtimes.Memory:
-        return _runtimes.Memory(0, 0, 0, 0)
+    def memory(self, index: int) -> runtimes.Memory:
+        return runtimes.Memory(0, 0, 0, 0)
 
     def reset_peak_memory(self, index: int) -> None:
         pass
@@ -193,9 +194,9 @@ class MetaRuntime(_runtimes.Runtime):
 def meta_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``"meta"`` be a target."""
     runtime = MetaRuntime()
-    known, find = _target.known, _target.runtime
-    monkeypatch.setattr(_target, "known", lambda: (*known(), "meta"))
-    monkeypatch.setattr(_target, "runtime", lambda kind: runtime if kind == "meta" else find(kind))
+    known, find = choosing.target_names, choosing.runtime
+    monkeypatch.setattr(choosing, "target_names", lambda: (*known(), "meta"))
+    monkeypatch.setattr(choosing, "runtime", lambda kind: runtime if kind == "meta" else find(kind))
 
 
 @pytest.fixture

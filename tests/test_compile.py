@@ -20,7 +20,8 @@ from torch._dynamo.testing import CompileCounter
 from torch._subclasses import FakeTensorMode
 
 import torchdevice
-from torchdevice import _runtimes
+from torchdevice.devices import cpu as cpu_runtime
+from torchdevice.devices import module as module_runtime
 from torchdevice.errors import UnknownTargetError
 
 STREAMS_IN_GRAPHS = torch.__version__ >= "2.11"
@@ -506,10 +507,10 @@ def test_interfaces_are_withdrawn(target: str) -> None:
     assert "cuda:2" not in device_interfaces and "simulated" not in device_interfaces
 
 
-class Vax(_runtimes.CpuRuntime):
+class Vax(cpu_runtime.CpuRuntime):
     """An out-of-tree device for a test, whose tensors torch's meta device stands in for."""
 
-    kind = "meta"
+    device_type = "meta"
     shares_host_memory = False
 
     def device(self, index: int) -> torch.device:
@@ -520,8 +521,8 @@ class TestRegisteredRuntimes:
     def test_it_is_a_target(self) -> None:
         take_back = torchdevice.register_runtime(Vax())
         try:
-            with torchdevice.portable("meta", identity="cuda") as scope:
-                assert scope.kind == "meta" and torch.ones(2, device="cuda").is_meta
+            with torchdevice.portable("meta", identity="program") as scope:
+                assert scope.runtime.device_type == "meta" and torch.ones(2, device="cuda").is_meta
                 assert torch.cuda.is_available() and torch.ones(2, device="cuda").is_cuda
                 counter = CompileCounter()
                 compiled = torch.compile(lambda x: x.cuda() + 1, backend=counter, fullgraph=True)
@@ -539,8 +540,8 @@ class TestRegisteredRuntimes:
         ("runtime", "error", "message"),
         [
             (torch.device("cpu"), TypeError, "is not a runtime"),
-            (_runtimes.CpuRuntime(), ValueError, "there is a runtime for 'cpu' already"),
-            (_runtimes.ModuleRuntime("two words"), ValueError, "is not a device type"),
+            (cpu_runtime.CpuRuntime(), ValueError, "there is a runtime for 'cpu' already"),
+            (module_runtime.ModuleRuntime("two words"), ValueError, "is not a device type"),
         ],
         ids=["no runtime", "a known kind", "no kind"],
     )

@@ -307,7 +307,7 @@ class TestDtypeLimits:
     def test_copies_are_blocking_where_they_must_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
         scope = torchdevice.current()
         assert scope is not None
-        from torchdevice import _rewriters
+        from torchdevice.engines import rewriters
 
         seen: list[Any] = []
 
@@ -316,14 +316,14 @@ class TestDtypeLimits:
             return args[0]
 
         x = torch.ones(2)
-        _rewriters._converted(scope, spy, (x, "cuda"), {"non_blocking": True})
+        rewriters.convert(scope._resolved(), spy, (x, "cuda"), {"non_blocking": True})
         assert seen == [(("cuda",), {"non_blocking": False})]
         assert torch._C._nn._parse_to("cuda", non_blocking=True)[2] is False
 
 
 class TestIdentity:
     def test_reads_say_cuda(self, meta_target: None) -> None:
-        with torchdevice.portable("meta", identity="cuda"):
+        with torchdevice.portable("meta", identity="program"):
             x = torch.zeros(2, device="cuda")
             assert x.device == torch.device("cuda:0") and x.device.type == "cuda" and x.is_cuda
             assert torch.ones(1).device.type == "cpu" and not torch.ones(1).is_cuda
@@ -332,4 +332,4 @@ class TestIdentity:
 
     def test_refused_where_a_tensor_cannot_be_told_from_a_cpu_tensor(self) -> None:
         with pytest.raises(ValueError, match="simulated"):
-            torchdevice.portable("cpu", identity="cuda").__enter__()
+            torchdevice.portable("cpu", identity="program").__enter__()

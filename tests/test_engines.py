@@ -24,7 +24,8 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
-from torchdevice import _constructing, _entry_points, _rewriters
+from torchdevice import thread_state
+from torchdevice.engines import replace_new, rewriters, wrap
 from torchdevice.errors import EngineUnavailableError, FidelityError
 
 BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
@@ -48,7 +49,7 @@ def in_thread(function: Callable[[], object]) -> Any:
 
     started = threading.Event()
     thread = threading.Thread(target=lambda: (started.wait(), run()))
-    with torchdevice._active.suspended():
+    with thread_state.suspended():
         thread.start()
     started.set()
     thread.join()
@@ -71,13 +72,13 @@ class TestWhatIsWrapped:
     def test_all_that_takes_a_device_by_its_schema(self, wrapped: torchdevice.Scope) -> None:
         public = [function for functions in get_overridable_functions().values() for function in functions]
         functions = {*public, *get_ignored_functions(), *_device_constructors()}
-        takers = {f for f in functions if isinstance(f, BUILTINS) and _rewriters.takes_device(f)}
+        takers = {f for f in functions if isinstance(f, BUILTINS) and rewriters.takes_device(f)}
         assert len(takers) > 40
-        assert takers - set(_entry_points._entry_points) == set()
+        assert takers - set(wrap._entry_points) == set()
 
     def test_all_that_has_a_rewriter(self, wrapped: torchdevice.Scope) -> None:
-        reached = {torch.device, *_entry_points._entry_points}
-        own = {**_rewriters.BY_HAND, **{f: r for f, r in wrapped.runtime.rewriters.items() if callable(f)}}
+        reached = {torch.device, *wrap._entry_points}
+        own = {**rewriters.REGISTERED, **{f: r for f, r in wrapped.runtime.rewriters.items() if callable(f)}}
         of_attributes = {f for f in own if isinstance(f, types.MethodWrapperType)}
         assert set(own) - of_attributes - reached == set()
 
@@ -169,7 +170,7 @@ class TestStandIns:
         original = find()
         with torchdevice.portable("cpu", engine="wrap"):
             entry = find()
-            assert entry is not original and type(entry) is _entry_points.EntryPoint
+            assert entry is not original and type(entry) is wrap.EntryPoint
             assert entry == original and original == entry and hash(entry) == hash(original)
             assert entry in [original] and original in {entry} and {original: 1}[entry] == 1
             assert entry != torch.ones
@@ -251,12 +252,12 @@ class TestDevice:
                 assert str(raised.value) == text
 
     def test_a_python_that_keeps_classes_otherwise(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        patch = _constructing.Constructor(torch.device, _entry_points._new_device)
+        patch = replace_new.Constructor(torch.device, wrap._new_device)
         monkeypatch.setattr(sys, "implementation", types.SimpleNamespace(name="pypy"))
         with pytest.raises(EngineUnavailableError, match="Use engine='mode'"):
             patch.install()
         monkeypatch.undo()
-        monkeypatch.setattr(_constructing, "_places", lambda cls, value: [312, 320])
+        monkeypatch.setattr(replace_new, "_places", lambda cls, value: [312, 320])
         with pytest.raises(EngineUnavailableError, match="cannot be told"):
             patch.install()
         assert torch.device("cuda").type == "cuda"
@@ -306,7 +307,7 @@ class TestImportedByValue:
             with torchdevice.portable() as scope:
                 made = zeros(3, device=device("cuda"))
                 assert made.device.type == scope.target.type, made.device
-                assert scope.engine == "wrap"
+                assert scope.options.engine == "wrap"
             print("done", torch.zeros is zeros)
         """
         ran = run_program(tmp_path, program, options=["--engine", "wrap"])
@@ -353,7 +354,7 @@ class TestNesting:
     def test_the_outer_engine_serves_the_inner_scope(self, outer: Any, inner: Any) -> None:
         with torchdevice.portable("cpu", engine=outer):
             depth = len(_get_current_function_mode_stack())
-            with torchdevice.portable("simulated:cuda", engine=inner, identity="cuda"):
+            with torchdevice.portable("simulated:cuda", engine=inner, identity="program"):
                 assert len(_get_current_function_mode_stack()) == depth
                 x = torch.ones(2, device="cuda")
                 assert x.device.type == "cuda" and x.is_cuda
@@ -362,13 +363,13 @@ class TestNesting:
 
     def test_inside_what_is_being_handled(self, wrapped: torchdevice.Scope, kind: str) -> None:
         def kernel(device: torch.device) -> torch.Tensor:
-            assert torchdevice._active.state.mode is None
+            assert thread_state.state.mode is None
             with torchdevice.portable(engine="wrap"):
                 return torch.ones(2, device="cuda")
 
         library = torch.library.Library("torchdevice_nested", "DEF")
         library.define("make(Device device) -> Tensor")
-        with torchdevice._active.suspended():  # so that the mode is not put back for the kernel
+        with thread_state.suspended():  # so that the mode is not put back for the kernel
             library.impl("make", kernel, "CompositeExplicitAutograd")
         assert torch.ops.torchdevice_nested.make("cuda").device.type == kind
         assert torch.ones(2, device="cuda").device.type == kind
@@ -377,14 +378,14 @@ class TestNesting:
     def test_disabled_torch_functions(self, wrapped: torchdevice.Scope) -> None:
         with torch._C.DisableTorchFunction():
             assert torch.device("cuda").type == "cuda"
-        assert torch.device("cuda").type == wrapped.runtime.kind
+        assert torch.device("cuda").type == wrapped.runtime.device_type
 
 
 class TestUndo:
     def test_failure_half_way_through_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with torchdevice.portable("cpu", engine="wrap"):
             pass
-        for _ in failing_half_way(_entry_points._EVERYWHERE, monkeypatch):
+        for _ in failing_half_way(wrap._FOR_EVERY_SCOPE, monkeypatch):
             with pytest.raises(RuntimeError, match="half-way"):
                 torchdevice.portable("cpu", engine="wrap").__enter__()
             assert torch.device("cuda").type == "cuda" and type(torch.zeros) is types.BuiltinFunctionType
@@ -409,11 +410,11 @@ def test_an_unknown_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"engine='fast' is not known. Use 'mode' or 'wrap'"):
         torchdevice.portable(engine="fast")  # type: ignore[call-overload]
     monkeypatch.setenv("TORCHDEVICE_ENGINE", "fast")
-    with pytest.raises(ValueError, match="set TORCHDEVICE_ENGINE to one"):
+    with pytest.raises(ValueError, match=r"TORCHDEVICE_ENGINE='fast'.*unset the variable"):
         torchdevice.portable()
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHDEVICE_ENGINE", "wrap")
-    assert torchdevice.portable().engine == torchdevice.simulate().engine == "wrap"
-    assert torchdevice.portable(engine="mode").engine == "mode"
+    assert torchdevice.portable().options.engine == torchdevice.simulate().options.engine == "wrap"
+    assert torchdevice.portable(engine="mode").options.engine == "mode"

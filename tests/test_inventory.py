@@ -16,10 +16,10 @@ import torch
 from facade_cases import CASES, MODULES
 
 import torchdevice
-from torchdevice import bindings
-from torchdevice._journal import Fidelity
-from torchdevice.bindings.facade import FACADE, TARGETS, UNTOUCHED
+from torchdevice import installed, supplied
 from torchdevice.errors import FidelityError, NotSupportedError
+from torchdevice.fidelity import Fidelity
+from torchdevice.public_names import PUBLIC_NAMES, TARGETS, UNTOUCHED
 
 FAMILIES = r"_cuda\w*|_Cuda\w+|_CUDA\w+|_cudart\w*|_nvtx\w*|_nccl\w+|_cudnn\w*|_gds\w+|_mps\w+|_MPS\w+"
 
@@ -55,18 +55,17 @@ def mentioned() -> set[str]:
 
 
 def test_every_name_of_the_c_module_is_declared() -> None:
-    bindings.patches()
-    supplied = {name.removeprefix("torch._C.") for name in bindings.SUPPLIED}
+    assert installed.AREAS
+    declared = {name.removeprefix("torch._C.") for name in supplied.SUPPLIED}
     names = mentioned()
     assert len(names) > 120
-    assert names - supplied - SUPPLIED_OTHERWISE.keys() == set()
+    assert names - declared - SUPPLIED_OTHERWISE.keys() == set()
 
 
 def test_every_binding_says_what_it_does() -> None:
-    bindings.patches()
-    for supplied in bindings.SUPPLIED.values():
-        assert isinstance(supplied.fidelity, Fidelity) and supplied.note, supplied.name
-        assert set(supplied.on) <= set(TARGETS), supplied.name
+    for each in supplied.SUPPLIED.values():
+        assert isinstance(each.fidelity, Fidelity) and each.note, each.name
+        assert set(each.on) <= set(TARGETS), each.name
 
 
 def resolve(name: str) -> Any:
@@ -107,7 +106,7 @@ def public(module: ModuleType) -> list[str]:
 
 
 def test_every_public_name_is_declared() -> None:
-    declared = FACADE.keys() | UNTOUCHED
+    declared = PUBLIC_NAMES.keys() | UNTOUCHED
     objects = {id(resolve(name)) for name in present(declared)}
     missing = [
         f"{module}.{name}"
@@ -121,19 +120,19 @@ def test_every_public_name_is_declared() -> None:
 
 
 def test_every_declared_name_has_a_case() -> None:
-    exist = set(present(FACADE))
+    exist = set(present(PUBLIC_NAMES))
     assert exist - CASES.keys() == set()
-    assert CASES.keys() - FACADE.keys() == set()
+    assert CASES.keys() - PUBLIC_NAMES.keys() == set()
     assert len(exist) > 230
 
 
-CASED = present(FACADE)
+CASED = present(PUBLIC_NAMES)
 
 
 def declared(name: str, kind: str) -> Fidelity:
     """Return the fidelity that a name declares on a kind of target."""
-    here = FACADE[name].on.get(kind)
-    return FACADE[name].fidelity if here is None else here[0]
+    here = PUBLIC_NAMES[name].on.get(kind)
+    return PUBLIC_NAMES[name].fidelity if here is None else here[0]
 
 
 @pytest.mark.parametrize("name", CASED)

@@ -10,7 +10,7 @@ import torch
 from conftest import run_program, run_python
 
 import torchdevice
-from torchdevice._journal import Journal
+from torchdevice.journal import Journal
 
 
 def test_entries_are_aggregated_by_line(target: str, kind: str) -> None:

@@ -12,8 +12,8 @@ from conftest import run_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchdevice
-from torchdevice._journal import Fidelity
 from torchdevice.errors import FidelityError
+from torchdevice.fidelity import Fidelity
 
 FIELDS_OF_CUDA = """
     name major minor total_memory multi_processor_count uuid is_integrated is_multi_gpu_board warp_size clock_rate
@@ -73,18 +73,18 @@ class TestProperties:
         [
             ("TORCHDEVICE_CAPABILITY", "nine", "is not a compute capability"),
             ("TORCHDEVICE_PROPERTIES", "{", "is not JSON"),
-            ("TORCHDEVICE_MEMORY", "much", "is not a number"),
+            ("TORCHDEVICE_MEMORY", "much", "is not a size"),
         ],
     )
     def test_a_bad_environment_says_so(
         self, variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from torchdevice import _propagation
+        from torchdevice import options
 
         monkeypatch.setenv("TORCHDEVICE", "1")
         monkeypatch.setenv(variable, value)
         with pytest.raises(ValueError, match=message):
-            _propagation.from_parent()
+            options.from_environment()
 
 
 BACKENDS = [
@@ -187,7 +187,7 @@ class TestFlags:
 
     def test_tensors_are_not_acceptable_to_cudnn(self) -> None:
         """Not even where they say cuda: a recurrent network flattens its weights for it otherwise."""
-        with torchdevice.simulate(identity="cuda"):
+        with torchdevice.simulate(identity="program"):
             lstm = torch.nn.LSTM(4, 5, 2).cuda()
             output, _ = lstm(torch.rand(3, 2, 4, device="cuda"))
             lstm.flatten_parameters()

@@ -14,10 +14,16 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice import _runtimes, _target
-from torchdevice._runtimes import CpuRuntime, ModuleRuntime, MpsRuntime, Runtime
+from torchdevice import choosing
+from torchdevice.devices import process_memory, registry
+from torchdevice.devices.cpu import CpuRuntime
+from torchdevice.devices.module import ModuleRuntime
+from torchdevice.devices.mps import MpsRuntime
+from torchdevice.devices.runtime import Runtime
+from torchdevice.engines.error_texts import reword
 from torchdevice.errors import NotSupportedError
-from torchdevice.simulation._runtime import SimulatedRuntime
+from torchdevice.options import chosen
+from torchdevice.simulation.runtime import SimulatedRuntime
 
 REAL = [CpuRuntime, MpsRuntime, ModuleRuntime, SimulatedRuntime]
 
@@ -65,6 +71,10 @@ class FakeEvent:
 
     def elapsed_time(self, end: Any) -> float:
         return 1.5
+
+
+def resolve(target: object = None) -> Runtime:
+    return choosing.resolve(chosen({"target": target}))[0]
 
 
 def check_calls(module: Any, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> None:
@@ -138,7 +148,7 @@ def test_mps_out_of_memory_becomes_cudas(meta_target: None, monkeypatch: pytest.
         with pytest.raises(
             torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. MPS backend out of memory"
         ) as caught:
-            scope.reword(RuntimeError(text))
+            reword(scope._resolved(), RuntimeError(text))
     assert len(caught.value.args) == 1
 
 
@@ -175,10 +185,10 @@ def test_two_devices_keep_their_ordinals(monkeypatch: pytest.MonkeyPatch) -> Non
     recorder = Recorder(xpu_answers())
     monkeypatch.setattr(torch, "xpu", recorder)
     monkeypatch.setattr(
-        _target, "runtime", lambda kind: ModuleRuntime(kind) if kind == "xpu" else _runtimes.runtime(kind)
+        choosing, "runtime", lambda kind: ModuleRuntime(kind) if kind == "xpu" else registry.runtime(kind)
     )
     with torchdevice.portable("xpu") as scope:
-        assert scope.device_count == 2 and torch.cuda.device_count() == 2
+        assert scope._resolved().device_count == 2 and torch.cuda.device_count() == 2
         assert torch.device("cuda:1") == torch.device("xpu:1") and torch.device("cuda") == torch.device("xpu:0")
         torch.cuda.set_device(1)
         assert torch.device("cuda") == torch.device("xpu:1") and scope.target == torch.device("xpu:1")
@@ -197,11 +207,11 @@ def test_a_backend_that_leaves_something_out_says_so(monkeypatch: pytest.MonkeyP
 def test_a_real_cuda_device_and_a_cuda_program_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded: without a GPU, CUDA is said to be available."""
     native = ModuleRuntime("cuda")
-    monkeypatch.setattr(ModuleRuntime, "is_available", lambda self: self.kind == "cuda")
-    monkeypatch.setattr(_target, "runtime", lambda kind: native if kind == "cuda" else _runtimes.runtime(kind))
+    monkeypatch.setattr(ModuleRuntime, "is_available", lambda self: self.device_type == "cuda")
+    monkeypatch.setattr(choosing, "runtime", lambda kind: native if kind == "cuda" else registry.runtime(kind))
     is_available, c_type = torch.cuda.is_available, type(torch._C)
     with torchdevice.portable() as scope:
-        assert torchdevice.current() is scope and scope.is_native
+        assert torchdevice.current() is scope and scope._resolved().is_native
         assert torch.cuda.is_available is is_available and type(torch._C) is c_type
         assert torch.overrides._get_current_function_mode_stack() == []
         with torchdevice.portable("cpu"):
@@ -215,19 +225,19 @@ def test_a_real_cuda_device_and_a_cuda_program_need_nothing(monkeypatch: pytest.
 
 def test_the_best_target_is_chosen_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     available: set[str] = set()
-    monkeypatch.setattr(_target, "runtime", lambda kind: _Named(kind, kind in available))
+    monkeypatch.setattr(choosing, "runtime", lambda kind: _Named(kind, kind in available))
     for kind in ("cpu", "xpu", "mps", "cuda"):
         available.add(kind)
-        assert _target.resolve().kind == kind
+        assert resolve().device_type == kind
     monkeypatch.setenv("TORCHDEVICE_TARGET", "xpu")
-    assert _target.resolve().kind == "xpu"
-    assert _target.resolve("mps").kind == "mps"
-    assert _target.resolve(torch.device("cpu")).kind == "cpu"
+    assert resolve().device_type == "xpu"
+    assert resolve("mps").device_type == "mps"
+    assert resolve(torch.device("cpu")).device_type == "cpu"
 
 
 class _Named(Runtime):
     def __init__(self, kind: str, available: bool):
-        self.kind, self._available = kind, available
+        self.device_type, self._available = kind, available
 
     def is_available(self) -> bool:
         return self._available
@@ -235,9 +245,9 @@ class _Named(Runtime):
 
 def test_cpu_peak_without_the_systems_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the high-water mark cannot be reset (macOS, some containers), the largest figure seen is the peak."""
-    monkeypatch.setattr(_runtimes, "_reset_high_water_mark", lambda: False)
+    monkeypatch.setattr(process_memory, "reset_high_water_mark", lambda: False)
     in_use = iter([100, 100, 100, 700, 300, 300, 300])
-    monkeypatch.setattr(_runtimes, "_heap_in_use", lambda: next(in_use))
+    monkeypatch.setattr(process_memory, "heap_in_use", lambda: next(in_use))
     runtime = CpuRuntime()
     assert runtime.memory(0).allocated == 0
     assert runtime.memory(0)[::2] == (600, 600)

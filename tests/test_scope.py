@@ -19,6 +19,7 @@ from conftest import failing_half_way, run_python
 from torch.overrides import TorchFunctionMode
 
 import torchdevice
+from torchdevice import thread_state
 from torchdevice.errors import ScopeError
 
 pytestmark = pytest.mark.usefixtures("chosen")
@@ -350,17 +351,17 @@ class TestEnable:
         caught: list[BaseException] = []
 
         def other() -> None:
-            with torchdevice._active.suspended():
+            with thread_state.suspended():
                 try:
                     torchdevice.disable()
                 except ScopeError as error:
                     caught.append(error)
 
         pool = concurrent.futures.ThreadPoolExecutor(1)
-        with torchdevice._active.suspended():
+        with thread_state.suspended():
             pool.submit(other).result()
         pool.shutdown()
-        assert "another thread" in str(caught[0])
+        assert "in the same thread" in str(caught[0])
         assert is_active()
         torchdevice.disable()
 
@@ -465,15 +466,15 @@ class TestUndo:
             scope.__exit__(None, None, None)
 
     def test_failure_half_way_through_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from torchdevice import _installed, _patching
+        from torchdevice import installed, patching
 
         with torchdevice.portable():
             pass  # the list of patches is built
-        for _ in failing_half_way(_installed.INSTALLATION, monkeypatch):
+        for _ in failing_half_way(installed.INSTALLATION, monkeypatch):
             with pytest.raises(RuntimeError, match="half-way"):
                 torchdevice.portable().__enter__()
             assert not is_active()
-        assert isinstance(_installed.INSTALLATION, _patching.Installation)
+        assert isinstance(installed.INSTALLATION, patching.Installation)
 
     def test_a_mode_of_the_program_on_top_at_exit(self) -> None:
         class Own(TorchFunctionMode):
@@ -518,7 +519,7 @@ class TestUndo:
         assert torchdevice.current() is None
         with torchdevice.portable() as outer:
             assert torchdevice.current() is outer
-            assert outer.target == outer.device(0)
+            assert outer.target == outer.runtime.device(0)
             with torchdevice.portable() as inner:
                 assert torchdevice.current() is inner
             assert torchdevice.current() is outer

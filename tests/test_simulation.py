@@ -30,7 +30,7 @@ from torchdevice.errors import FidelityError, PortabilityWarning, UnknownTargetE
 @pytest.fixture
 def devices() -> Iterator[torchdevice.Scope]:
     """Two simulated CUDA devices whose tensors say cuda."""
-    with torchdevice.simulate(count=2, identity="cuda") as scope:
+    with torchdevice.simulate(count=2, identity="program") as scope:
         yield scope
 
 
@@ -41,8 +41,9 @@ class TestWaysIn:
 
         fourth = "simulated:3"
         with torchdevice.simulate(profile="cuda", count=4):
-            assert str(place()) == fourth and torch.cuda.device_count() == 4
-        assert str(torchdevice.simulate("cuda", 4)(place)()) == fourth
+            assert str(place()) == "cuda:3" and torch.cuda.device_count() == 4
+        assert str(torchdevice.simulate("cuda", 4)(place)()) == "cuda:3"
+        assert str(torchdevice.simulate("cuda", 4, identity="target")(place)()) == fourth
         assert str(torchdevice.portable("simulated:cuda:4")(place)()) == fourth
         assert str(torchdevice.portable("simulated", devices=4)(place)()) == fourth
 
@@ -80,9 +81,9 @@ class TestWaysIn:
             torchdevice.simulate("mps", count=2).__enter__()
         with pytest.raises(ValueError, match=r"memory=0 is not a number of bytes\. Use an int"):
             torchdevice.simulate(memory=0)
-        with pytest.raises(ValueError, match="limits simulated devices, and 'cpu' is none"):
+        with pytest.raises(ValueError, match="limits simulated devices, and 'cpu' is not one"):
             torchdevice.portable("cpu", memory=1).__enter__()
-        with pytest.raises(ValueError, match="devices=0"):
+        with pytest.raises(ValueError, match="count=0"):
             torchdevice.simulate(count=0)
 
 
@@ -122,7 +123,7 @@ class TestIdentity:
         assert not torch.zeros(1).is_cuda and torch.zeros(1).device.type == "cpu"
 
     def test_without_it_the_truth(self) -> None:
-        with torchdevice.simulate():
+        with torchdevice.simulate(identity="target"):
             x = torch.zeros(2, device="cuda")
             assert str(x.device) == "simulated:0" and not x.is_cuda and "simulated:0" in repr(x)
             assert x.type() == "torch.simulated.FloatTensor"
@@ -222,7 +223,7 @@ def test_a_bug_that_only_a_device_shows(name: str) -> None:
     program, error, message = BUGS[name]
     with torchdevice.portable("cpu"):
         program()
-    with torchdevice.simulate(identity="cuda"), pytest.raises(error, match=message):
+    with torchdevice.simulate(identity="program"), pytest.raises(error, match=message):
         program()
 
 
@@ -546,7 +547,7 @@ class TestMemory:
                 except torch.cuda.OutOfMemoryError:
                     tried.append(batch)
                     batch //= 2
-            assert tried and batch >= 256 and scope.memory == 8 << 20
+            assert tried and batch >= 256 and scope.options.memory == 8 << 20
         with torchdevice.simulate():
             torch.empty(4 << 20, device="cuda")
 
@@ -594,7 +595,7 @@ class TestMps:
             torch.ones(1, device="cuda", dtype=torch.complex64).to(torch.complex128)
 
     def test_it_prints(self) -> None:
-        with torchdevice.simulate("mps"):
+        with torchdevice.simulate("mps", identity="target"):
             assert repr(torch.tensor([1.5, 2.25], device="cuda")) == "tensor([1.5000, 2.2500], device='simulated:0')"
 
     def test_a_missing_operator_runs_on_the_cpu_where_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -625,7 +626,7 @@ class TestMps:
             assert any("cuda:1" in entry.requested for entry in scope.journal.degraded)
 
     def test_files_say_mps(self, tmp_path: Path) -> None:
-        with torchdevice.simulate("mps"):
+        with torchdevice.simulate("mps", identity="target"):
             torch.save(torch.ones(2, device="cuda"), tmp_path / "x.pt")
             assert torch.load(tmp_path / "x.pt").device.type == "simulated"
         assert b"mps:0" in (tmp_path / "x.pt").read_bytes()
@@ -752,7 +753,7 @@ class TestOutsideAScope:
             "with torchdevice.portable('cpu'): torch.ones(1).cuda()\n"
             "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'\n"
             "assert 'torchdevice.simulation' not in sys.modules and not hasattr(torch, 'simulated')\n"
-            "with torchdevice.simulate(): assert torch.ones(1).cuda().device.type == 'simulated'\n"
+            "with torchdevice.portable('simulated'): assert torch.ones(1).cuda().device.type == 'simulated'\n"
             "print('as said')\n"
         )
         result = run_python("-c", program, cwd=tmp_path)
@@ -762,7 +763,7 @@ class TestOutsideAScope:
         program = (
             "import copy, torch, torchdevice\n"
             "with torchdevice.portable('cpu'):\n"
-            "    with torchdevice.simulate():\n"
+            "    with torchdevice.simulate(identity='target'):\n"
             "        x = torch.ones(2, device='cuda')\n"
             "        assert torch.UntypedStorage(4, device='cuda').device.type == 'simulated'\n"
             "        assert copy.deepcopy(x).device.type == 'simulated'\n"

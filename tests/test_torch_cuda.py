@@ -375,12 +375,12 @@ class TestSmallThings:
 
 
 def test_replacements_keep_torchs_signatures() -> None:
-    from torchdevice import _installed, _patching
+    from torchdevice import installed, patching
 
     compared = 0
-    for patch in _installed.INSTALLATION._installed:
-        if isinstance(patch, _patching.Replaced) and inspect.isfunction(patch._previous):
-            assert inspect.signature(patch._value) == inspect.signature(patch._previous), patch._name
-            assert patch._value.__name__ == patch._previous.__name__
+    for patch in installed.INSTALLATION._patches or []:
+        if isinstance(patch, patching.Replaced) and inspect.isfunction(patch._before):
+            assert inspect.signature(patch._value) == inspect.signature(patch._before), patch.name
+            assert patch._value.__name__ == patch._before.__name__
             compared += 1
     assert compared > 20

@@ -11,7 +11,9 @@ import torch
 from conftest import run_program, run_python
 
 import torchdevice
-from torchdevice import _runtimes, _target
+from torchdevice import choosing
+from torchdevice.devices import module as module_runtime
+from torchdevice.devices import registry
 from torchdevice.errors import NotSupportedError
 
 TARGETS = ("cpu", "simulated:cuda", "simulated:mps")
@@ -174,7 +176,7 @@ class TestOnCuda:
 
     @pytest.fixture(autouse=True)
     def cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Cuda(_runtimes.ModuleRuntime):
+        class Cuda(module_runtime.ModuleRuntime):
             def is_available(self) -> bool:
                 return True
 
@@ -188,16 +190,16 @@ class TestOnCuda:
                 return "a GPU"
 
         native = Cuda("cuda")
-        monkeypatch.setattr(_target, "runtime", lambda kind: native if kind == "cuda" else _runtimes.runtime(kind))
+        monkeypatch.setattr(choosing, "runtime", lambda kind: native if kind == "cuda" else registry.runtime(kind))
 
     def test_mps_is_cuda_and_cuda_is_torchs_own(self, target: str) -> None:
         own = {name: vars(torch._C).get(name) for name in ("_cuda_getDevice", "_cuda_init", "_accelerator_setStream")}
         stream_class = torch.cuda.Stream.__new__
         with torchdevice.portable("cuda", written_for="mps") as scope:
-            assert not scope.is_native
-            assert [str(scope.redirect(d)) for d in ("mps", "mps:0")] == ["cuda:0"] * 2
+            assert not scope._resolved().is_native
+            assert [str(scope._resolved().redirect(d)) for d in ("mps", "mps:0")] == ["cuda:0"] * 2
             assert torch.device("mps") == torch.device("cuda:0")
-            assert scope.redirect("cuda:1") is None and scope.redirect("cpu") is None
+            assert scope._resolved().redirect("cuda:1") is None and scope._resolved().redirect("cpu") is None
             assert torch.backends.mps.is_available() and torch.backends.mps.get_name() == "a GPU"
             for name, value in own.items():
                 assert getattr(torch._C, name, None) is value
@@ -210,7 +212,7 @@ class TestOnCuda:
 
     def test_a_cuda_program_needs_nothing(self, target: str) -> None:
         with torchdevice.portable("cuda") as scope:
-            assert scope.is_native and not torch.overrides._get_current_function_mode_stack()
+            assert scope._resolved().is_native and not torch.overrides._get_current_function_mode_stack()
 
 
 def test_what_a_program_is_written_for_is_checked(target: str) -> None:

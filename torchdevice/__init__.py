@@ -6,28 +6,68 @@ Importing this package changes nothing. ``with torchdevice.portable():``, ``@tor
 
 from __future__ import annotations
 
-from torchdevice import errors
-from torchdevice._device import TorchDevice
-from torchdevice._journal import Entry, Fidelity, Journal, Site
-from torchdevice._runtimes import Memory, Runtime, register_runtime
-from torchdevice._scope import Scope, current, disable, enable, portable, simulate
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchdevice import errors as errors
+    from torchdevice.choosing import TorchDevice as TorchDevice
+    from torchdevice.devices.module import ModuleRuntime as ModuleRuntime
+    from torchdevice.devices.registry import register_runtime as register_runtime
+    from torchdevice.devices.runtime import Mark as Mark
+    from torchdevice.devices.runtime import Memory as Memory
+    from torchdevice.devices.runtime import Runtime as Runtime
+    from torchdevice.devices.runtime import Stat as Stat
+    from torchdevice.fidelity import Fidelity as Fidelity
+    from torchdevice.journal import Entry as Entry
+    from torchdevice.journal import Journal as Journal
+    from torchdevice.journal import Site as Site
+    from torchdevice.options import Options as Options
+    from torchdevice.scope import Scope as Scope
+    from torchdevice.scope import current as current
+    from torchdevice.scope import disable as disable
+    from torchdevice.scope import enable as enable
+    from torchdevice.scope import portable as portable
+    from torchdevice.scope import simulate as simulate
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Entry",
-    "Fidelity",
-    "Journal",
-    "Memory",
-    "Runtime",
-    "Scope",
-    "Site",
-    "TorchDevice",
-    "current",
-    "disable",
-    "enable",
-    "errors",
-    "portable",
-    "register_runtime",
-    "simulate",
-]
+_MODULES = {
+    "Entry": "journal",
+    "Fidelity": "fidelity",
+    "Journal": "journal",
+    "Mark": "devices.runtime",
+    "Memory": "devices.runtime",
+    "ModuleRuntime": "devices.module",
+    "Options": "options",
+    "Runtime": "devices.runtime",
+    "Scope": "scope",
+    "Site": "journal",
+    "Stat": "devices.runtime",
+    "TorchDevice": "choosing",
+    "current": "scope",
+    "disable": "scope",
+    "enable": "scope",
+    "portable": "scope",
+    "register_runtime": "devices.registry",
+    "simulate": "scope",
+}
+"""The public names, and where each is defined."""
+
+__all__ = [*_MODULES, "errors"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily, because torch and pytest import this package through its entry points for everybody who has it installed:
+    # they must pay nothing for it, and must not fail where it is broken.
+    if name == "errors":
+        return importlib.import_module("torchdevice.errors")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'torchdevice' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"torchdevice.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,8 +1,8 @@
-"""``python -m torchdevice``: the same as the ``torchdevice`` command."""
+"""``python -m torchdevice`` is the ``torchdevice`` command."""
 
 import sys
 
-from torchdevice.cli import main
+from torchdevice.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

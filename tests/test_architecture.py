@@ -1,0 +1,222 @@
+"""The shape of the package: imports go one way, names say what things are, and nothing is public by accident."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import torchdevice
+
+PACKAGE = Path(torchdevice.__file__).parent
+
+# From the ground up. A folder is one room. Each room may use those before it, for types and inside functions too.
+ROOMS = [
+    "errors",
+    "torch_internals",
+    "fidelity",
+    "logs",
+    "switch",
+    "device_properties",
+    "options",
+    "spelling",
+    "journal",
+    "decorating",
+    "devices",
+    "context",
+    "thread_state",
+    "patching",
+    "placement",
+    "supplied",
+    "engines",
+    "cuda",
+    "mps",
+    "xpu",
+    "accelerator",
+    "torch_apis",
+    "compile",
+    "simulation",
+    "public_names",
+    "choosing",
+    "installed",
+    "scope",
+    "autoload",
+    "cli",
+    "pytest_plugin",
+    "__main__",
+]
+
+
+def modules() -> dict[str, Path]:
+    """Return the modules of the package by name, without ``torchdevice.``."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str) -> set[str]:
+    """Return the modules of this package that a module imports: at run time, in functions, and for types alone."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "torchdevice":
+            base = node.module.partition(".")[2]
+            for alias in node.names:
+                inner = f"{base}.{alias.name}".lstrip(".")
+                found.add(inner if inner in MODULES else base or "__init__")
+        elif isinstance(node, ast.Import):
+            inside = (alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("torchdevice."))
+            found.update(inside)
+    return found - {name}
+
+
+def room_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Return the nodes of a circle, or nothing where there is none."""
+    done: set[str] = set()
+
+    def visit(node: str, way: list[str]) -> list[str]:
+        if node in way:
+            return way[way.index(node) :]
+        if node in done:
+            return []
+        for other in sorted(graph.get(node, ())):
+            found = visit(other, [*way, node])
+            if found:
+                return found
+        done.add(node)
+        return []
+
+    return next((found for node in sorted(graph) if (found := visit(node, []))), [])
+
+
+# The package's face hands names on lazily, and is imported for its version alone.
+GRAPH = {name: imports(name) - {"__init__"} for name in MODULES if name != "__init__"}
+
+
+def test_no_file_imports_in_a_circle() -> None:
+    assert circle(GRAPH) == []
+
+
+def test_no_room_imports_in_a_circle() -> None:
+    rooms: dict[str, set[str]] = {}
+    for name, others in GRAPH.items():
+        rooms.setdefault(room_of(name), set()).update(room_of(other) for other in others)
+    for name, others in rooms.items():
+        others.discard(name)
+    assert circle(rooms) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+
+
+@pytest.mark.parametrize("name", sorted(GRAPH))
+def test_imports_go_down(name: str) -> None:
+    assert room_of(name) in ROOMS, f"{name} has no place in ROOMS"
+    rank = {room: number for number, room in enumerate(ROOMS)}
+    above = {other for other in GRAPH[name] if rank[room_of(other)] > rank[room_of(name)]}
+    assert not above, f"{name} imports {above}"
+
+
+def test_no_room_is_named_that_is_not_there() -> None:
+    assert set(ROOMS) == {room_of(name) for name in GRAPH}
+
+
+def test_every_file_and_public_name_is_documented() -> None:
+    for name in MODULES:
+        module = "torchdevice" if name == "__init__" else f"torchdevice.{name}"
+        assert name == "__main__" or importlib.import_module(module).__doc__, name
+    for name in torchdevice.__all__:
+        assert inspect.getdoc(getattr(torchdevice, name)), name
+
+
+def test_the_public_surface_is_what_all_says() -> None:
+    assert sorted(torchdevice.__all__) == torchdevice.__all__ or set(torchdevice.__all__) <= set(dir(torchdevice))
+    for name in torchdevice.__all__:
+        assert getattr(torchdevice, name) is not None
+    with pytest.raises(AttributeError, match="no attribute"):
+        torchdevice.something_else  # noqa: B018
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    tree = ast.parse(MODULES["__init__"].read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    declared = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert declared == set(torchdevice.__all__)
+
+
+def test_a_scope_shows_little() -> None:
+    public = {name for name in (*dir(torchdevice.Scope), *vars(torchdevice.portable())) if not name.startswith("_")}
+    assert public == {"journal", "options", "runtime", "target"}
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    forbidden = {"utils", "helpers", "common", "core", "base", "manager", "handler", "misc"}
+    assert not {path.stem for path in MODULES.values()} & forbidden
+    assert not [path.name for path in MODULES.values() if path.stem.startswith("_") and not path.stem.endswith("__")]
+
+
+def _strings(node: ast.AST) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            yield inner.value
+
+
+DEVICE_TYPES = {"cpu", "mps", "xpu", "simulated"}
+
+
+PROGRAMS = {"written_for", "accelerator"}
+"""Attributes that say what a program is written for or spells, not what stands in."""
+
+
+def compared(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each device type that a file compares something with, in whatever spelling."""
+    tree = ast.parse(path.read_text())
+    constants = {
+        target.id: set(_strings(node.value)) & DEVICE_TYPES
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        parts: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+            if any(isinstance(part, ast.Attribute) and part.attr in PROGRAMS for part in parts):
+                continue
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+            parts = list(node.args)
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        for part in parts:
+            if isinstance(part, (ast.Constant, ast.Tuple, ast.Set, ast.List)):
+                yield from ((node.lineno, text) for text in _strings(part) if text in DEVICE_TYPES)
+            elif isinstance(part, ast.Name):
+                yield from ((node.lineno, text) for text in constants.get(part.id, ()))
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for name in MODULES if room_of(name) not in ("devices", "simulation", "choosing"))
+)
+def test_no_device_type_is_asked_for_outside_the_devices(name: str) -> None:
+    """``if target == "mps"`` belongs to a runtime. CUDA as what programs ask for does not count."""
+    assert list(compared(MODULES[name])) == []
+
+
+def test_a_comparison_is_found_in_any_spelling(tmp_path: Path) -> None:
+    path = tmp_path / "example.py"
+    path.write_text('K = ("mps", "xpu")\na = x == "mps"\nb = x in {"cpu"}\nc = x in K\nd = x.startswith("xpu")\n')
+    assert sorted({line for line, _ in compared(path)}) == [2, 3, 4, 5]

@@ -1,0 +1,1 @@
+"""The ``torchdevice`` command. Each file here is one of its commands."""

@@ -1,0 +1,35 @@
+"""The command line: which command was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from torchdevice import __version__
+from torchdevice.cli import doctor, run
+from torchdevice.errors import TorchDeviceError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The arguments after the command's name; None takes ``sys.argv``.
+
+    Returns:
+        The exit status: that of the command, or 2 for a command that could not be understood or carried out.
+    """
+    parser = argparse.ArgumentParser(
+        prog="torchdevice", description="Run CUDA-written PyTorch programs where there is no CUDA."
+    )
+    parser.add_argument("--version", action="version", version=f"torchdevice {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (run, doctor):
+        command.add(commands)
+    options = parser.parse_args(argv)
+    try:
+        return options.action(options)
+    except (TorchDeviceError, ValueError, TypeError) as error:
+        print(f"torchdevice: {error}", file=sys.stderr)
+        return 2

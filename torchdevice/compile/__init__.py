@@ -1,0 +1,1 @@
+"""``torch.compile`` and ``torch.export`` in a scope."""

@@ -1,0 +1,269 @@
+"""What Dynamo sees of a scope, and what it does with graphs. Put in place as soon as Dynamo is imported."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._device import _device_constructors
+
+from torchdevice import thread_state
+from torchdevice.compile import unstacked_mode
+from torchdevice.compile.device_interfaces import Interfaces
+from torchdevice.compile.imports import Importing
+from torchdevice.context import Context
+from torchdevice.cuda.streams import StreamStandIn, new_stream
+from torchdevice.device_properties import DeviceProperties
+from torchdevice.engines import traced
+from torchdevice.errors import FidelityError
+from torchdevice.fidelity import Fidelity
+from torchdevice.patching import (
+    Callback,
+    Patch,
+    Replaced,
+    ReplacedItem,
+    per_context,
+    replaced_function,
+)
+from torchdevice.spelling import ACCELERATORS
+from torchdevice.torch_internals import require
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+class _Skipped:
+    """Dynamo compiles no frame of this package by itself, and traces only some files with what calls them.
+
+    What Dynamo skips it keeps as one regular expression, which takes longer to make than a scope to enter: kept here.
+    """
+
+    def __init__(self) -> None:
+        self._before: Any = None
+        self._with_us: Any = None
+
+    def install(self) -> None:
+        trace_rules = torch._dynamo.trace_rules
+        before = require(trace_rules, "SKIP_DIRS_RE")
+        if before is not self._with_us and (self._with_us is None or before is not self._before):
+            self._before = before
+            trace_rules.add("torchdevice")
+            self._with_us = trace_rules.SKIP_DIRS_RE
+            trace_rules.SKIP_DIRS[:] = [each for each in trace_rules.SKIP_DIRS if not each.startswith(str(_PACKAGE))]
+        trace_rules.SKIP_DIRS_RE = self._with_us
+        require(trace_rules, "get_mod_inlinelist")().update(traced.files())
+
+    def remove(self) -> None:
+        trace_rules = torch._dynamo.trace_rules
+        trace_rules.get_mod_inlinelist().difference_update(traced.files())
+        if self._with_us is not None and trace_rules.SKIP_DIRS_RE is self._with_us:
+            trace_rules.SKIP_DIRS_RE = self._before
+
+
+class _WhenImported:
+    """The patches of Dynamo: where it calls a compiler, ``reset``, and what it must not trace.
+
+    Put in as soon as Dynamo is imported.
+    """
+
+    def __init__(self) -> None:
+        self._importing = Importing("torch._dynamo", self.install)
+        self._patches: list[Patch] = []
+        self._in_place = False
+        self._inductor: Patch | None = None
+        self._skipped = _Skipped()
+        self._interfaces = Interfaces()
+        self._seen_generators: set[type] = set()
+
+    def install(self) -> None:
+        if "torch._dynamo.output_graph" not in sys.modules:
+            self._importing.install()
+            return
+        if not self._in_place:
+            self._patches = self._patches or self._make()
+            for patch in self._patches:
+                patch.install()
+            self._in_place = True
+        if self._inductor is None and "torch._inductor.output_code" in sys.modules:
+            graph = require(sys.modules["torch._inductor.output_code"], "CompiledFxGraph")
+            self._inductor = replaced_function(graph, "__call__", _run_compiled)
+        if self._inductor is not None:
+            self._inductor.install()
+        context = thread_state.state.context
+        if context is not None:
+            self._interfaces.add(context.runtime, context.device_count)
+            self._trace_generators(context.runtime.generator_type)
+
+    def _trace_generators(self, cls: type[torch.Generator]) -> None:
+        """Let Dynamo see generators of a class as it sees torch's own: it looks for that very class."""
+        if cls is not torch.Generator:
+            builder: Any = torch._dynamo.variables.builder.VariableBuilder
+            require(builder, "_type_dispatch")()[cls] = require(builder, "wrap_user_defined")
+            self._seen_generators.add(cls)
+
+    def _make(self) -> list[Patch]:
+        output_graph = sys.modules["torch._dynamo.output_graph"]
+        return [
+            replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
+            replaced_function(output_graph.OutputGraph, "init_ambient_guards", _guard_by_key),
+            *_stream_patches(),
+            replaced_function(torch._dynamo, "reset", truthfully),
+            self._skipped,
+            Replaced(
+                torch._dynamo.variables.ctx_manager.AutocastModeVariable,
+                "create",
+                lambda original: staticmethod(per_context(original, _traced_autocast)),
+            ),
+            Callback(_add_constants, _remove_constants),
+            *unstacked_mode.patches(),
+            self._interfaces,
+        ]
+
+    def remove(self) -> None:
+        self._importing.remove()
+        self._in_place = False
+        if self._inductor is not None:
+            self._inductor.remove()
+        for cls in list(self._seen_generators):
+            torch._dynamo.variables.builder.VariableBuilder._type_dispatch().pop(cls, None)
+            self._seen_generators.discard(cls)
+        for patch in reversed(self._patches):
+            patch.remove()
+
+
+WHEN_IMPORTED = _WhenImported()
+
+
+def _guard_by_key(context: Context, original: Any, self: Any) -> Any:
+    """Where Dynamo begins the guards of a frame: whatever the frame asks of the context, it is guarded by its key."""
+    result = original(self)
+    sources, guards = torch._dynamo.source, torch._dynamo.guards
+    mode = unstacked_mode.source_of_mode()
+    if mode is not None:
+        key = sources.AttrSource(sources.AttrSource(mode, "context"), "key")
+        self.guards.add(key.make_guard(guards.GuardBuilder.EQUALS_MATCH))
+    return result
+
+
+def _stream_patches() -> list[Patch]:
+    utils, guards, names = torch._dynamo.utils, torch._dynamo.guards, unstacked_mode.names_in_guards()
+    found: list[Patch] = [
+        replaced_function(utils, "build_stream", _build_stream),
+        replaced_function(utils, "build_event", _build_event),
+    ]
+    for module in (utils, guards):
+        if hasattr(module, "get_current_stream"):
+            found.append(replaced_function(module, "get_current_stream", _current_stream))
+    if "___get_current_stream" in names:
+        found.append(ReplacedItem(names, "___get_current_stream", lambda own: per_context(own, _current_stream)))
+    return found
+
+
+def _run_compiled(context: Context, original: Any, self: Any, inputs: Any) -> Any:
+    """Where Inductor's code runs, forward and backward: its devices are the target's, and no mode need see it."""
+    with torch._C.DisableTorchFunction():
+        return original(self, inputs)
+
+
+def _build_stream(context: Context, original: Any, args: Any, kwargs: Any) -> Any:
+    """Where compiled code makes a stream: of torch's class in C, which knows no stand-in."""
+    return torch.Stream(*args, **kwargs)
+
+
+def _current_stream(context: Context, original: Any, device: torch.device) -> Any:
+    """Where compiled code and its guards ask for the current stream, each time: a function in C in torch 2.15."""
+    index = context.thread.device_index if device.index is None else device.index
+    stream_id = context.thread.streams.get(index, 0)
+    return new_stream(context, StreamStandIn, stream_id=stream_id, device_index=index)
+
+
+def _build_event(context: Context, original: Any, args: Any, kwargs: Any) -> Any:
+    generic = "device" in kwargs or any(isinstance(value, (str, torch.device)) for value in args)
+    return torch.Event(*args, **kwargs) if generic else torch.cuda.Event(*args, **kwargs)
+
+
+def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Where Dynamo meets ``torch.autocast``: in a graph it is that of the target, and nothing stands beside it.
+
+    What a strict scope refuses breaks the graph, so that the program's own line raises the error.
+    """
+    found = original(*args, **kwargs)
+    device_type, dtype, enabled, *rest = found.target_values
+    if device_type in ACCELERATORS or device_type == context.device_type:
+        try:
+            fitting = context.autocast_dtype(dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
+        except FidelityError as error:
+            raise require(torch._dynamo.exc, "Unsupported")(str(error)) from error
+        found.target_values = [context.device_type, fitting, enabled, *rest]
+    return found
+
+
+def _add_constants() -> None:
+    """Let Dynamo take for constants what does not change in a scope, and show modes all factories (not so in 2.10)."""
+    tracing = torch._dynamo.variables.torch
+    constants: Any = require(tracing, "constant_fold_functions")
+    constants[torch.cuda.device_count] = None
+    require(torch._dynamo.utils, "common_constant_types").add(DeviceProperties)
+    overridable = require(tracing, "get_overridable_functions")()
+    _shown.update(_device_constructors() - overridable)
+    overridable.update(_shown)
+
+
+def _remove_constants() -> None:
+    tracing = torch._dynamo.variables.torch
+    constants: Any = tracing.constant_fold_functions
+    constants.pop(torch.cuda.device_count, None)
+    torch._dynamo.utils.common_constant_types.discard(DeviceProperties)
+    tracing.get_overridable_functions().difference_update(_shown)
+    _shown.clear()
+
+
+_shown: set[Any] = set()
+"""Functions that Dynamo calls without asking modes otherwise."""
+
+
+def truthfully(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    with thread_state.suspended(compiling=True):
+        return original(*args, **kwargs)
+
+
+def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
+    """Where Dynamo hands a graph to a compiler. Where Inductor has no code for the device, the graph runs as it is."""
+    compiler = self.compiler_fn
+    while hasattr(compiler, "_torchdynamo_orig_backend"):
+        compiler = compiler._torchdynamo_orig_backend
+    _forget_unused_stream(gm)
+    by_inductor = isinstance(compiler, require(torch, "_TorchCompileInductorWrapper"))
+    if by_inductor and not context.runtime.compiles:
+        context.report("torch.compile with inductor", "the graph, run operator by operator", Fidelity.APPROXIMATE)
+        return gm.forward
+    compiled = truthfully(context, original, self, gm, *args, **kwargs)
+    beside_the_stack = thread_state.state.traced is not None
+    return compiled if by_inductor and beside_the_stack else _unseen(compiled)
+
+
+def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:
+    """Keep compiled code from looking the current stream up at each call, as on accelerators, if its graph has none.
+
+    Torch from 2.13 on registers the stream before it traces anything else.
+    """
+    registry: Any = torch._dynamo.graph_bytecode_inputs
+    registered = require(registry, "index_to_bytecode_constructor")
+    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    names = (str(node.target) for graph in graphs for node in graph.nodes)
+    only_current = hasattr(registry, "CURRENT_STREAM_INDEX") and len(registered) == 1
+    if only_current and not any("stream" in name or "external_object" in name for name in names):
+        registered.clear()
+
+
+def _unseen(compiled: Any) -> Any:
+    """Return compiled code as run without the mode: what it does on devices was decided when it was traced."""
+
+    @functools.wraps(compiled)
+    def run(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return compiled(*args)
+
+    return run

@@ -1,0 +1,54 @@
+"""How a scope learns that a module of torch is imported, by whatever statement, while it is active."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torchdevice import thread_state
+
+
+class Importing:
+    """A finder of modules that finds one as Python does, lets it see the machine as it is, and says when it is there.
+
+    Args:
+        name: The module's full name.
+        imported: Called when it has been imported.
+    """
+
+    def __init__(self, name: str, imported: Callable[[], None]):
+        self._name, self._imported = name, imported
+
+    def install(self) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._imported)  # type: ignore[assignment]
+        return spec
+
+
+class _Loader:
+    """Loads a module by another loader, to which it belongs afterwards."""
+
+    def __init__(self, loader: Any, imported: Callable[[], None]):
+        self._loader, self._imported = loader, imported
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        module.__loader__ = module.__spec__.loader = self._loader
+        with thread_state.suspended(compiling=True):
+            self._loader.exec_module(module)
+        self._imported()

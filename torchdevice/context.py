@@ -1,0 +1,344 @@
+"""What a program in a scope sees: which device stands in, what is reported, the thread's current device and streams.
+
+A scope makes a :class:`Context` when it is entered (``scope.py``). Everything else in this package works through the
+context. The context itself knows no patch, no supplied name and no engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torchdevice.devices.runtime import Runtime
+from torchdevice.errors import FidelityError, PortabilityWarning
+from torchdevice.fidelity import Fidelity
+from torchdevice.journal import Journal, user_frame
+from torchdevice.logs import logger
+from torchdevice.options import Options
+from torchdevice.spelling import Spelling, parse
+
+_MAX_REDIRECTS = 4096
+
+_HASHED = frozenset({str, torch.device, int})
+"""Types whose equal values mean equal devices: True equals 1, and is no device."""
+
+_FALLBACK_DTYPES = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+
+
+class ThreadValues(threading.local):
+    """What each thread has of its own in a scope, as CUDA keeps a current device and current streams per thread.
+
+    Attributes:
+        device_index: The ordinal of the current device.
+        device_text: The same as text. Dynamo guards on it, because it may make an int symbolic.
+        streams: Ordinal -> id of the current stream.
+        entered_streams: What to restore where a stream that was entered is left.
+        capture: The capture of a graph in progress, if any.
+        at_exit: What to call when the thread leaves the scope.
+        at_return: What to call when the thread is back in the scope, as at each step of a decorated generator.
+        forced_cpu: Whether the rest of the scope was sent to the CPU.
+        moving_module: How many moves of modules are in progress.
+        redirects: Answers of :meth:`Context.redirect` that stay the same while the three above do.
+    """
+
+    def __init__(self) -> None:
+        self.device_index = 0
+        self.device_text = "0"
+        self.streams: dict[int, int] = {}
+        self.entered_streams: list[tuple[int, int, int]] = []
+        self.capture: Any = None
+        self.at_exit: list[Callable[[], None]] = []
+        self.at_return: list[Callable[[], None]] = []
+        self.forced_cpu = False
+        self.moving_module = 0
+        self.redirects: dict[Any, tuple[torch.device, str, str] | None] = {}
+
+    def select(self, index: int) -> None:
+        """Make a device current."""
+        if index != self.device_index:
+            self.device_index = index
+            self.device_text = str(index)
+            self.redirects.clear()
+
+
+class Context:
+    """What a program in a scope sees.
+
+    Args:
+        options: What was asked of the scope.
+        runtime: What the target can do.
+        journal: Counts what is rewritten and supplied.
+        join: Returns what another thread enters to be in the same context, and on the CPU if so.
+
+    Attributes:
+        device_type: The target's device type.
+        is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
+        says_program: Whether tensors of the target say that they are on the program's accelerator.
+        key: What code compiled in this context is guarded by.
+        supplied_values: Values of supplied names that stay the same in this context, as far as they were asked for.
+        written_values: Values that the program has set in the place of supplied names.
+        settings: What the program set and reads back, by name.
+        streams: The last streams that were made, by class, id and ordinal.
+        out_of_memory_observers: Called when memory runs out, with the ordinal, the bytes that were asked for, the bytes
+            of the device and those that are free.
+        entries: The entries of this context that were not left, in all threads.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        runtime: Runtime,
+        journal: Journal,
+        join: Callable[[Context, bool], AbstractContextManager[Any]],
+    ):
+        self.options = options
+        self.runtime = runtime
+        self.journal = journal
+        self.device_type = runtime.device_type
+        self.is_native = runtime.device_type == options.written_for
+        self.says_program = options.identity == "program"
+        self.unsupported_dtypes = runtime.unsupported_dtypes
+        self.thread = ThreadValues()
+        self.supplied_values: dict[Any, Any] = {}
+        self.written_values: dict[Any, Any] = {}
+        self.settings: dict[Any, Any] = {}
+        self.streams: dict[tuple[type, int, int], Any] = {}
+        self.out_of_memory_observers: list[Callable[[int, int, int, int], None]] = []
+        self.entries: set[object] = set()
+        self._join = join
+        self._device_count: int | None = None
+        self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._bound: dict[Any, Any] = {}
+        self.key = ""
+        self.count_devices_again()
+
+    def in_another_thread(self) -> AbstractContextManager[Any]:
+        """Return what a thread enters to be in this context, and on the CPU if this thread was sent there."""
+        return self._join(self, self.thread.forced_cpu)
+
+    # ---- devices -----------------------------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> torch.device:
+        """The device that stands in for the program's current accelerator."""
+        return self.device(self.thread.device_index)
+
+    @property
+    def device_count(self) -> int:
+        """How many accelerators the program sees.
+
+        Where their number is the scope's to say, ``CUDA_VISIBLE_DEVICES`` shapes it. The variable is read when the
+        number is first asked for, because programs set it before they first use CUDA.
+        """
+        if self._device_count is None:
+            self._device_count = self._count_devices()
+        return self._device_count
+
+    def count_devices_again(self) -> None:
+        """Let the next question for the number of devices read ``CUDA_VISIBLE_DEVICES`` again."""
+        self._count_devices()
+        self._device_count = None
+
+    def _count_devices(self) -> int:
+        count = self.options.devices or max(1, self.runtime.device_count())
+        if self.options.devices is not None or not self.runtime.folds_ordinals:
+            count = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
+        self.key = f"{self.runtime.target} {self.options.key} visible={count}"
+        return count
+
+    def device(self, index: int) -> torch.device:
+        """Return the target's device for one of the program's ordinals."""
+        return self.runtime.device(index if index < self.runtime.device_count() else 0)
+
+    def program_device(self, index: int) -> torch.device:
+        """Return the device that the program would spell for one of its ordinals."""
+        with torch._C.DisableTorchFunction():
+            return torch.device(self.options.written_for, index)
+
+    def redirect(self, value: Any) -> torch.device | None:
+        """Return the device to use for a device argument, or None if the argument is to be left alone."""
+        if value.__class__ not in _HASHED:
+            return self._redirect_new(value)
+        try:
+            known = self.thread.redirects[value]
+        except KeyError:
+            return self._redirect_new(value)
+        if known is None:
+            return None
+        device, requested, done = known
+        self.journal.record(requested, done, Fidelity.EXACT, above=3)
+        return device
+
+    def _redirect_new(self, value: Any) -> torch.device | None:
+        """Resolve an argument that this thread has not seen yet, or whose answer is reported each time."""
+        spelling = parse(value)
+        if spelling is None or (spelling.accelerator == self.device_type and isinstance(value, (str, torch.device))):
+            self._remember(value, None)
+            return None
+        folded = spelling.index is not None and spelling.index >= self.device_count
+        forced = self.thread.forced_cpu
+        device = torch.device("cpu") if forced else self.device(self.ordinal(spelling))
+        if forced or not folded:  # folding is reported as such
+            self.journal.record(str(value), str(device), Fidelity.EXACT)
+            self._remember(value, (device, str(value), str(device)))
+        return device
+
+    def _remember(self, value: Any, answer: tuple[torch.device, str, str] | None) -> None:
+        redirects = self.thread.redirects
+        if value.__class__ in _HASHED and len(redirects) < _MAX_REDIRECTS:
+            redirects[value] = answer
+
+    def ordinal(self, spelling: Spelling) -> int:
+        """Return which of the program's accelerators a spelling means.
+
+        Raises:
+            torch.AcceleratorError: ``devices`` were advertised, and the spelling means none of them; worded as CUDA
+                words it.
+            RuntimeError: ``CUDA_VISIBLE_DEVICES`` hides all of them.
+        """
+        if not self.device_count:
+            raise RuntimeError("No CUDA GPUs are available")  # torch's words
+        if spelling.index is None:
+            return self.thread.device_index
+        if spelling.index < self.device_count:
+            return spelling.index
+        if not self.accepts(spelling.index):
+            raise invalid_ordinal(spelling.index, self.device_count)
+        self.report(str(spelling), str(self.device(0)), Fidelity.APPROXIMATE)
+        return 0
+
+    def accepts(self, index: int) -> bool:
+        """Return whether an ordinal is one of the program's accelerators, or is folded onto the first."""
+        folds = self.options.devices is None and self.runtime.folds_ordinals
+        return index >= 0 and (folds or index < self.device_count)
+
+    def current_spelling(self, accelerator: str) -> str:
+        """Return how the program would spell its current accelerator as one of that kind."""
+        return f"{accelerator}:{self.thread.device_index}"
+
+    def force_cpu(self) -> torch.device:
+        """Send the rest of this scope to the CPU in this thread, until the thread leaves the scope."""
+        self.thread.forced_cpu = True
+        self.thread.redirects.clear()
+        return torch.device("cpu")
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def fit_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return a dtype that the target can hold; the dtype itself under ``float64="error"``, so that torch raises."""
+        fitting = _FALLBACK_DTYPES.get(dtype)
+        if dtype not in self.unsupported_dtypes or fitting is None or self.options.float64 == "error":
+            return dtype
+        if self.report(str(dtype), str(fitting), Fidelity.APPROXIMATE):
+            _warn_at_program(
+                f"{self.device_type} has no {dtype}; {fitting} is used. Use float64='error' to be told where."
+            )
+        return fitting
+
+    def autocast_dtype(self, requested: torch.dtype, *, enabled: bool = True) -> torch.dtype:
+        """Return the dtype in which autocast of the target gives finite results where CUDA's does.
+
+        Raises:
+            FidelityError: It is another dtype than the requested one, and the scope is strict.
+        """
+        fitting = self.runtime.autocast_dtype(requested)
+        if enabled and fitting is not requested:
+            self.report(f"autocast({requested})", str(fitting), Fidelity.APPROXIMATE)
+        return fitting
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Remember that the program pinned this tensor, on a target that needs no page-locked memory."""
+        self._pinned[tensor] = True
+        return tensor
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Return whether the program pinned this tensor."""
+        return bool(self._pinned.data) and tensor in self._pinned
+
+    # ---- reports -----------------------------------------------------------------------------------------------------
+
+    def report(self, requested: str, done: str, fidelity: Fidelity) -> bool:
+        """Note that something is not exactly what was asked for.
+
+        Returns:
+            True the first time at a line of the program.
+
+        Raises:
+            FidelityError: The scope is strict and the difference matters. Hints with nothing to do are let pass.
+        """
+        if self.options.strict and fidelity is Fidelity.APPROXIMATE:
+            raise FidelityError(requested, done)
+        frame = user_frame()
+        first = self.journal.record(requested, done, fidelity, frame)
+        if first:
+            logger.info(
+                "%s -> %s (%s) at %s:%d", requested, done, fidelity.value, frame.f_code.co_filename, frame.f_lineno
+            )
+        return first
+
+    def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a supplied function with this context as its first argument, the same object each time."""
+        found = self._bound.get(function)
+        if found is None:
+            found = self._bound[function] = functools.wraps(function)(functools.partial(function, self))
+        return found
+
+    def start_thread(self) -> None:
+        """Bring back what belongs to this thread's stay in the context, if it was there before."""
+        while self.thread.at_return:
+            self.thread.at_return.pop(0)()
+
+    def finish_thread(self) -> None:
+        """Undo what belongs to this thread's stay in the context: the last entry of the thread was left."""
+        thread = self.thread
+        if thread.forced_cpu:
+            thread.forced_cpu = False
+            thread.redirects.clear()
+        while thread.at_exit:
+            thread.at_exit.pop()()
+        if not self.entries:
+            self.written_values.clear()
+
+    def __repr__(self) -> str:
+        return f"<Context target={self.runtime.target!r}>"
+
+
+def _warn_at_program(message: str) -> None:
+    """Warn at the program's line."""
+    frame = user_frame()
+    module = frame.f_globals.get("__name__", "<unknown>")
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(
+        message, PortabilityWarning, frame.f_code.co_filename, frame.f_lineno, module=module, registry=registry
+    )
+
+
+def _visible(variable: str | None, count: int) -> int:
+    """Return how many of ``count`` devices ``CUDA_VISIBLE_DEVICES`` leaves.
+
+    CUDA reads the ordinals from the left and stops at the first that is not one.
+    """
+    if variable is None:
+        return count
+    ordinals = [part.strip() for part in variable.split(",")]
+    valid = itertools.takewhile(lambda text: text.isascii() and text.isdigit() and int(text) < count, ordinals)
+    return len(list(valid))
+
+
+def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:
+    """Return CUDA's error for an ordinal that does not exist."""
+    error = torch.AcceleratorError("CUDA error: invalid device ordinal")
+    if hasattr(error, "add_note"):
+        error.add_note(
+            f"cuda:{index} was asked for and {count} device(s) are advertised. Raise devices= in portable()."
+        )
+    return error

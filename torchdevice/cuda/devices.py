@@ -1,0 +1,245 @@
+"""Devices: how many there are, which is current, what they are. For ``torch/cuda/__init__.py`` and ``_utils.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import uuid
+from typing import Any
+
+import torch
+import torch.cuda.comm
+import torch.cuda.green_contexts
+
+from torchdevice import thread_state
+from torchdevice.context import Context
+from torchdevice.cuda import memory
+from torchdevice.device_properties import DeviceProperties
+from torchdevice.fidelity import Fidelity
+from torchdevice.patching import Callback, Patch, Replaced, per_context, replaced_function, replaced_in_importers
+from torchdevice.spelling import Spelling, parse
+from torchdevice.supplied import supplied_function, supplied_value
+from torchdevice.torch_internals import require
+
+
+@supplied_function("_cuda_getDeviceCount")
+def get_device_count(context: Context) -> int:
+    """The number of devices the scope advertises; 0 to a program that is written for another accelerator."""
+    return context.device_count if context.options.written_for == "cuda" else 0
+
+
+@supplied_function("_cuda_init")
+def init(context: Context) -> None:
+    """Nothing to initialise."""
+
+
+@supplied_function("_cuda_isInBadFork")
+def is_in_bad_fork(context: Context) -> bool:
+    """False: a stand-in survives a fork."""
+    return False
+
+
+@supplied_function("_cuda_getDevice")
+def get_device(context: Context) -> int:
+    """The current device of this thread."""
+    return context.thread.device_index
+
+
+@supplied_function("_cuda_setDevice")
+def set_device(context: Context, device: int) -> None:
+    """Set the current device of this thread."""
+    context.thread.select(device if 0 <= device < context.device_count else context.ordinal(Spelling("cuda", device)))
+
+
+@supplied_function(["_cuda_exchangeDevice", "torch.cuda._exchange_device"])
+def exchange_device(context: Context, device: int) -> int:
+    """Set the current device and return the one before; -1 for a negative one."""
+    if device < 0:
+        return -1
+    thread = context.thread
+    previous = thread.device_index
+    if device != previous:
+        set_device(context, device)
+    return previous
+
+
+@supplied_function(["_cuda_maybeExchangeDevice", "torch.cuda._maybe_exchange_device"])
+def maybe_exchange_device(context: Context, device: int) -> int:
+    """The same: there is no device context to avoid creating."""
+    return exchange_device(context, device)
+
+
+@supplied_function("_cuda_hasPrimaryContext")
+def has_primary_context(context: Context, device: int) -> bool:
+    """True for every advertised device."""
+    return 0 <= device < context.device_count
+
+
+@supplied_function("_cuda_canDeviceAccessPeer")
+def can_device_access_peer(context: Context, device: int, peer_device: int) -> bool:
+    """True: tensors can be copied between any two."""
+    return device != peer_device
+
+
+@supplied_function("_cuda_getArchFlags")
+def get_arch_flags(context: Context) -> str:
+    """The architecture of the scope's compute capability."""
+    return "sm_{}{}".format(*context.options.capability)
+
+
+@supplied_function("_cuda_synchronize")
+def synchronize(context: Context) -> None:
+    """Wait for the target's work."""
+    context.runtime.synchronize(context.device(context.thread.device_index).index or 0)
+
+
+@supplied_function("_cuda_sleep")
+def sleep(context: Context, cycles: int) -> None:
+    """Wait as long as a 1 GHz clock takes for that many cycles."""
+    import time
+
+    time.sleep(cycles / 1e9)
+
+
+@supplied_function("_cuda_lock_mutex", Fidelity.INERT, note="there is no allocator to lock")
+def lock_mutex(context: Context) -> None:
+    """Nothing to lock."""
+
+
+@supplied_function("_cuda_unlock_mutex", Fidelity.INERT, note="there is no allocator to unlock")
+def unlock_mutex(context: Context) -> None:
+    """Nothing to unlock."""
+
+
+@supplied_function("_cuda_ipc_collect", Fidelity.INERT, note="no memory is shared by CUDA IPC")
+def ipc_collect(context: Context) -> None:
+    """Nothing to collect."""
+
+
+def properties_of(context: Context, device: int) -> DeviceProperties:
+    """Return the properties of one of the program's devices."""
+    index = context.device(device).index or 0
+    name = (context.options.properties or {}).get("name") or context.runtime.name(index)
+    measured = DeviceProperties(
+        name=name,
+        major=context.options.capability[0],
+        minor=context.options.capability[1],
+        total_memory=memory.total(context, device),
+        multi_processor_count=context.runtime.multiprocessor_count(),
+        uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"{name}:{device}"),
+        is_integrated=int(context.runtime.is_integrated),
+    )
+    return dataclasses.replace(measured, **(context.options.properties or {}))
+
+
+@supplied_value("torch._C._CudaDeviceProperties")
+def cuda_device_properties(context: Context) -> type:
+    """The class of what ``get_device_properties`` returns."""
+    return DeviceProperties
+
+
+@supplied_value("torch.cuda._CudaDeviceProperties")
+def cuda_cuda_device_properties(context: Context) -> type:
+    """The same, under the name that ``torch.cuda`` has for it."""
+    return DeviceProperties
+
+
+@supplied_value("torch._C._has_cuda")
+def has_cuda(context: Context) -> bool:
+    """True, so that ``torch.backends.cuda.is_built()`` is."""
+    return True
+
+
+class InitializedFlag:
+    """``torch.cuda._initialized``: true for threads with a scope, what it was for the others.
+
+    ``device_count()`` keeps its answer for the whole process once CUDA is initialised. To it alone the flag is false,
+    so that the answer of a scope is never kept.
+    """
+
+    device_type = "cuda"
+    device_count = torch.cuda.device_count.__code__
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __bool__(self) -> bool:
+        context = thread_state.state.context
+        if context is None or context.device_type == self.device_type:
+            return bool(self._original)
+        return sys._getframe(1).f_code is not self.device_count
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
+def get_device_index(
+    context: Context, original: Any, device: Any, optional: bool = False, allow_cpu: bool = False
+) -> int:
+    """``torch.cuda._utils._get_device_index``, for devices the mode has already rewritten to the target."""
+    if device is None and optional:
+        return context.thread.device_index
+    if type(device) is int:
+        return device
+    if isinstance(device, torch.device) and device.type == context.device_type:
+        if device.index is not None:
+            return device.index
+        if allow_cpu and context.runtime.shares_host_memory:
+            return -1
+        return context.thread.device_index
+    spelling = parse(device) if isinstance(device, (str, torch.device)) else None
+    if spelling is None or spelling.accelerator == context.device_type:
+        return original(device, optional, allow_cpu)
+    if spelling.index is not None:
+        return spelling.index
+    if optional:
+        return context.thread.device_index
+    raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+
+
+def _current_index(context: Context, original: Any) -> int:
+    return context.thread.device_index
+
+
+def _device_properties(context: Context, original: Any, index: int) -> DeviceProperties:
+    return properties_of(context, index)
+
+
+def _uninitialized(index: int) -> Any:
+    raise AttributeError("module 'torch.cuda' has no attribute '_get_device_properties'")
+
+
+def _get_device_module(context: Context, original: Any, device: Any = None) -> Any:
+    """The module of the family that the program spelled: that of a rewritten device cannot do what the program asks."""
+    if (
+        not context.runtime.is_torch_accelerator
+        and isinstance(device, torch.device)
+        and device.type == context.device_type
+    ):
+        return torch.cuda
+    spelling = parse(device) if isinstance(device, str) else None
+    return getattr(torch, spelling.accelerator) if spelling is not None else original(device)
+
+
+def patches() -> list[Patch]:
+    """Return the patches of what ``torch.cuda``'s functions read as globals, where no supplied name stands between."""
+    return [
+        Replaced(torch.cuda, "_initialized", InitializedFlag),
+        Replaced(torch.cuda, "_cached_device_count", lambda _: None),
+        Replaced(
+            torch.cuda,
+            "_get_device_properties",
+            lambda original: per_context(original or _uninitialized, _device_properties, native_to="cuda"),
+            may_be_absent=True,
+        ),
+        Callback(lambda: None, require(torch.cuda, "_check_bf16_tensor_supported").cache_clear),
+        replaced_function(torch._utils, "_get_current_device_index", _current_index, native_to="cuda"),
+        replaced_function(torch, "get_device_module", _get_device_module, native_to="cuda"),
+        replaced_in_importers(torch.cuda._utils, "_get_device_index", get_device_index, native_to="cuda"),
+    ]

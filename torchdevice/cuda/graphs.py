@@ -1,0 +1,171 @@
+"""CUDA graphs. For ``torch/cuda/graphs.py``."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from typing import Any, NoReturn
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.cuda import streams
+from torchdevice.cuda.graph_capture import Capture, invalidated, not_permitted
+from torchdevice.errors import NotSupportedError
+from torchdevice.fidelity import Fidelity
+from torchdevice.patching import Callback, Patch, replaced_function
+from torchdevice.supplied import supplied_function
+from torchdevice.torch_internals import require
+
+
+@supplied_function("_host_emptyCache", Fidelity.INERT, note="no page-locked host memory is cached")
+def host_empty_cache(context: Context) -> None:
+    """Nothing to give back."""
+
+
+@supplied_function("_graph_pool_handle")
+def graph_pool_handle(context: Context) -> tuple[int, int]:
+    """A fresh identifier of a memory pool, which nothing allocates from."""
+    context.settings["graph_pools"] = context.settings.get("graph_pools", 0) + 1
+    return 0, context.settings["graph_pools"]
+
+
+_HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "replay_end")
+"""The moments at which torch runs hooks of a graph."""
+
+
+class GraphStandIn:
+    """A graph of the program: operators noted once and run again, in place of ``torch.cuda.CUDAGraph``."""
+
+    __class__ = property(lambda self: torch.cuda.CUDAGraph)  # type: ignore[assignment]
+
+    def __init__(self, context: Context):
+        self._context = context
+        self._capture: Capture | None = None
+        self._captured: Capture | None = None
+        self._pool: Any = None
+        self._retained: list[Any] = []
+        for moment in _HOOKED:
+            setattr(self, f"_{moment}_hooks", collections.OrderedDict())
+
+    def __getattr__(self, name: str) -> Any:
+        """torch's own ways of registering hooks (torch 2.14 and later)."""
+        if not name.startswith("register_") or not hasattr(torch.cuda.CUDAGraph, name):
+            raise AttributeError(f"'CUDAGraph' object has no attribute {name!r}")
+        return functools.partial(getattr(torch.cuda.CUDAGraph, name), self)
+
+    def _run_hooks(self, moment: str) -> None:
+        """Run what is registered for all graphs, whose errors torch ignores, and for this one."""
+        everywhere = moment.removeprefix("post_")
+        registered = getattr(torch.cuda.graphs, f"_global_{everywhere}_hooks", None)
+        if registered:
+            require(torch.cuda.graphs, "_run_global_hooks")(registered, self)
+        for hook in list(getattr(self, f"_{moment}_hooks").values()):
+            hook(self)
+
+    def retain_object(self, value: Any) -> None:
+        """Keep an object alive as long as the graph."""
+        self._retained.append(value)
+
+    def capture_begin(
+        self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
+    ) -> None:
+        """Note operators from now on; what they write is put back by :meth:`capture_end`."""
+        thread = self._context.thread
+        if thread.capture is not None:
+            raise not_permitted()
+        if self._captured is not None:
+            raise RuntimeError(
+                "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
+            )
+        runtime = self._context.runtime
+        generator = runtime.default_generator(self._context.device(thread.device_index).index or 0)
+        self._pool = graph_pool_handle(self._context) if pool is None else pool
+        self._capture = thread.capture = Capture(None if runtime.shares_host_memory else runtime.device_type, generator)
+        thread.at_exit.append(self._abandon)
+        self._capture.__enter__()
+        self._run_hooks("capture_start")
+
+    def _abandon(self) -> None:
+        """Leave a capture that the program did not end within the context."""
+        capture, self._capture, self._context.thread.capture = self._capture, None, None
+        if capture is not None:
+            capture.abandon()
+
+    def capture_end(self) -> None:
+        """End the capture."""
+        capture, self._capture = self._capture, None
+        if capture is None:
+            raise RuntimeError("capture_end() was called without capture_begin()")
+        self._context.thread.at_exit.remove(self._abandon)
+        capture.__exit__(None, None, None)
+        self._context.thread.capture = None
+        capture.put_back()
+        if capture.failed:
+            raise invalidated()
+        self._captured = capture
+        self._run_hooks("capture_end")
+        self.instantiate()
+
+    def instantiate(self) -> None:
+        """Nothing to instantiate: a captured graph can be replayed."""
+        self._run_hooks("post_instantiate")
+
+    def replay(self) -> None:
+        """Run the noted operators again, into the same memory."""
+        if self._captured is None:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        self._run_hooks("replay_start")
+        try:
+            self._captured.replay()
+        finally:
+            self._run_hooks("replay_end")
+
+    def reset(self) -> None:
+        """Forget what was captured."""
+        self._captured = None
+        self._retained.clear()
+
+    def pool(self) -> Any:
+        """Return the identifier of a memory pool, which nothing allocates from."""
+        return self._pool
+
+    def enable_debug_mode(self) -> None:
+        """Nothing to enable."""
+
+    def debug_dump(self, debug_path: str, *, verbose: bool = True) -> NoReturn:
+        """There is no CUDA graph to dump."""
+        raise NotSupportedError("torch.cuda.CUDAGraph.debug_dump", "There is no CUDA graph. Use torch.profiler.")
+
+    def raw_cuda_graph(self) -> NoReturn:
+        """There is none."""
+        raise NotSupportedError("torch.cuda.CUDAGraph.raw_cuda_graph", "There is no cudaGraph_t. Use replay().")
+
+    raw_cuda_graph_exec = get_graph_data = raw_cuda_graph
+
+
+def _new_graph(context: Context, original: Any, cls: type, keep_graph: bool = False) -> GraphStandIn:
+    return GraphStandIn(context)
+
+
+def _is_capturing(context: Context, original: Any) -> bool:
+    return streams.is_current_stream_capturing(context)
+
+
+def _pool_handle(context: Context, original: Any) -> Any:
+    return graph_pool_handle(context)
+
+
+def _forget_stream() -> None:
+    """``torch.cuda.graph`` keeps a stream of its first use for the process."""
+    torch.cuda.graph.default_capture_stream = None
+
+
+def patches() -> list[Patch]:
+    """Return the patches of graphs."""
+    return [
+        Callback(_forget_stream, _forget_stream),
+        replaced_function(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _is_capturing, native_to="cuda"),
+        replaced_function(torch.cuda.graphs, "_graph_pool_handle", _pool_handle, native_to="cuda"),
+        replaced_function(torch.cuda.CUDAGraph, "__new__", _new_graph, native_to="cuda"),
+    ]

@@ -1,0 +1,27 @@
+"""Green contexts, which divide a GPU. For ``torch/cuda/green_contexts.py``."""
+
+from __future__ import annotations
+
+import torch
+import torch.cuda.comm
+import torch.cuda.green_contexts
+
+from torchdevice.cuda.monitoring import refuses
+from torchdevice.patching import Patch, Replaced
+
+_DIVIDES = "It divides a GPU's multiprocessors. Leave it out; the work runs on the whole target."
+
+
+def patches() -> list[Patch]:
+    """Return the patches of what makes green contexts, which differs between versions of torch."""
+    module = torch.cuda.green_contexts
+    found: list[Patch] = [refuses(module, name, _DIVIDES) for name in _LOCALITIES if hasattr(module, name)]
+    for cls_name, constructor in (("GreenContext", "create"), ("SMPartition", "from_device")):
+        cls = getattr(module, cls_name, None)
+        if hasattr(cls, constructor):
+            make = refuses(cls, constructor, _DIVIDES).make
+            found.append(Replaced(cls, constructor, lambda original, make=make: staticmethod(make(original))))
+    return found
+
+
+_LOCALITIES = ("get_num_locality_domains", "is_localization_supported")

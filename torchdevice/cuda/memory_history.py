@@ -1,0 +1,325 @@
+"""The history of allocations, as ``torch.cuda.memory._record_memory_history`` asks for it.
+
+A device with an allocator of its own tells a :class:`History` of each allocation. For the others an
+:class:`OperatorWatcher` tells it of the storages that operators of one thread return; what a kernel needs on its way,
+and what was there before, it does not see.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torchdevice.context import Context
+from torchdevice.devices.allocations import Block
+from torchdevice.fidelity import Fidelity
+from torchdevice.supplied import supplied_function
+
+
+class History:
+    """Allocations and ends of allocations, in order, with the lines of the program that caused them.
+
+    Args:
+        stream: Returns the id of the current stream of a device index.
+    """
+
+    def __init__(self, stream: Callable[[int], int]):
+        self._stream = stream
+        self._lock = threading.RLock()
+        self._blocks: dict[int, tuple[Block, list[dict[str, Any]]]] = {}
+        self._metadata = threading.local()
+        self.configure("state", None, 1, frozenset())
+
+    def configure(self, kept: str, context: str | None, entries: int, skipped: frozenset[str]) -> None:
+        """Set what is kept from now on.
+
+        Args:
+            kept: ``"all"`` events, or the ``"state"`` alone.
+            context: For which events the stack is kept: None, ``"state"``, ``"alloc"`` or ``"all"``.
+            entries: How many events are kept, the last ones.
+            skipped: Kinds of events that are not kept.
+        """
+        with self._lock:
+            self._context, self._skipped = context, skipped
+            self._entries = collections.deque(
+                getattr(self, "_entries", ()), maxlen=max(1, entries) if kept == "all" else 1
+            )
+
+    def clear(self) -> None:
+        """Forget the events."""
+        with self._lock:
+            self._entries.clear()
+
+    @property
+    def metadata(self) -> str:
+        """What this thread's events are labelled with."""
+        return getattr(self._metadata, "text", "")
+
+    @metadata.setter
+    def metadata(self, text: str) -> None:
+        self._metadata.text = text
+
+    def allocated(self, block: Block) -> None:
+        """Note a new block."""
+        with self._lock:
+            frames = _frames() if self._context else []
+            self._blocks[block.address] = (block, frames)
+            self._note("alloc", block, frames if self._context in ("alloc", "all") else [])
+
+    def freed(self, address: int) -> None:
+        """Note the end of a block; one that was there before the history began is unknown."""
+        with self._lock:
+            block, _ = self._blocks.pop(address, (None, None))
+            if block is not None:
+                frames = _frames() if self._context == "all" else []
+                self._note("free_requested", block, frames)
+                self._note("free_completed", block, frames)
+
+    def annotate(self, address: int, text: str) -> None:
+        """Note a label for a block."""
+        with self._lock:
+            block, frames = self._blocks.get(address, (None, []))
+            if block is None:
+                raise RuntimeError(f"no allocation at {address} is recorded")
+            self._note("annotate", block, frames, text)
+
+    def out_of_memory(self, index: int, size: int, free: int) -> None:
+        """Note an allocation that failed."""
+        with self._lock:
+            self._note("oom", Block(index, 0, size, size), _frames() if self._context else [], free=free)
+
+    def _note(
+        self, action: str, block: Block, frames: list[dict[str, Any]], label: str = "", free: int | None = None
+    ) -> None:
+        if action in self._skipped:
+            return
+        entry = {
+            "action": action,
+            "addr": block.address,
+            "size": block.size,
+            "stream": self._stream(block.device),
+            "time_us": time.time_ns() // 1000,
+            "compile_context": "N/A",
+            "user_metadata": label or self.metadata,
+            "pool_id": (0, 0),
+            "frames": frames,
+        }
+        if free is not None:
+            del entry["addr"]
+            entry["device_free"] = free
+        self._entries.append((block.device, entry))
+
+    def frames(self, address: int) -> list[dict[str, Any]] | None:
+        """Return the lines that allocated a block, innermost first; None if it is not known."""
+        found = self._blocks.get(address)
+        return found[1] if found is not None else None
+
+    def traces(self, count: int) -> list[list[dict[str, Any]]]:
+        """Return the events of each of ``count`` devices."""
+        with self._lock:
+            traces: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+            for index, entry in self._entries:
+                traces[index].append(entry)
+            return traces
+
+
+def _frames() -> list[dict[str, Any]]:
+    """Return the stack, innermost first, without this package."""
+    found = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != "torchdevice":
+            code = frame.f_code
+            found.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+_HISTORY, _STOP = "memory history", "end of memory history"
+
+
+APPROXIMATE_SNAPSHOT = dict.fromkeys(("cpu", "mps"), (Fidelity.APPROXIMATE, "What Python holds and operators return."))
+
+
+_LARGE = 1 << 20
+"""``kSmallSize`` of CUDA's caching allocator: larger blocks are of the large pool."""
+
+
+def _history(context: Context) -> History:
+    history = context.settings.get(_HISTORY)
+    if history is None:
+        history = context.settings[_HISTORY] = History(lambda index: context.thread.streams.get(index, 0))
+    return history
+
+
+@supplied_function("_cuda_record_memory_history", on=APPROXIMATE_SNAPSHOT)
+def record_memory_history(
+    active: Context,
+    enabled: str | None,
+    context: str | None,
+    stacks: str,
+    max_entries: int,
+    clear_history: bool = False,
+    compile_context: bool = False,
+    global_record_annotations: bool = False,
+    skip_actions: list[str] | None = None,
+    record_pinned_host_memory: bool = False,
+    record_cuda: bool = True,
+) -> None:
+    """Record allocations with the Python stack, or stop; there are no C++ frames."""
+    _check(enabled, ("state", "all"), "expected state to be 'state', 'all', or None")
+    _check(context, ("state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")
+    _check(stacks, ("python", "all"), "expected stacks to be 'python', or 'all'")
+    history = _history(active)
+    if enabled is None or clear_history:
+        history.clear()
+    if enabled is None:
+        _stop(active)
+        return
+    _report(active, "torch.cuda.memory._record_memory_history")
+    history.configure(enabled, context, max_entries, frozenset(skip_actions or ()))
+    if _STOP not in active.settings:
+
+        def ran_out(device: int, size: int, total: int, free: int) -> None:
+            history.out_of_memory(active.device(device).index or 0, size, free)
+
+        unwatch = active.runtime.watch_allocations(history)
+
+        def stop() -> None:
+            unwatch()
+            if ran_out in active.out_of_memory_observers:
+                active.out_of_memory_observers.remove(ran_out)
+
+        active.out_of_memory_observers.append(ran_out)
+        active.settings[_STOP] = stop
+        active.thread.at_exit += [lambda: _stop(active), stop]  # another thread may have stopped it
+
+
+@supplied_function("_cuda_record_memory_history_legacy", on=APPROXIMATE_SNAPSHOT)
+def record_memory_history_legacy(
+    context: Context,
+    enabled: bool,
+    record_context: bool,
+    trace_alloc_max_entries: int,
+    trace_alloc_record_context: bool,
+    record_context_cpp: bool = False,
+    clear_history: bool = False,
+    *rest: Any,
+) -> None:
+    """The same, by its older arguments."""
+    stacks_of = ("all" if trace_alloc_record_context else "state") if record_context else None
+    kept = "all" if enabled else None
+    record_memory_history(context, kept, stacks_of, "python", trace_alloc_max_entries, clear_history)
+
+
+def _stop(context: Context) -> None:
+    stop: Callable[[], None] | None = context.settings.pop(_STOP, None)
+    if stop is not None:
+        stop()
+
+
+@supplied_function("_cuda_isHistoryEnabled")
+def is_history_enabled(context: Context) -> bool:
+    """Whether allocations are recorded."""
+    return _STOP in context.settings
+
+
+@supplied_function("_cuda_memorySnapshot", on=APPROXIMATE_SNAPSHOT)
+def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
+    """The blocks in use and the recorded events, as CUDA's allocator describes its own."""
+    _report(context, "torch.cuda.memory_snapshot")
+    history = _history(context)
+    others = pool is not None and pool[:2] != (0, 0)
+    blocks = [] if others else [b for i in range(context.runtime.device_count()) for b in context.runtime.blocks(i)]
+    return {
+        "segments": [_segment(block, history) for block in sorted(blocks)],
+        "device_traces": [] if others else history.traces(context.runtime.device_count()),
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+            "max_split_size": -1,
+            "garbage_collection_threshold": 0.0,
+            "expandable_segments": False,
+            "pinned_num_register_threads": 1,
+            "release_lock_on_cudamalloc": False,
+            "pinned_use_cuda_host_register": False,
+            "roundup_power2_divisions": {},
+        },
+        "external_annotations": [],
+    }
+
+
+def _segment(block: Block, history: History) -> dict[str, Any]:
+    frames = history.frames(block.address) or []
+    return {
+        "device": block.device,
+        "address": block.address,
+        "total_size": block.size,
+        "allocated_size": block.size,
+        "active_size": block.size,
+        "requested_size": block.requested,
+        "stream": 0,
+        "segment_type": "large" if block.size > _LARGE else "small",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": frames,
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested,
+                "state": "active_allocated",
+                "frames": frames,
+            }
+        ],
+    }
+
+
+@supplied_function("_cuda_allocationTraceback")
+def allocation_traceback(context: Context, address: int) -> list[dict[str, Any]] | None:
+    """The lines that allocated a recorded block, or None."""
+    return _history(context).frames(address)
+
+
+@supplied_function("_cuda_annotateMemory")
+def annotate_memory(context: Context, address: int, metadata: str) -> None:
+    """Label a recorded block in the history."""
+    _history(context).annotate(address, metadata)
+
+
+@supplied_function("_cuda_memoryMetadataSupported")
+def memory_metadata_supported(context: Context) -> bool:
+    """True: recorded events carry the label that was set."""
+    return True
+
+
+@supplied_function("_cuda_setMemoryMetadata")
+def set_memory_metadata(context: Context, metadata: str) -> None:
+    """Set the label of this thread's events."""
+    _history(context).metadata = metadata
+
+
+@supplied_function("_cuda_getMemoryMetadata")
+def get_memory_metadata(context: Context) -> str:
+    """The label of this thread's events."""
+    return _history(context).metadata
+
+
+@supplied_function("_cuda_attach_out_of_memory_observer")
+def attach_out_of_memory_observer(context: Context, observer: Callable[[int, int, int, int], None]) -> None:
+    """Call the observer when memory runs out: device, bytes asked for, bytes of the device, bytes free."""
+    context.out_of_memory_observers.append(observer)
+
+
+def _report(context: Context, name: str) -> None:
+    if not context.runtime.exact_memory:
+        context.report(name, f"tensors of the {context.device_type} process that Python holds", Fidelity.APPROXIMATE)
+
+
+def _check(value: str | None, known: tuple[str, ...], message: str) -> None:
+    if value is not None and value not in known:
+        raise RuntimeError(message)

@@ -1,0 +1,38 @@
+"""Memory pools and pluggable allocators, which replace CUDA's allocator. For ``torch/cuda/memory.py``."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.cuda.unsupported import POOL
+from torchdevice.errors import NotSupportedError
+from torchdevice.patching import Patch, replaced_function
+
+
+def _no_pool(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    raise NotSupportedError("torch.cuda.MemPool", POOL)
+
+
+def _no_allocator(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    raise NotSupportedError("torch.cuda.memory.CUDAPluggableAllocator", POOL)
+
+
+_BY_VALUE = (
+    "_cuda_beginAllocateCurrentThreadToPool",
+    "_cuda_beginAllocateToPool",
+    "_cuda_endAllocateToPool",
+    "_cuda_releasePool",
+)
+"""What ``torch.cuda.memory`` imports of ``torch._C`` by value, for pools."""
+
+
+def patches() -> list[Patch]:
+    """Return the patches of pools and allocators."""
+    return [
+        replaced_function(torch.cuda.MemPool, "__new__", _no_pool, native_to="cuda"),
+        replaced_function(torch.cuda.memory.CUDAPluggableAllocator, "__init__", _no_allocator, native_to="cuda"),
+        *(replaced_function(torch.cuda.memory, name, _no_pool, native_to="cuda") for name in _BY_VALUE),
+    ]

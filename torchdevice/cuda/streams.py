@@ -1,0 +1,364 @@
+"""Streams and events. For ``torch/cuda/streams.py``, and ``torch.Stream`` and ``torch.Event``.
+
+A target runs its work in order, so a stream is a name: each has an id, and each thread has a current one for each
+device.
+
+The C base classes of torch's streams and events cannot be instantiated without a driver, so their ``__new__`` returns a
+stand-in instead. A stand-in is a ``torch.Stream`` or ``torch.Event`` and says ``__class__`` is the CUDA class, so that
+``isinstance`` holds for both. Streams need no waiting; events record real points of the target's work.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+
+from torchdevice import thread_state
+from torchdevice.context import Context
+from torchdevice.devices.runtime import Mark
+from torchdevice.errors import NotSupportedError
+from torchdevice.patching import Patch, Replaced, replaced_function, subclass_in_place_of
+from torchdevice.spelling import Spelling
+from torchdevice.supplied import supplied_function
+
+CUDA_DEVICE_TYPE = 1
+"""``c10::DeviceType::CUDA``."""
+
+
+@supplied_function("_cuda_getCurrentStream")
+def get_current_stream(context: Context, device: int) -> tuple[int, int, int]:
+    """The id of this thread's current stream on the device, the device, and CUDA's device type."""
+    _check(context, device)
+    return context.thread.streams.get(device, 0), device, CUDA_DEVICE_TYPE
+
+
+@supplied_function("_cuda_getDefaultStream")
+def get_default_stream(context: Context, device: int) -> tuple[int, int, int]:
+    """Stream 0 of the device."""
+    _check(context, device)
+    return 0, device, CUDA_DEVICE_TYPE
+
+
+@supplied_function("_cuda_getCurrentRawStream")
+def get_current_raw_stream(context: Context, device: int) -> int:
+    """The null pointer for the default stream; no other stream has one."""
+    stream_id, _, _ = get_current_stream(context, device)
+    if stream_id:
+        raise NotSupportedError(
+            "torch._C._cuda_getCurrentRawStream", "There is no cudaStream_t. Use torch.cuda.Stream."
+        )
+    return 0
+
+
+@supplied_function("_cuda_getStreamFromExternal")
+def get_stream_from_external(context: Context, pointer: int, device: int) -> tuple[int, int, int]:
+    """The default stream for a null pointer; no other stream has one."""
+    if pointer:
+        raise NotSupportedError(
+            "torch.cuda.ExternalStream", "There is no CUDA stream at that address. Use torch.cuda.Stream."
+        )
+    return get_default_stream(context, device)
+
+
+def _check(context: Context, device: int) -> None:
+    if not context.accepts(device):  # c10/cuda/CUDAStream.cpp
+        raise RuntimeError(f"Device index value {device} is out of index range [0, {context.device_count})")
+
+
+@supplied_function("_cuda_setStream")
+def set_stream(context: Context, stream_id: int, device_index: int, device_type: int) -> None:
+    """Make a stream current on its device, and the device current, as CUDA does."""
+    context.thread.streams[device_index] = stream_id
+    context.thread.select(device_index)
+
+
+@supplied_function("_cuda_isCurrentStreamCapturing")
+def is_current_stream_capturing(context: Context) -> bool:
+    """Whether this thread is capturing a graph."""
+    return context.thread.capture is not None
+
+
+_ids = itertools.count(1)
+
+
+class StreamStandIn(torch.Stream):
+    """A stream of the program: a name for an order that is kept anyway."""
+
+    module: Any = torch.cuda
+    torch_device_type = CUDA_DEVICE_TYPE
+    priority: int
+    _context: Context
+
+    def __new__(cls, context: Context, stream_id: int, device_index: int, priority: int = 0) -> StreamStandIn:
+        self = super().__new__(  # type: ignore[call-arg]
+            cls, stream_id=stream_id, device_index=device_index, device_type=cls.torch_device_type
+        )
+        self.priority = priority
+        self._context = context
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+    __class__ = property(lambda self: self.module.Stream)  # type: ignore[assignment]
+
+    @property
+    def cuda_stream(self) -> int:
+        """The ``cudaStream_t``: 0, as for CUDA, for the default stream; there is none for another."""
+        if self.stream_id == 0:
+            return 0
+        raise NotSupportedError("torch.cuda.Stream.cuda_stream", "There is no cudaStream_t. Use the stream's methods.")
+
+    @property
+    def native_handle(self) -> int:
+        """The same, under the name that ``torch.Stream`` has for it."""
+        return self.cuda_stream
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return CUDA's lowest and highest priority."""
+        return 0, -3
+
+    def wait_event(self, event: Any) -> None:
+        """Make later work wait for the event; returns at once."""
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        """Make later work wait for the stream; the order is kept anyway."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Record an event in this stream and return it; a new one if none is given."""
+        event = self.module.Event() if event is None else event
+        event.record(self)
+        return event
+
+    def is_capturing(self) -> bool:
+        """Return whether this thread is capturing a graph."""
+        return self._context.thread.capture is not None
+
+    def query(self) -> bool:
+        """Return whether the work is done."""
+        mark = self._context.runtime.mark(self._target_index, timing=False)
+        return mark.query()
+
+    def synchronize(self) -> None:
+        """Wait for the work."""
+        self._context.runtime.synchronize(self._target_index)
+
+    @property
+    def _target_index(self) -> int:
+        return self._context.device(self.device_index).index or 0
+
+    def __enter__(self) -> StreamStandIn:
+        thread = self._context.thread
+        before = thread.device_index, self.device_index, thread.streams.get(self.device_index, 0)
+        thread.entered_streams.append(before)
+        thread.streams[self.device_index] = self.stream_id
+        thread.select(self.device_index)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        thread = self._context.thread
+        outer_index, device_index, stream_id = thread.entered_streams.pop()
+        thread.select(outer_index)
+        thread.streams[device_index] = stream_id
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, torch.Stream):
+            return False
+        return (self.stream_id, self.device_index) == (other.stream_id, other.device_index)
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device_index))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} stream_id={self.stream_id}>"
+
+
+class EventStandIn(torch.Event):
+    """An event of the program: a point in the target's work."""
+
+    module: Any = torch.cuda
+    _context: Context
+    _timing: bool
+    _mark: Mark | None
+    _recorded_on: int | None
+
+    def __new__(cls, context: Context, enable_timing: bool) -> EventStandIn:
+        self = super().__new__(cls, device="cpu")
+        self._context = context
+        self._timing = enable_timing
+        self._mark = self._recorded_on = None
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+    __class__ = property(lambda self: self.module.Event)  # type: ignore[assignment]
+
+    @property
+    def device(self) -> torch.device | None:  # type: ignore[override]
+        """The device it was recorded on, None before."""
+        return None if self._recorded_on is None else _cuda_device(self._recorded_on)
+
+    @property
+    def cuda_event(self) -> int:
+        """The ``cudaEvent_t``: 0, as for CUDA, before recording; there is none after."""
+        if self._mark is None:
+            return 0
+        raise NotSupportedError("torch.cuda.Event.cuda_event", "There is no cudaEvent_t. Use the event's methods.")
+
+    def record(self, stream: Any = None) -> None:
+        """Record a point in the stream, the current one if None."""
+        index = self._context.thread.device_index if stream is None else stream.device_index
+        if self._recorded_on is not None and self._recorded_on != index:
+            raise RuntimeError(f"Event device {self._recorded_on} does not match recording stream's device {index}.")
+        self._recorded_on = index
+        self._mark = self._context.runtime.mark(self._context.device(index).index or 0, timing=self._timing)
+
+    def wait(self, stream: Any = None) -> None:
+        """Make later work of the stream wait for this event; the order is kept anyway."""
+
+    def query(self) -> bool:
+        """Return whether what was recorded is done; True if nothing was."""
+        return self._mark is None or self._mark.query()
+
+    def synchronize(self) -> None:
+        """Wait for what was recorded."""
+        if self._mark is not None:
+            self._mark.synchronize()
+
+    def elapsed_time(self, end_event: EventStandIn) -> float:  # type: ignore[override]
+        """Return the milliseconds from this event to ``end_event``; CUDA's errors where there are none."""
+        if not self._timing or not end_event._timing:
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._mark is None or end_event._mark is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self._mark.query() and end_event._mark.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        if self._recorded_on != end_event._recorded_on:
+            raise torch.AcceleratorError("CUDA error: invalid resource handle")  # what cudaEventElapsedTime says
+        return self._mark.elapsed_time(end_event._mark)
+
+    def ipc_handle(self) -> bytes:
+        """There is none."""
+        raise NotSupportedError("torch.cuda.Event.ipc_handle", "Share an event between threads, not processes.")
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {'recorded' if self._mark is not None else 'uninitialized'}>"
+
+
+def _cuda_device(index: int) -> torch.device:
+    with torch._C.DisableTorchFunction():
+        return torch.device("cuda", index)
+
+
+def _new_stream(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> StreamStandIn:
+    return new_stream(context, StreamStandIn, *args, **kwargs)
+
+
+def new_stream(
+    context: Context, made: type[StreamStandIn], device: Any = None, priority: int = 0, **kwargs: Any
+) -> StreamStandIn:
+    """Return a stand-in for what ``torch.cuda.Stream(...)`` and its like make."""
+    if "stream_id" in kwargs:
+        stream_id, index = kwargs["stream_id"], kwargs.get("device_index", context.thread.device_index)
+        return context.streams.get((made, stream_id, index)) or _remembered(context, made(context, stream_id, index))
+    if "stream_ptr" in kwargs:
+        return _new_external_stream(context, None, made, device=device, **kwargs)
+    index = context.ordinal(Spelling("cuda", made.module._utils._get_device_index(device, optional=True)))
+    return _remembered(context, made(context, next(_ids), index, max(-3, min(0, priority))))
+
+
+def _remembered(context: Context, stream: StreamStandIn) -> StreamStandIn:
+    """Keep the last streams: programs ask for their current one all the time."""
+    if len(context.streams) >= _KNOWN_STREAMS:
+        context.streams.clear()
+    context.streams[type(stream), stream.stream_id, stream.device_index] = stream
+    return stream
+
+
+_KNOWN_STREAMS = 64
+
+
+def _new_external_stream(
+    context: Context, original: Any, cls: type, stream_ptr: int = 0, device: Any = None, **kwargs: Any
+) -> StreamStandIn:
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    stream_id, device_index, _ = get_stream_from_external(context, stream_ptr, index)
+    return StreamStandIn(context, stream_id, device_index)
+
+
+def _priority_range(original: Any) -> Any:
+    def priority_range() -> tuple[int, int]:
+        return original() if thread_state.state.for_cuda is None else StreamStandIn.priority_range()
+
+    return staticmethod(priority_range)
+
+
+def _from_ipc_handle(original: Any) -> Any:
+    def from_ipc_handle(cls: type, device: Any, handle: bytes) -> Any:
+        if thread_state.state.for_cuda is None:
+            return original(device, handle)
+        raise NotSupportedError("torch.cuda.Event.from_ipc_handle", "Share an event between threads, not processes.")
+
+    return classmethod(functools.update_wrapper(from_ipc_handle, original))
+
+
+def _new_event(
+    context: Context,
+    original: Any,
+    cls: type,
+    enable_timing: bool = False,
+    blocking: bool = False,
+    interprocess: bool = False,
+    external: bool = False,
+) -> EventStandIn:
+    return EventStandIn(context, enable_timing)
+
+
+def _is_the_programs(context: Context, device: Any) -> bool:
+    """Whether a device is the program's accelerator: spelled, rewritten already, or left out."""
+    rewritten = isinstance(device, torch.device) and device.type == context.device_type
+    return device is None or rewritten or context.redirect(device) is not None
+
+
+def _new_generic_stream(cls: type, device: Any = None, **kwargs: Any) -> Any:
+    """``torch.Stream``: a stream of the program's accelerator where it spells one, or names none."""
+    context = thread_state.state.for_cuda
+    if context is not None and "stream_id" not in kwargs and _is_the_programs(context, device):
+        return torch.cuda.Stream(device, **kwargs)
+    return _Stream.__new__(cls, *(() if device is None else (device,)), **kwargs)
+
+
+def _new_generic_event(cls: type, device: Any = None, **kwargs: Any) -> Any:
+    """``torch.Event``: an event of the program's accelerator where it spells one, or names none."""
+    context = thread_state.state.for_cuda
+    if context is not None and _is_the_programs(context, device):
+        return torch.cuda.Event(**kwargs)
+    return _Event.__new__(cls, *(() if device is None else (device,)), **kwargs)
+
+
+_Stream, _Event = torch.Stream, torch.Event
+
+
+_GenericStream = subclass_in_place_of(_Stream, _new_generic_stream, also=(torch.cuda.Stream, torch.xpu.Stream))
+
+
+_GenericEvent = subclass_in_place_of(_Event, _new_generic_event, also=(torch.cuda.Event, torch.xpu.Event))
+
+
+def patches() -> list[Patch]:
+    """Return the patches of the stream and event classes."""
+    return [
+        Replaced(torch, "Stream", lambda _: _GenericStream),
+        Replaced(torch, "Event", lambda _: _GenericEvent),
+        replaced_function(torch.cuda.Stream, "__new__", _new_stream, native_to="cuda"),
+        replaced_function(torch.cuda.ExternalStream, "__new__", _new_external_stream, native_to="cuda"),
+        Replaced(torch.cuda.Stream, "priority_range", _priority_range, may_be_absent=True),
+        Replaced(torch.cuda.Event, "from_ipc_handle", _from_ipc_handle),
+        replaced_function(torch.cuda.Event, "__new__", _new_event, native_to="cuda"),
+    ]

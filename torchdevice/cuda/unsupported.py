@@ -1,0 +1,67 @@
+"""Names that have no honest equivalent: raw pointers, handles, allocators. Each raises and names the way out."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from torchdevice.context import Context
+from torchdevice.errors import NotSupportedError
+from torchdevice.fidelity import Fidelity
+from torchdevice.supplied import supplied_function
+
+_POINTER = "It hands out a CUDA pointer or handle. Use torch tensors and functions instead."
+
+
+POOL = "Memory pools and pluggable allocators replace CUDA's allocator. Leave them out; tensors are allocated as usual."
+
+
+_KERNEL = "It compiles or launches CUDA code. Use a torch function, or a CPU implementation."
+
+
+_RANKS = "NCCL's communicators belong to CUDA. Use torch.distributed, or torch.cuda.nccl without communicators."
+
+
+REMEDIES = {
+    **dict.fromkeys(
+        (
+            "_cuda_getCurrentBlasHandle",
+            "_cuda_getCurrentSolverHandle",
+            "_cuda_cudaCachingAllocator_raw_alloc",
+            "_cuda_cudaCachingAllocator_raw_delete",
+            "_cuda_busy_wait_for_flag",
+            "_cuda_clear_flag",
+        ),
+        _POINTER,
+    ),
+    **dict.fromkeys(
+        (
+            "_cuda_beginAllocateCurrentStreamToPool",
+            "_cuda_beginAllocateCurrentThreadToPool",
+            "_cuda_beginAllocateToPool",
+            "_cuda_changeCurrentAllocator",
+            "_cuda_checkPoolLiveAllocations",
+            "_cuda_cudaHostAllocator",
+            "_cuda_customAllocator",
+            "_cuda_endAllocateToPool",
+            "_cuda_getAllocator",
+            "_cuda_getCheckpointState",
+            "_cuda_releasePool",
+            "_cuda_setCheckpointPoolState",
+        ),
+        POOL,
+    ),
+    "_cuda_jiterator_compile_and_launch_kernel": _KERNEL,
+    **dict.fromkeys(("_nccl_init_rank", "_nccl_unique_id"), _RANKS),
+    "_cuda_getHipblasltVersion": "It is a library of ROCm. Ask torch.version.hip first.",
+}
+
+
+def _refusing(name: str, remedy: str) -> None:
+    def refuse(context: Context, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotSupportedError(f"torch._C.{name}", remedy)
+
+    supplied_function(name, Fidelity.UNSUPPORTED, note=remedy)(refuse)
+
+
+for _name, _remedy in REMEDIES.items():
+    _refusing(_name, _remedy)

@@ -1,0 +1,98 @@
+"""What ``torch.cuda.get_device_properties`` answers: the fields, their defaults, and which of them a scope may set."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid as uuids
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class DeviceProperties:
+    """The fields of torch's own ``_CudaDeviceProperties``.
+
+    A field with a default is a documented constant of the stand-in (fidelity *declared*): those of CUDA's compute
+    capability 8.0, from the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming
+    Guide, and 0 where a constant would say something about a chip that is not there.
+
+    Attributes:
+        name: The name of the device that stands in.
+        major: Compute capability, major; the scope's ``capability``.
+        minor: Compute capability, minor.
+        total_memory: Bytes of memory of the device that stands in.
+        multi_processor_count: Units that compute in parallel; on a CPU, torch's threads.
+        uuid: The same for equal names and ordinals. It is not the identifier of a GPU.
+        is_integrated: 1 if the device computes in the host's memory.
+        L2_cache_size: Bytes; 0, because nothing measures it.
+    """
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    uuid: uuids.UUID
+    is_integrated: int
+    is_multi_gpu_board: int = 0
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+    regs_per_multiprocessor: int = 65536
+    shared_memory_per_block: int = 49152
+    shared_memory_per_block_optin: int = 166912
+    shared_memory_per_multiprocessor: int = 167936
+    clock_rate: int = 0
+    memory_clock_rate: int = 0
+    memory_bus_width: int = 0
+    L2_cache_size: int = 0
+    pci_bus_id: int = 0
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+    gcnArchName: str = ""
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // 2**20}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid}, L2_cache_size={self.L2_cache_size // 2**20}MB)"
+        )
+
+
+_TYPES: Mapping[str, type] = {"str": str, "int": int, "uuids.UUID": uuids.UUID}
+
+SETTABLE: Mapping[str, type] = {
+    field.name: _TYPES[str(field.type)]
+    for field in dataclasses.fields(DeviceProperties)
+    if field.name not in ("major", "minor")
+}
+"""The fields that a scope's ``properties`` may set, and their types."""
+
+
+def checked(properties: Any) -> dict[str, Any]:
+    """Return fields of :class:`DeviceProperties` to set, as a dictionary.
+
+    Raises:
+        TypeError: ``properties`` is no mapping, or a value has another type than its field.
+        ValueError: A field does not exist or cannot be set, or a size is below 0.
+    """
+    if not isinstance(properties, Mapping):
+        raise TypeError(f"properties={properties!r} is not a mapping. Use a dict such as {{'name': 'a GPU'}}.")
+    unknown = sorted(map(str, properties.keys() - SETTABLE.keys()))
+    if unknown:
+        raise ValueError(
+            f"properties has {unknown!r}, which cannot be set. Use fields of torch.cuda.get_device_properties: "
+            f"{', '.join(sorted(SETTABLE))}; capability= sets major and minor."
+        )
+    return {name: _checked_field(name, value) for name, value in properties.items()}
+
+
+def _checked_field(name: str, value: Any) -> Any:
+    wanted: Any = SETTABLE[name]
+    if wanted is uuids.UUID and isinstance(value, str):
+        return uuids.UUID(value)
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        raise TypeError(f"properties[{name!r}]={value!r} is not of type {wanted.__name__}. Use such a value.")
+    if wanted is int and value < 0:
+        raise ValueError(f"properties[{name!r}]={value!r} is below 0. Use 0 or more.")
+    return value

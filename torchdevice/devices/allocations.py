@@ -1,0 +1,119 @@
+"""Who allocates on a device, and what is allocated: blocks, and the observers that are told of them.
+
+A device with an allocator of its own tells an :class:`Observer` of each block. For the others an
+:class:`OperatorWatcher` tells it of the storages that operators of one thread return. It does not see the memory that a
+kernel needs while it runs, nor what was allocated before.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils import _python_dispatch
+from torch.utils import _pytree as pytree
+
+from torchdevice.torch_internals import require
+
+_stack = require(_python_dispatch, "_get_current_dispatch_mode_stack")
+
+
+_pop = require(_python_dispatch, "_pop_mode")
+
+
+_push = require(_python_dispatch, "_push_mode")
+
+
+class Block(NamedTuple):
+    """Memory that a tensor has: its device's index, its address, its size in bytes, and what was asked for of it."""
+
+    device: int
+    address: int
+    size: int
+    requested: int
+
+
+class Observer(Protocol):
+    """Who is told of allocations."""
+
+    def allocated(self, block: Block) -> None: ...
+
+    def freed(self, address: int) -> None: ...
+
+
+class OperatorWatcher(_python_dispatch.TorchDispatchMode):
+    """Tells an observer of the storages on a kind of device that operators of this thread return, until stopped."""
+
+    def __init__(self, device_type: str, observer: Observer):
+        super().__init__()
+        self._device_type = device_type
+        self._observer = observer
+        self._known: dict[int, weakref.ref[Any]] = {}
+        self._stopped = False
+        self.__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self._stopped:
+            return result
+        given: set[int] | None = None
+        for tensor in _dense(result, self._device_type):
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+            if not size or address in self._known:
+                continue
+            if given is None:
+                given = {each.untyped_storage().data_ptr() for each in _dense((args, kwargs), self._device_type)}
+            if address not in given:
+                self._known[address] = weakref.ref(storage, self._ended_at(address))
+                self._observer.allocated(Block(tensor.device.index or 0, address, size, size))
+        return result
+
+    def _ended_at(self, address: int) -> Callable[[Any], None]:
+        def ended(storage: Any) -> None:
+            if self._known.pop(address, None) is not None:
+                self._observer.freed(address)
+
+        return ended
+
+    def stop(self) -> None:
+        """Tell nothing from now on, also where other modes were entered since, or from another thread."""
+        self._known.clear()
+        self._stopped = True
+        if self not in _stack():
+            return
+        above = []
+        while _stack()[-1] is not self:
+            above.append(_pop())
+        self.__exit__(None, None, None)
+        for mode in reversed(above):
+            _push(mode)
+
+
+def held_by_python(device_type: str, index: int) -> list[Block]:
+    """Return the memory of the tensors of a device that Python holds."""
+    import gc
+
+    found: dict[int, Block] = {}
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor):
+            for tensor in _dense(each, device_type):
+                storage = tensor.untyped_storage()
+                address, size = storage.data_ptr(), storage.nbytes()
+                if size and (tensor.device.index or 0) == index:
+                    found[address] = Block(index, address, size, size)
+    return list(found.values())
+
+
+def _dense(tree: Any, device_type: str) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a tree that have memory of their own on a kind of device."""
+    with torch._C.DisableTorchFunction():
+        for leaf in pytree.tree_leaves(tree):
+            if type(leaf) in _PLAIN and leaf.layout is torch.strided and leaf.device.type == device_type:
+                yield leaf
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -1,0 +1,95 @@
+"""Devices with a module of their own that follows torch's convention: CUDA, XPU, PrivateUse1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchdevice.devices.runtime import Mark, Memory, Runtime
+from torchdevice.errors import NotSupportedError
+
+
+class ModuleRuntime(Runtime):
+    """A device with a module of its own that follows torch's device-module convention: CUDA, XPU, any PrivateUse1.
+
+    The convention is that of ``torch.cuda`` and ``torch.xpu``; a backend that leaves a function out gets a clear error
+    when a program needs it.
+    """
+
+    pins_memory = True
+    takes_device_ids = True
+    is_asynchronous = True
+    is_integrated = False
+
+    def __init__(self, device_type: str):
+        self.device_type = device_type
+        self.makes_triton_code = device_type in ("cuda", "xpu")
+
+    @property
+    def module(self) -> Any:
+        """The module, for example ``torch.xpu``."""
+        return getattr(torch, self.device_type, None)
+
+    def _call(self, name: str, *args: Any) -> Any:
+        function = getattr(self.module, name, None)
+        if function is None:
+            raise NotSupportedError(
+                f"torch.{self.device_type}.{name}", f"The {self.device_type!r} backend does not provide it."
+            )
+        return function(*args)
+
+    def is_available(self) -> bool:
+        return self.module is not None and self._call("is_available")
+
+    def device_count(self) -> int:
+        return self._call("device_count")
+
+    def name(self, index: int) -> str:
+        return self._call("get_device_name", index)
+
+    def total_memory(self, index: int) -> int:
+        return self._call("get_device_properties", index).total_memory
+
+    def free_memory(self, index: int) -> int:
+        return self._call("mem_get_info", index)[0]
+
+    def memory(self, index: int) -> Memory:
+        names = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+        return Memory(*(self._call(name, index) for name in names))
+
+    def reset_peak_memory(self, index: int) -> None:
+        self._call("reset_peak_memory_stats", index)
+
+    def limit_memory(self, index: int, fraction: float | None) -> bool:
+        self._call("set_per_process_memory_fraction", 1.0 if fraction is None else fraction, index)
+        return True
+
+    def empty_cache(self) -> None:
+        self._call("empty_cache")
+
+    def synchronize(self, index: int) -> None:
+        self._call("synchronize", index)
+
+    def mark(self, index: int, *, timing: bool) -> Mark:
+        event = self.module.Event(enable_timing=timing)
+        event.record(self._call("current_stream", index))
+        return event
+
+    def default_generator(self, index: int) -> torch.Generator:
+        if hasattr(self.module, "init"):
+            self._call("init")
+        generators = getattr(self.module, "default_generators", None)
+        if not generators:
+            raise NotSupportedError(
+                f"torch.{self.device_type}.default_generators", f"The {self.device_type!r} backend does not provide it."
+            )
+        return generators[index]
+
+    def multiprocessor_count(self) -> int:
+        properties = self._call("get_device_properties", 0)
+        return int(getattr(properties, "multi_processor_count", 0) or getattr(properties, "gpu_eu_count", 1))
+
+    def supports_bfloat16(self) -> bool:
+        function = getattr(self.module, "is_bf16_supported", None)
+        return True if function is None else function()

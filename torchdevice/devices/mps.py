@@ -1,0 +1,77 @@
+"""Apple's GPU, through ``torch.mps``."""
+
+from __future__ import annotations
+
+import torch
+
+from torchdevice.devices import process_memory
+from torchdevice.devices.runtime import Mark, Memory, Runtime
+
+
+class MpsRuntime(Runtime):
+    """Apple's GPU through ``torch.mps``.
+
+    Sources: torch/mps/__init__.py and torch/mps/event.py. There is no peak statistic in ``torch.mps``; the peak is the
+    largest figure seen when asked.
+    """
+
+    device_type = "mps"
+    unsupported_dtypes = frozenset({torch.float64, torch.complex128})
+    # pytorch issues 139550 and 189690: an asynchronous copy can return partly copied data.
+    blocking_copies_only = True
+    exact_memory = False
+    is_asynchronous = True
+
+    def __init__(self) -> None:
+        self._peak_allocated = self._peak_reserved = 0
+
+    def is_available(self) -> bool:
+        return torch.backends.mps.is_available()
+
+    def name(self, index: int) -> str:
+        return f"{process_memory.processor_name()} (MPS)"
+
+    def total_memory(self, index: int) -> int:
+        return torch.mps.recommended_max_memory()
+
+    def free_memory(self, index: int) -> int:
+        return max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+
+    def memory(self, index: int) -> Memory:
+        allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        self._peak_allocated = max(self._peak_allocated, allocated)
+        self._peak_reserved = max(self._peak_reserved, reserved)
+        return Memory(allocated, reserved, self._peak_allocated, self._peak_reserved)
+
+    def reset_peak_memory(self, index: int) -> None:
+        self._peak_allocated = self._peak_reserved = 0
+        self.memory(index)
+
+    def limit_memory(self, index: int, fraction: float | None) -> bool:
+        torch.mps.set_per_process_memory_fraction(0.0 if fraction is None else fraction)
+        return True
+
+    def empty_cache(self) -> None:
+        torch.mps.empty_cache()
+
+    def synchronize(self, index: int) -> None:
+        torch.mps.synchronize()
+
+    def mark(self, index: int, *, timing: bool) -> Mark:
+        event = torch.mps.event.Event(enable_timing=timing)
+        event.record()
+        return event
+
+    def default_generator(self, index: int) -> torch.Generator:
+        return torch.mps._get_default_mps_generator()
+
+    def supports_bfloat16(self) -> bool:
+        # Metal has bfloat16 since macOS 14 (torch raises "BFloat16 is not supported on MPS" before that).
+        return torch.backends.mps.is_macos_or_newer(14, 0)
+
+    def autocast_dtype(self, requested: torch.dtype) -> torch.dtype:
+        return torch.float16 if requested is torch.bfloat16 and not self.supports_bfloat16() else requested
+
+    def out_of_memory(self, error: BaseException) -> str | None:
+        text = str(error)
+        return text if text.startswith("MPS backend out of memory") else None

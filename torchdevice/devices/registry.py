@@ -1,0 +1,72 @@
+"""The runtime of each device type, those that other packages register included."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from torchdevice.devices.cpu import CpuRuntime
+from torchdevice.devices.module import ModuleRuntime
+from torchdevice.devices.mps import MpsRuntime
+from torchdevice.devices.runtime import Runtime
+
+_registered: dict[str, Runtime] = {}
+
+_OWN = ("cpu", "cuda", "mps", "xpu", "simulated")
+
+
+def register_runtime(runtime: Runtime) -> Callable[[], None]:
+    """Let ``target=runtime.device_type`` mean a device that this package does not know.
+
+    The device is also chosen by itself where it is available and nothing better is. This is for authors of backends of
+    torch: a :class:`Runtime` is everything that a scope needs to know of a device. A backend that follows torch's
+    convention of device modules needs no runtime of its own. For another backend, derive from :class:`Runtime` or from
+    :class:`ModuleRuntime`, and change what differs.
+
+    Args:
+        runtime: What the device can do.
+
+    Returns:
+        A function that takes the registration back.
+
+    Raises:
+        TypeError: ``runtime`` is not a :class:`Runtime`.
+        ValueError: Its device type is not a name, or has a runtime already.
+    """
+    if not isinstance(runtime, Runtime):
+        raise TypeError(f"{runtime!r} is not a runtime. Derive its class from torchdevice.Runtime.")
+    device_type = getattr(runtime, "device_type", None)
+    if not isinstance(device_type, str) or not device_type.isidentifier():
+        raise ValueError(
+            f"device_type={device_type!r} is not a device type. Use the name by which torch.device knows it."
+        )
+    if device_type in _registered or device_type in _OWN:
+        raise ValueError(
+            f"there is a runtime for {device_type!r} already. Take the other back first, or use another device type."
+        )
+    _registered[device_type] = runtime
+
+    def take_back() -> None:
+        if _registered.get(device_type) is runtime:
+            del _registered[device_type]
+
+    return take_back
+
+
+def registered() -> tuple[str, ...]:
+    """Return the device types of registered runtimes."""
+    return tuple(_registered)
+
+
+def runtime(device_type: str) -> Runtime:
+    """Return the runtime of a device type. There is one in a process, because its figures are the process's."""
+    return _registered.get(device_type) or _own_runtime(device_type)
+
+
+@functools.cache
+def _own_runtime(device_type: str) -> Runtime:
+    if device_type == "cpu":
+        return CpuRuntime()
+    if device_type == "mps":
+        return MpsRuntime()
+    return ModuleRuntime(device_type)

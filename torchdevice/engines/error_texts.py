@@ -1,0 +1,50 @@
+"""The errors of the target, in the words that the program knows."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from torchdevice.context import Context
+
+_TOLD = "_torchdevice_told"
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def reword(context: Context, error: BaseException) -> None:
+    """Name the device as the program's tensors do, and raise CUDA's out-of-memory error for the target's own.
+
+    Raises:
+        torch.OutOfMemoryError: ``error`` says that the target has no memory left.
+    """
+    if context.says_program:
+        _rename_device(context, error)
+    if isinstance(error, torch.OutOfMemoryError):
+        _tell_observers(context, error)
+        return
+    size = context.runtime.out_of_memory(error)
+    if size is not None:
+        as_cuda = torch.OutOfMemoryError(f"CUDA out of memory. {size}({context.device_type} stands in.)")
+        _tell_observers(context, as_cuda)
+        raise as_cuda from error
+
+
+def _rename_device(context: Context, error: BaseException) -> None:
+    own, programs = f"{context.device_type}:", f"{context.options.written_for}:"
+    if error.args and isinstance(error.args[0], str) and own in error.args[0]:
+        error.args = (error.args[0].replace(own, programs), *error.args[1:])
+
+
+def _tell_observers(context: Context, error: torch.OutOfMemoryError) -> None:
+    """Tell who asked for it, once: an error passes here with each torch function that it leaves."""
+    if not context.out_of_memory_observers or hasattr(error, _TOLD):
+        return
+    setattr(error, _TOLD, True)
+    wanted = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
+    size = int(float(wanted[1]) * _UNITS.get(wanted[2], 1)) if wanted else 0
+    device = context.thread.device_index
+    index = context.device(device).index or 0
+    total, free = context.runtime.total_memory(index), context.runtime.free_memory(index)
+    for observer in list(context.out_of_memory_observers):
+        observer(device, size, total, free)

@@ -1,0 +1,436 @@
+"""Which torch function takes a device argument, and how the argument is rewritten.
+
+``REGISTERED`` maps a torch function, as the mode sees it, to its rewriter. A function with a peculiar way of taking a
+device is registered by hand, here or in the file of its area. Every other function is classified at first sight from
+torch's own operator schemas, so that no list of factories has to be kept; None means that it cannot carry a device.
+
+A rewriter is called as ``rewriter(context, func, args, kwargs)`` and makes the call. ``kwargs`` is its own to change.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice import placement
+from torchdevice.context import Context
+from torchdevice.fidelity import Fidelity
+from torchdevice.spelling import FORCE_CPU, forces_cpu
+
+Rewriter = Callable[[Context, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+Table = dict[Any, Rewriter | None]
+
+REGISTERED: Table = {}
+"""The rewriters that are registered by hand, for every context."""
+
+READS: Table = {}
+"""The getters of tensors, which only a scope with ``identity="program"`` rewrites."""
+
+_MAX_TABLE = 50_000
+
+
+def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter], Rewriter]:
+    """Register the rewriter of some torch functions.
+
+    Raises:
+        ValueError: One of them is registered already.
+    """
+
+    def register(rewriter: Rewriter) -> Rewriter:
+        for function in functions:
+            if function in table:
+                raise ValueError(f"{function!r} has a rewriter already")
+            table[function] = rewriter
+        return rewriter
+
+    return register
+
+
+# ---- construction ----------------------------------------------------------------------------------------------------
+
+
+INSISTS_ON_CUDA = frozenset(
+    {
+        "accelerate.state",  # leaves mixed precision off, without a word, on a device that says cpu
+        "lightning.fabric.accelerators.cuda",  # these raise "Device should be GPU"
+        "lightning.pytorch.accelerators.cuda",
+        "lightning_fabric.accelerators.cuda",
+        "pytorch_lightning.accelerators.cuda",
+        "torch.random",  # fork_rng of torch before 2.13 finds the module of the generator by it
+    }
+)
+"""Modules that make a device and later ask it whether it says cuda. They keep it; it is rewritten where it is used."""
+
+
+def _calling_module() -> str:
+    """Return the name of the module that made the torch call which a rewriter, our caller, is handling."""
+    frame: types.FrameType | None = sys._getframe(3)
+    while frame is not None and frame.f_globals.get("__name__") == "torchdevice.engines.wrap":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "") if frame is not None else ""
+
+
+@rewrites(torch.device)
+def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """``torch.device`` in all its forms. Torch checks the spelling before its result is looked at."""
+    lone = args[0] if len(args) == 1 and not kwargs else None
+    if not kwargs and forces_cpu(*args):
+        return context.force_cpu()
+    if type(lone) is int and lone >= 0:
+        return context.redirect(lone) or func(lone)
+    made = lone if type(lone) is torch.device else func(*args, **kwargs)
+    keeps = context.says_program and made.type == context.options.written_for
+    if keeps or (made.type == "cuda" and _calling_module() in INSISTS_ON_CUDA):
+        return made
+    if context.runtime.shares_host_memory and made is not lone and made.type == context.device_type:
+        return placement.host_device(made.type, made.index)
+    return context.redirect(made) or made
+
+
+def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rewrite a call with a keyword argument ``device``, and perhaps ``pin_memory`` and ``dtype``."""
+    asked = kwargs.get("device")
+    target = None
+    if asked is not None:
+        target = context.redirect(asked)
+        if target is not None:
+            kwargs["device"] = target
+    if context.unsupported_dtypes:
+        _fit_dtype(context, kwargs)
+    return _create(context, func, args, kwargs, asked, target)
+
+
+def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Any, target: Any) -> Any:
+    """Make a call that creates a tensor, and note what the program holds of it: its side, and that it is pinned."""
+    pins = kwargs.get("pin_memory") and not context.runtime.pins_memory
+    if pins:
+        kwargs["pin_memory"] = False
+    result = func(*args, **kwargs)
+    if context.runtime.shares_host_memory:
+        side = None if asked is None else placement.side_meant(context, asked, target)
+        placement.created(result, args[0] if args else None, side, asked is None)
+    return context.pin(result) if pins else result
+
+
+@functools.cache
+def _with_device_at(position: int) -> Rewriter:
+    """Return the rewriter of functions that take a device at ``position`` or by keyword."""
+
+    def rewriter(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) <= position:
+            return with_device_keyword(context, func, args, kwargs)
+        target = context.redirect(args[position])
+        return _create(context, func, _replace(args, position, target), kwargs, args[position], target)
+
+    return rewriter
+
+
+@rewrites(torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
+def _from_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Constructors that take their dtype from the data, and perhaps their memory."""
+    asked = kwargs.get("device")
+    if asked is None:
+        return with_device_keyword(context, func, args, kwargs)
+    if context.unsupported_dtypes and kwargs.get("dtype") is None:
+        on_cpu = func(*args, **{**kwargs, "device": "cpu"})
+        return on_cpu.to(context.redirect(asked) or asked, context.fit_dtype(on_cpu.dtype))
+    if not context.runtime.shares_host_memory or func not in _MAY_SHARE:
+        return with_device_keyword(context, func, args, kwargs)
+    target = context.redirect(asked)
+    result = func(*args, **{**kwargs, "device": target or asked})
+    source = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    side = placement.side_meant(context, asked, target)
+    if placement.shares_memory(result, source):
+        is_known_there = isinstance(source, torch.Tensor) and side is not None and placement.side_of(source) is side
+        result = result if is_known_there or side is placement.Side.HOST else result.clone()
+    return placement.mark(result, side)
+
+
+_MAY_SHARE = frozenset({torch.as_tensor, torch.asarray})
+"""Constructors that take the memory of what they are given, where it is on the device already."""
+
+
+# ---- movement --------------------------------------------------------------------------------------------------------
+
+
+@rewrites(torch.Tensor.to)
+def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``Tensor.to``: a copy where CUDA makes one (see :mod:`torchdevice.placement`)."""
+    device = args[1] if len(args) > 1 else kwargs.get("device", kwargs.get("other"))
+    if device is None or isinstance(device, (torch.dtype, torch.Tensor)):
+        result = convert(context, func, args, kwargs)
+        if not context.runtime.shares_host_memory:
+            return result
+        if isinstance(device, torch.Tensor):
+            return placement.moved(context, args[0], result, placement.side_of(device))
+        return placement.copied(args[0], result)
+    target = context.force_cpu() if device == FORCE_CPU else context.redirect(device)
+    asked = device
+    if target is not None:
+        args, kwargs = (_replace(args, 1, target), kwargs) if len(args) > 1 else (args, {**kwargs, "device": target})
+    result = convert(context, func, args, kwargs)
+    if context.runtime.shares_host_memory:
+        return placement.moved(context, args[0], result, placement.side_meant(context, asked, target))
+    return result
+
+
+@rewrites(torch.Tensor.cuda, torch.Tensor.xpu)
+def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` with a device it names."""
+    if context.device_type == func.__name__:
+        return func(*args, **kwargs)
+    rest = {**dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False)), **kwargs}
+    device = rest.pop("device", None)
+    if device is None:
+        device = context.current_spelling(func.__name__)
+    return move(context, torch.Tensor.to, (args[0], device), rest)
+
+
+@rewrites(torch.Tensor.cpu)
+def _tensor_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``Tensor.cpu``, which is ``Tensor.to("cpu")``."""
+    result = func(*args, **kwargs)
+    if context.runtime.shares_host_memory:
+        return placement.moved(context, args[0], result, placement.Side.HOST)
+    return result
+
+
+@rewrites(torch._C._nn._parse_to)
+def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``Module.to`` calls to understand its arguments."""
+    device = args[0] if args else kwargs.get("device")
+    if device is not None and not isinstance(device, (torch.dtype, torch.Tensor)):
+        target = context.force_cpu() if device == FORCE_CPU else context.redirect(device)
+        if target is not None:
+            args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
+    parsed = func(*args, **kwargs)
+    if parsed[1] in context.unsupported_dtypes:
+        parsed = (parsed[0], context.fit_dtype(parsed[1]), *parsed[2:])
+    return (*parsed[:2], False, *parsed[3:]) if context.runtime.blocking_copies_only else parsed
+
+
+@rewrites(torch.Tensor.double, torch.Tensor.cdouble)
+def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args[0].device.type == context.device_type and context.unsupported_dtypes:
+        return args[0].to(context.fit_dtype(torch.float64 if func.__name__ == "double" else torch.complex128))
+    return func(*args, **kwargs)
+
+
+def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a conversion with the dtype the target can hold and, where the target needs it, a blocking copy."""
+    if context.unsupported_dtypes:
+        args, kwargs = _fit_conversion(context, args, kwargs)
+    if context.runtime.blocking_copies_only:
+        kwargs = {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs
+        dtype_first = len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor))
+        position = 2 if dtype_first or (len(args) > 2 and not isinstance(args[2], torch.dtype)) else 3
+        if func.__name__ == "to" and len(args) > position and isinstance(args[position], bool):
+            args = _replace(args, position, False)
+    return func(*args, **kwargs)
+
+
+def _fit_conversion(
+    context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    tensor, *rest = args
+    named = [value for value in (*rest, *kwargs.values()) if isinstance(value, torch.dtype)]
+    devices = [value for value in (*rest, *kwargs.values()) if isinstance(value, torch.device)]
+    if (devices[0] if devices else tensor.device).type != context.device_type:
+        return args, kwargs
+    if not named and tensor.dtype in context.unsupported_dtypes:
+        return args, {**kwargs, "dtype": context.fit_dtype(tensor.dtype)}
+
+    def fit(value: Any) -> Any:
+        return context.fit_dtype(value) if isinstance(value, torch.dtype) else value
+
+    return (tensor, *map(fit, rest)), {name: fit(value) for name, value in kwargs.items()}
+
+
+def _fit_dtype(context: Context, kwargs: dict[str, Any]) -> None:
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    if dtype in context.unsupported_dtypes and device is not None and torch.device(device).type == context.device_type:
+        kwargs["dtype"] = context.fit_dtype(dtype)
+
+
+# ---- memory hints ----------------------------------------------------------------------------------------------------
+
+
+@rewrites(torch.Tensor.pin_memory, torch._pin_memory)
+def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Page-locked memory: a copy, as on CUDA, in ordinary memory where the target needs no other."""
+    if context.runtime.pins_memory:
+        return func(args[0])
+    if context.is_pinned(args[0]):
+        return args[0]
+    copy = args[0].clone()
+    if context.runtime.shares_host_memory:
+        placement.mark(copy, placement.Side.HOST)
+    return context.pin(copy)
+
+
+@rewrites(torch.Tensor.is_pinned)
+def _is_pinned(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return func(args[0]) if context.runtime.pins_memory else context.is_pinned(args[0])
+
+
+@rewrites(torch.Tensor.record_stream)
+def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hint to a caching allocator that is not in use."""
+    context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
+
+
+@rewrites(torch._C._nn.scaled_dot_product_attention)
+def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Attention by a kernel that the target has, where the program allows only kernels that it lacks."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if not str(error).startswith(("No viable backend", "No available kernel")):
+            raise
+    context.report("scaled_dot_product_attention by the enabled backends", "the target's own", Fidelity.APPROXIMATE)
+    math_enabled = torch._C._get_math_sdp_enabled()
+    torch._C._set_sdp_use_math(True)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch._C._set_sdp_use_math(math_enabled)
+
+
+# ---- reads, for identity="program" -----------------------------------------------------------------------------------
+
+
+@rewrites(torch.Tensor.device.__get__, table=READS)
+def _read_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    device = func(*args)
+    return context.program_device(device.index or 0) if device.type == context.device_type else device
+
+
+def _reads_kind(accelerator: str, getter: Any) -> None:
+    """Register the rewriter of ``Tensor.is_cuda`` or one of its siblings."""
+
+    def is_there(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        on_target = native_device(args[0]).type == context.device_type
+        return on_target if context.options.written_for == accelerator else func(*args) and not on_target
+
+    rewrites(getter, table=READS)(is_there)
+
+
+_reads_kind("cuda", torch.Tensor.is_cuda.__get__)
+_reads_kind("mps", torch.Tensor.is_mps.__get__)
+_reads_kind("xpu", torch.Tensor.is_xpu.__get__)
+
+
+def native_device(tensor: torch.Tensor) -> torch.device:
+    """Return the device that a tensor is really on."""
+    with torch._C.DisableTorchFunction():
+        return tensor.device
+
+
+# ---- everything else, from torch's own schemas -----------------------------------------------------------------------
+
+
+GENERIC: tuple[Rewriter, ...] = (with_device_keyword, *map(_with_device_at, range(16)))
+"""The rewriters that a function can get by its schema; no function of torch has a device so far back."""
+
+NUMBERED: list[Rewriter | None] = [None]
+"""Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
+
+_tables: dict[tuple[bool, str], Table] = {}
+
+
+def table_of(context: Context) -> Table:
+    """Return the table of a context: torch function -> rewriter, with what was learnt of functions seen so far.
+
+    Contexts of one kind share a table: what is seen in one serves the others, and compiled code finds the same objects.
+    """
+    kind = context.says_program, context.device_type if context.runtime.rewriters else ""
+    found = _tables.get(kind)
+    if found is None:
+        reads = READS if context.says_program else {}
+        found = _tables[kind] = {**REGISTERED, **reads, **context.runtime.rewriters}
+        # Before Dynamo begins, because it sees the list as it was then.
+        NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
+    return found
+
+
+def rewriter_of(table: Table, func: Any) -> Rewriter | None:
+    """Return the rewriter of a function by a table; None where the function cannot carry a device."""
+    found: Any = table.get(func, classify)
+    return classify(func, table) if found is classify else found
+
+
+def classify(func: Any, table: Table) -> Rewriter | None:
+    """Return the rewriter of a function seen for the first time, and remember it in ``table``."""
+    if len(table) > _MAX_TABLE:
+        return with_device_keyword
+    found = _classify(func)
+    table[func] = found
+    return found
+
+
+def _classify(func: Any) -> Rewriter | None:
+    if isinstance(func, torch._ops.OpOverload):
+        return _from_schemas([func._schema])
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return _from_schemas([getattr(func, name)._schema for name in func.overloads()])
+    if isinstance(func, types.FunctionType):
+        return _from_signature(func)
+    if isinstance(func, types.MethodWrapperType):  # a property's __get__ or __set__
+        return None
+    schemas = _schemas(func)
+    return _from_schemas(schemas) if schemas else with_device_keyword  # without a schema: Tensor.new
+
+
+def _schemas(func: Any) -> list[Any]:
+    """Return the overloads of one of torch's functions or methods that Python reaches; some have none.
+
+    Overloads that begin with a device, such as the comparison of two, exist in TorchScript only.
+    """
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{getattr(func, '__name__', '')}")
+    return [schema for schema in schemas if not any(map(_is_device, schema.arguments[:1]))]
+
+
+def takes_device(func: Any) -> bool:
+    """Return whether one of torch's functions or methods has an argument for us to rewrite, by its schema."""
+    return _from_schemas(_schemas(func)) is not None
+
+
+def _from_schemas(schemas: list[Any]) -> Rewriter | None:
+    """Return the rewriter for the overloads of one function: None if no overload takes a device."""
+    arguments = [(index, argument) for schema in schemas for index, argument in enumerate(schema.arguments)]
+    devices = [(index, argument) for index, argument in arguments if _is_device(argument)]
+    positions = {index for index, argument in devices if not argument.kwarg_only}
+    if positions:
+        return _with_device_at(min(positions))
+    if devices or any(argument.name in ("device", "pin_memory") for _, argument in arguments):
+        return with_device_keyword
+    return None
+
+
+def _is_device(argument: Any) -> bool:
+    kind = argument.type
+    if kind.kind() == "OptionalType":
+        kind = kind.getElementType()
+    return kind.kind() == "DeviceObjType"
+
+
+def _from_signature(func: types.FunctionType) -> Rewriter | None:
+    """Return the rewriter of a Python function that handles the torch function protocol."""
+    parameters = inspect.signature(func, follow_wrapped=False).parameters
+    if "device" not in parameters:
+        return None
+    if parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY:
+        return with_device_keyword
+    return _with_device_at(list(parameters).index("device"))
+
+
+def _replace(args: tuple[Any, ...], position: int, value: Any) -> tuple[Any, ...]:
+    """Return ``args`` with one element exchanged; None leaves it as it is."""
+    return args if value is None else (*args[:position], value, *args[position + 1 :])

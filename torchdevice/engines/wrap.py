@@ -1,0 +1,295 @@
+"""The engine without a mode on torch's stack: the entry points of torch that can carry a device, each wrapped.
+
+A mode on the stack makes every torch call dearer. With ``engine="wrap"`` the thread's mode stays beside the stack, and
+only what can carry a device asks it: functions and methods whose schema has a device argument, those with a rewriter of
+their own, and operators called as ``torch.ops.aten...``. Everything else is torch's own, untouched.
+
+The wrappers are the same for all threads; in one without such a mode they call what they wrap.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from torchdevice import thread_state
+from torchdevice.context import Context
+from torchdevice.devices.runtime import Runtime
+from torchdevice.engines import rewriters
+from torchdevice.engines.replace_new import Call, Constructor
+from torchdevice.patching import Installation, Patch, Replaced
+from torchdevice.thread_state import ContextMode
+from torchdevice.torch_internals import require
+
+_state = thread_state.state
+
+_all_disabled = require(torch._C, "_is_torch_function_all_disabled")
+
+
+def _ask(mode: ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let the mode handle a call. Like torch's, it is out of the way meanwhile."""
+    _state.mode = None
+    try:
+        return mode.__torch_function__(original, (), args, kwargs)
+    finally:
+        _state.mode = mode if mode.context is not None else None  # the call may have left the scope
+
+
+class EntryPoint:
+    """What stands in the place of a function or method of torch that can carry a device.
+
+    Compared, hashed, pickled or inspected it is the original, because torch and programs keep tables of functions.
+    """
+
+    def __init__(self, original: Any):
+        functools.update_wrapper(self, original)
+        self.original = original
+        self._hash = hash(original)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        mode = _state.mode
+        if mode is None or _all_disabled():
+            return self.original(*args, **kwargs)
+        _state.mode = None  # as _ask does, with a call less
+        try:
+            return mode.__torch_function__(self.original, (), args, kwargs)
+        finally:
+            _state.mode = mode if mode.context is not None else None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        if _state.mode is None:  # also while Dynamo traces, which knows methods by being torch's own
+            return self.original.__get__(instance, owner)
+        return types.MethodType(self, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or self.original == other
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+    def __repr__(self) -> str:
+        return repr(self.original)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.original.__reduce_ex__(protocol)
+
+    @property
+    def __class__(self) -> Any:
+        return type(self.original)
+
+
+class LastResort(EntryPoint):
+    """One that asks the mode only after torch's own has failed, so that it costs next to nothing."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.original(*args, **kwargs)
+        except RuntimeError:
+            if _state.mode is None:
+                raise
+        return super().__call__(*args, **kwargs)
+
+
+class _Attribute:
+    """The same for an attribute of tensors, such as ``Tensor.device``. Asked of the class it is the original."""
+
+    def __init__(self, original: Any):
+        self._original = original
+        self._getter, self._setter = EntryPoint(original.__get__), EntryPoint(original.__set__)
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        return self._original if tensor is None else self._getter(tensor)
+
+    def __set__(self, tensor: Any, value: Any) -> None:
+        self._setter(tensor, value)
+
+    def __delete__(self, tensor: Any) -> None:
+        self._original.__delete__(tensor)
+
+
+def _new_device(original: Call) -> Any:
+    """``torch.device.__new__``."""
+
+    def __new__(cls: type, /, *args: Any, **kwargs: Any) -> torch.device:
+        mode = _state.mode
+        if mode is None or _all_disabled():
+            return original(cls, args, kwargs)
+        return _ask(mode, cls, args, kwargs)
+
+    return __new__
+
+
+def _carries_device(context: Context, operator: Any) -> bool:
+    return rewriters.rewriter_of(rewriters.table_of(context), operator) is not None
+
+
+def _operator_call(original: Any) -> Any:
+    """``OpOverload.__call__`` and ``OpOverloadPacket.__call__``: every operator, so found by its own schema."""
+
+    @functools.wraps(original)
+    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        mode = _state.mode
+        if mode is None or mode.context is None or not _carries_device(mode.context, self) or _all_disabled():
+            return original(self, *args, **kwargs)
+        return _ask(mode, self, args, kwargs)
+
+    return __call__
+
+
+_entry_points: dict[Any, EntryPoint] = {}
+"""Each by what it stands for."""
+
+
+def _stand_in(original: Any) -> Any:
+    """Return what to put in the place of a function; what a program has put there itself stays."""
+    return _entry_points.get(original, original) if isinstance(original, _FUNCTIONS) else original
+
+
+# ---- where they are --------------------------------------------------------------------------------------------------
+
+_NAMESPACES = (torch, torch.nn.functional, torch._C._nn, torch.fft, torch.linalg, torch.special, torch.sparse)
+
+_BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
+_FUNCTIONS = (*_BUILTINS, types.FunctionType)
+
+_WITHOUT_SCHEMA = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})
+_LAST_RESORTS = frozenset({torch._C._nn.scaled_dot_product_attention})
+
+
+def _members() -> Iterator[tuple[Any, str, Any]]:
+    """Yield owner, name and value of what torch's namespaces, tensors and the settings of cuFFT consist of."""
+    for namespace in _NAMESPACES:
+        for name, value in list(vars(namespace).items()):
+            yield namespace, name, value
+    for name, value in {**vars(torch._C.TensorBase), **vars(torch.Tensor)}.items():
+        yield torch.Tensor, name, value
+    for setting in vars(torch.backends.cuda.cuFFTPlanCache).values():
+        if isinstance(setting, torch.backends.cuda.cuFFTPlanCacheAttrContextProp):
+            yield setting, "getter", setting.getter
+            yield setting, "setter", setting.setter
+
+
+def _listed(functions: Collection[Any]) -> list[Patch]:
+    """Return the patches of the functions, methods and attributes among some."""
+    found: list[Patch] = []
+    for owner, name, value in _members():
+        if isinstance(value, types.GetSetDescriptorType):
+            if value.__get__ in functions or value.__set__ in functions:
+                found.append(Replaced(owner, name, _Attribute))
+        elif isinstance(value, _FUNCTIONS) and value in functions:
+            if value not in _entry_points:
+                _entry_points[value] = LastResort(value) if value in _LAST_RESORTS else EntryPoint(value)
+            found.append(Replaced(owner, name, _stand_in))
+    return found
+
+
+def _for_every_scope() -> list[Patch]:
+    """Return the patches for every scope: what has a rewriter of its own, and what takes a device by its schema."""
+    by_schema = {
+        value
+        for _, _, value in _members()
+        if isinstance(value, _BUILTINS) and (value in _WITHOUT_SCHEMA or rewriters.takes_device(value))
+    }
+    operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    return [
+        *_listed(by_schema | rewriters.REGISTERED.keys()),
+        *(Replaced(operator, "__call__", _operator_call) for operator in operators),
+        Constructor(torch.device, _new_device),
+        Replaced(torch.fx.node, "_find_module_of_method", _find_module),
+        _Scripted(),
+        _ImportedByValue(),
+    ]
+
+
+class _ImportedByValue:
+    """Modules that had imported entry points by value: ``from torch import zeros``.
+
+    What a class, a closure or a default argument holds is not found. Torch's own modules look names up when they run.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._newest = ""
+        self._patches: dict[tuple[types.ModuleType, str], Replaced] = {}
+
+    def install(self) -> None:
+        originals = {id(original) for original in _entry_points}
+        newest = next(reversed(sys.modules))
+        if (len(sys.modules), newest) != (len(self._seen), self._newest):
+            new = sys.modules.keys() - self._seen
+            for place in (place for key in new | {"__main__"} for place in _holding(key, originals)):
+                self._patches.setdefault(place, Replaced(*place, _stand_in, may_be_absent=True))
+            self._seen, self._newest = set(sys.modules), newest
+        for (module, name), patch in self._patches.items():
+            if id(vars(module).get(name)) in originals:
+                patch.install()
+
+    def remove(self) -> None:
+        for patch in self._patches.values():
+            patch.remove()
+
+
+def _holding(key: str, known: set[int]) -> list[tuple[types.ModuleType, str]]:
+    """Return the names of a module that mean an entry point."""
+    module = sys.modules.get(key)
+    if not isinstance(module, types.ModuleType) or key.startswith(("torch.", "torchdevice.")):
+        return []
+    return [(module, name) for name, value in list(vars(module).items()) if id(value) in known]
+
+
+class _Scripted:
+    """The compiler of TorchScript knows torch's functions by identity."""
+
+    def install(self) -> None:
+        table = require(torch.jit._builtins, "_get_builtin_table")()
+        table.update(
+            {id(entry): table[id(original)] for original, entry in _entry_points.items() if id(original) in table}
+        )
+
+    def remove(self) -> None:
+        table = torch.jit._builtins._get_builtin_table()
+        for entry in _entry_points.values():
+            table.pop(id(entry), None)
+
+
+def _find_module(original: Any) -> Any:
+    """``torch.fx`` finds the module of a function of torch by identity, to write it into code."""
+
+    @functools.wraps(original)
+    def find(orig_method: Any) -> str:
+        entry = _entry_points.get(orig_method)
+        return original(orig_method if entry is None or orig_method.__module__ else entry)
+
+    return find
+
+
+_FOR_EVERY_SCOPE = Installation(_for_every_scope)
+_READS = Installation(lambda: _listed(rewriters.READS))
+_OF_RUNTIMES: dict[str, Installation] = {}
+
+
+def needed(context: Context) -> list[Installation]:
+    """Return what wraps the entry points that matter in a context."""
+    found = [_FOR_EVERY_SCOPE]
+    if context.says_program:
+        found.append(_READS)
+    if context.runtime.rewriters:
+        found.append(_of_runtime(context.runtime))
+    return found
+
+
+def _of_runtime(runtime: Runtime) -> Installation:
+    known = _OF_RUNTIMES.get(runtime.device_type)
+    if known is None:
+        known = _OF_RUNTIMES[runtime.device_type] = Installation(functools.partial(_listed, runtime.rewriters))
+    return known

@@ -1,0 +1,89 @@
+"""Everything that is in place while a scope is active, in the order of installation."""
+
+from __future__ import annotations
+
+from torchdevice import accelerator, mps, supplied, xpu
+from torchdevice.compile import torch_compile
+from torchdevice.cuda import (
+    comm,
+    cudart,
+    cudnn,
+    devices,
+    gds,
+    graphs,
+    green_contexts,
+    memory,
+    memory_history,
+    memory_pools,
+    monitoring,
+    nccl,
+    nvtx,
+    random,
+    settings,
+    streams,
+    unsupported,
+    versions,
+)
+from torchdevice.patching import Installation, Patch
+from torchdevice.torch_apis import (
+    autocast,
+    autograd,
+    data_parallel,
+    distributed,
+    factories,
+    generator,
+    jit,
+    legacy_types,
+    library,
+    modules,
+    optimizers,
+    profiler,
+    serialization,
+    storage,
+    threads,
+)
+
+AREAS = (
+    devices,
+    cudart,
+    nvtx,
+    monitoring,
+    memory,
+    memory_pools,
+    cudnn,
+    random,
+    comm,
+    green_contexts,
+    streams,
+    xpu,
+    graphs,
+    mps,
+    accelerator,
+    generator,
+    legacy_types,
+    storage,
+    factories,
+    modules,
+    optimizers,
+    autocast,
+    autograd,
+    library,
+    serialization,
+    threads,
+    torch_compile,
+    profiler,
+    jit,
+    data_parallel,
+    distributed,
+)
+"""Files that replace something of torch's."""
+
+ONLY_SUPPLYING = (gds, memory_history, nccl, settings, unsupported, versions)
+"""Files that only register supplied names and rewriters, by being imported."""
+
+
+def _patches() -> list[Patch]:
+    return [*supplied.patches(), *(patch for area in AREAS for patch in area.patches())]
+
+
+INSTALLATION = Installation(_patches)

@@ -1,0 +1,345 @@
+"""``torch.mps`` on devices that are not Apple's. For ``torch/mps`` and ``torch/backends/mps``.
+
+Its functions answer in every context. Whether MPS *is available* they say by what the program is written for: programs
+that know several accelerators ask for each, and take the first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.cuda import memory
+from torchdevice.devices.runtime import Mark
+from torchdevice.errors import NotSupportedError
+from torchdevice.fidelity import Fidelity
+from torchdevice.patching import Patch, replaced_function
+from torchdevice.supplied import supplied_function, supplied_value
+
+_MPS = "mps"
+
+
+MACOS = (14, 0)
+"""The version of macOS that is answered: the oldest that has bfloat16 on MPS."""
+
+
+_ids = itertools.count(1)
+
+
+def _index(context: Context) -> int:
+    return context.device(context.thread.device_index).index or 0
+
+
+@supplied_value("torch._C._has_mps", native_to=_MPS)
+def has_mps(context: Context) -> bool:
+    """Whether the program is written for MPS."""
+    return context.options.written_for == _MPS
+
+
+@supplied_function("_mps_is_available", native_to=_MPS)
+def is_available(context: Context) -> bool:
+    """Whether the program is written for MPS."""
+    return context.options.written_for == _MPS
+
+
+@supplied_function("_mps_is_in_bad_fork", native_to=_MPS)
+def is_in_bad_fork(context: Context) -> bool:
+    """False: a stand-in survives a fork."""
+    return False
+
+
+@supplied_function("_mps_is_on_macos_or_newer", Fidelity.APPROXIMATE, note="macOS 14.0", native_to=_MPS)
+def is_on_macos_or_newer(context: Context, major: int, minor: int = 0) -> bool:
+    """Whether macOS 14.0 is that new."""
+    return (major, minor) <= MACOS
+
+
+@supplied_function("_mps_is_on_macos_13_or_newer", Fidelity.APPROXIMATE, note="macOS 14.0", native_to=_MPS)
+def is_on_macos_13_or_newer(context: Context, minor: int = 0) -> bool:
+    """True: macOS 14.0 is."""
+    return True
+
+
+@supplied_function("_mps_get_name", native_to=_MPS)
+def get_name(context: Context) -> str:
+    """The name of the device that stands in."""
+    return context.runtime.name(_index(context))
+
+
+@supplied_function("_mps_get_core_count", native_to=_MPS)
+def get_core_count(context: Context) -> int:
+    """The units of the target that compute in parallel."""
+    return context.runtime.multiprocessor_count()
+
+
+@supplied_function("_mps_get_default_generator", native_to=_MPS)
+def get_default_generator(context: Context) -> torch.Generator:
+    """The target's default generator."""
+    return context.runtime.default_generator(_index(context))
+
+
+@supplied_function("_mps_deviceSynchronize", native_to=_MPS)
+def device_synchronize(context: Context) -> None:
+    """Wait for the target's work."""
+    context.runtime.synchronize(_index(context))
+
+
+@supplied_function("_mps_emptyCache", native_to=_MPS)
+def empty_cache(context: Context) -> None:
+    """Give the target's unused memory back."""
+    context.runtime.empty_cache()
+
+
+@supplied_function("_mps_currentAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]})
+def current_allocated_memory(context: Context) -> int:
+    """Bytes that tensors of the target have."""
+    memory.report(context, "torch.mps.current_allocated_memory")
+    return context.runtime.memory(_index(context)).allocated
+
+
+@supplied_function("_mps_driverAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]})
+def driver_allocated_memory(context: Context) -> int:
+    """Bytes that the target's allocator has."""
+    memory.report(context, "torch.mps.driver_allocated_memory")
+    return context.runtime.memory(_index(context)).reserved
+
+
+@supplied_function("_mps_recommendedMaxMemory", native_to=_MPS)
+def recommended_max_memory(context: Context) -> int:
+    """Bytes of memory of the target."""
+    return memory.total(context, context.thread.device_index)
+
+
+@supplied_function("_mps_maxBufferLength", native_to=_MPS)
+def max_buffer_length(context: Context) -> int:
+    """Bytes of memory of the target: one tensor may have all of it."""
+    return memory.total(context, context.thread.device_index)
+
+
+@supplied_function("_mps_setMemoryFraction", native_to=_MPS, on=memory.LIMITS)
+def set_memory_fraction(context: Context, fraction: float) -> None:
+    """The limit on simulated devices; elsewhere stored, and allocations are not limited."""
+    memory.set_memory_fraction(context, fraction or None, context.thread.device_index)  # 0 lifts the limit
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+class _Event:
+    """An event of ``torch.mps``: a point in the target's work, or none yet."""
+
+    __slots__ = ("mark", "timing")
+
+    def __init__(self, timing: bool):
+        self.timing = timing
+        self.mark: Mark | None = None
+
+
+_events: dict[int, _Event] = {}
+
+
+@supplied_function("_mps_acquireEvent", native_to=_MPS)
+def acquire_event(context: Context, enable_timing: bool) -> int:
+    """The id of a new event: negative, so that torch does not release it itself when the scope has ended."""
+    number = -next(_ids)
+    _events[number] = _Event(enable_timing)
+    return number
+
+
+@supplied_function("_mps_releaseEvent", native_to=_MPS)
+def release_event(context: Context, event: int) -> None:
+    """Forget an event."""
+    _events.pop(event, None)
+
+
+@supplied_function("_mps_recordEvent", native_to=_MPS)
+def record_event(context: Context, event: int) -> None:
+    """Let an event mean this point of the target's work."""
+    _events[event].mark = context.runtime.mark(_index(context), timing=_events[event].timing)
+
+
+@supplied_function("_mps_waitForEvent", native_to=_MPS)
+def wait_for_event(context: Context, event: int) -> None:
+    """Nothing to wait for: the target works in order."""
+
+
+@supplied_function("_mps_queryEvent", native_to=_MPS)
+def query_event(context: Context, event: int) -> bool:
+    """Whether the work before the event is done."""
+    mark = _events[event].mark
+    return mark is None or mark.query()
+
+
+@supplied_function("_mps_synchronizeEvent", native_to=_MPS)
+def synchronize_event(context: Context, event: int) -> None:
+    """Wait for the work before the event."""
+    mark = _events[event].mark
+    if mark is not None:
+        mark.synchronize()
+
+
+@supplied_function("_mps_elapsedTimeOfEvents", native_to=_MPS)
+def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
+    """Milliseconds between two events that were made with timing and recorded."""
+    first, last = _events[start], _events[end]
+    if not (first.timing and last.timing) or first.mark is None or last.mark is None:
+        raise RuntimeError("Events were not created with argument 'enable_timing=True'")
+    elapsed = first.mark.elapsed_time(last.mark)
+    if elapsed < 0:
+        raise RuntimeError(f"End event {end} was not recorded after start event {start}")
+    return elapsed
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+@supplied_function("_mps_getCurrentStream", native_to=_MPS)
+def get_current_stream(context: Context) -> Any:
+    """This thread's current stream."""
+    return torch.mps.Stream(stream_id=context.thread.streams.get(context.thread.device_index, 0))
+
+
+@supplied_function("_mps_setStream", native_to=_MPS)
+def set_stream(context: Context, stream: Any) -> None:
+    """Make a stream current in this thread."""
+    context.thread.streams[context.thread.device_index] = stream.stream_id
+
+
+# ---- tracing and Metal -----------------------------------------------------------------------------------------------
+
+
+@supplied_function("_mps_profilerStartTrace", Fidelity.INERT, note="there are no OS signposts", native_to=_MPS)
+def profiler_start_trace(context: Context, mode: str, wait_until_completed: bool) -> None:
+    """Nothing to trace."""
+
+
+@supplied_function("_mps_profilerStopTrace", Fidelity.INERT, note="there are no OS signposts", native_to=_MPS)
+def profiler_stop_trace(context: Context) -> None:
+    """Nothing to stop."""
+
+
+@supplied_function("_mps_isCaptureEnabled", native_to=_MPS)
+def is_capture_enabled(context: Context) -> bool:
+    """False: there is no Metal to capture."""
+    return False
+
+
+@supplied_function("_mps_isCapturing", native_to=_MPS)
+def is_capturing(context: Context) -> bool:
+    """False: there is no Metal to capture."""
+    return False
+
+
+@supplied_function("_mps_stopCapture", Fidelity.INERT, note="there is no Metal to capture", native_to=_MPS)
+def stop_capture(context: Context) -> None:
+    """Nothing to stop."""
+
+
+_METAL = "It needs Metal. Use a torch function, or torch.profiler to see what runs."
+
+
+def _refuse(name: str) -> None:
+    def refuse(context: Context, *args: Any) -> Any:
+        raise NotSupportedError(f"torch._C.{name}", _METAL)
+
+    supplied_function(name, Fidelity.UNSUPPORTED, note=_METAL, native_to=_MPS)(refuse)
+
+
+for _name in (
+    "_mps_compileShader",
+    "_mps_host_alias_storage",
+    "_mps_loadMetallibFromPath",
+    "_mps_loadMetalllib",
+    "_mps_startCapture",
+):
+    _refuse(_name)
+
+
+_MPS = "mps"
+
+
+class MpsStreamStandIn:
+    """A stream of a program written for MPS: a name for an order that is kept anyway."""
+
+    __class__ = property(lambda self: torch.mps.Stream)  # type: ignore[assignment]
+
+    def __init__(self, context: Context, stream_id: int):
+        self._context = context
+        self.stream_id = stream_id
+
+    def synchronize(self) -> None:
+        """Wait for the work."""
+        device_synchronize(self._context)
+
+    def query(self) -> bool:
+        """Return whether the work is done."""
+        return self._context.runtime.mark(self._context.target.index or 0, timing=False).query()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, torch.mps.Stream) and self.stream_id == other.stream_id
+
+    def __hash__(self) -> int:
+        return hash(self.stream_id)
+
+    def __repr__(self) -> str:
+        return f"<torch.mps.Stream stream_id={self.stream_id}>"
+
+
+_next_id = iter(range(1, 1 << 62)).__next__
+
+
+def _new_stream(context: Context, original: Any, cls: type, *args: Any, stream_id: int | None = None) -> Any:
+    return MpsStreamStandIn(context, _next_id() if stream_id is None else stream_id)
+
+
+def _delete_event(context: Context, original: Any, self: torch.mps.Event) -> None:
+    release_event(context, vars(self).get("_Event__eventId", 0))
+
+
+def _default_generator(context: Context, original: Any) -> torch.Generator:
+    return get_default_generator(context)
+
+
+def _is_available(context: Context, original: Any) -> bool:
+    return is_available(context)
+
+
+def _is_macos_or_newer(context: Context, original: Any, major: int, minor: int) -> bool:
+    return torch._C._mps_is_on_macos_or_newer(major, minor)
+
+
+def _is_macos13_or_newer(context: Context, original: Any, minor: int = 0) -> bool:
+    return torch._C._mps_is_on_macos_or_newer(13, minor)
+
+
+def _get_name(context: Context, original: Any) -> str:
+    return get_name(context)
+
+
+def _get_core_count(context: Context, original: Any) -> int:
+    return get_core_count(context)
+
+
+def patches() -> list[Patch]:
+    """Return the patches: torch keeps the answers of ``torch.backends.mps``, and MPS's generator, for good."""
+    kept: dict[str, Callable[..., Any]] = {
+        "is_available": _is_available,
+        "is_macos_or_newer": _is_macos_or_newer,
+        "is_macos13_or_newer": _is_macos13_or_newer,
+        "get_name": _get_name,
+        "get_core_count": _get_core_count,
+    }
+    found: list[Patch] = [
+        replaced_function(torch.backends.mps, name, replacement, native_to=_MPS)
+        for name, replacement in kept.items()
+        if hasattr(torch.backends.mps, name)
+    ]
+    found.append(replaced_function(torch.mps.Event, "__del__", _delete_event, native_to=_MPS))
+    found.append(replaced_function(torch.mps, "_get_default_mps_generator", _default_generator, native_to=_MPS))
+    if hasattr(torch.mps, "Stream"):  # torch 2.14 and later
+        found.append(replaced_function(torch.mps.Stream, "__new__", _new_stream, native_to=_MPS))
+    return found

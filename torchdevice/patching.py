@@ -1,0 +1,365 @@
+"""How a replacement is put in and taken out.
+
+A :class:`Patch` is one reversible change of torch. All of them are undone when the last entry in the process is left,
+and none of them is noticed by a thread without a scope:
+
+- :class:`Replaced` sets an attribute that torch's Python looks up when it runs. A function put there with
+  :func:`per_context` calls the original wherever no context is active.
+- :class:`Guarded` gives a module names that only threads with a context can see. The module's class becomes a subclass
+  with properties.
+- :class:`Callback` runs a pair of functions, for what is neither.
+
+An interrupt may come between any two lines of an installation, and so may a destructor or a signal handler that enters
+or leaves a scope itself. Therefore ``install`` and ``remove`` of a patch look at what is in place instead of
+remembering it, and may be called again at any time; :class:`Installation` calls them until what is in place is what is
+wanted.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+from torchdevice import thread_state
+from torchdevice.logs import logger
+from torchdevice.torch_internals import require
+
+_ABSENT: Any = object()
+
+_state = thread_state.state
+
+
+class Patch(Protocol):
+    """One reversible change. Both methods may be called again, and after either was interrupted."""
+
+    def install(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+TORCHS_OWN: Any = object()
+"""What the function of a guarded name returns to let torch answer for itself."""
+
+
+def per_context(
+    original: Callable[..., Any], replacement: Callable[..., Any], *, native_to: str | None = None
+) -> Callable[..., Any]:
+    """Return a function that calls ``replacement(context, original, ...)`` where a context is active.
+
+    It calls ``original`` elsewhere. The result keeps the original's name, documentation and signature.
+
+    Args:
+        original: Torch's own function.
+        replacement: What stands in for it.
+        native_to: The device type the function belongs to: where the target is that device, torch's own is called.
+    """
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        context = _state.context
+        if context is None or context.device_type == native_to:
+            return original(*args, **kwargs)
+        return replacement(context, original, *args, **kwargs)
+
+    return function
+
+
+class Replaced:
+    """An attribute of a module or class, replaced by what ``make(original)`` returns.
+
+    Args:
+        owner: A module or a Python class.
+        name: The attribute.
+        make: Called with the current value at installation; its result is used again while that value is the same.
+        may_be_absent: The attribute need not exist; ``make`` then gets None, and removal deletes the attribute.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], *, may_be_absent: bool = False):
+        if not may_be_absent:
+            require(owner, name)
+        self.owner, self.name, self.make = owner, name, make
+        self._before: Any = _ABSENT
+        self._original: Any = _ABSENT
+        self._value: Any = _ABSENT
+        self._expected = False
+
+    def install(self) -> None:
+        present = vars(self.owner).get(self.name, _ABSENT)
+        if self._value is _ABSENT or present is not self._value:
+            original = getattr(self.owner, self.name, None)
+            if self._value is _ABSENT or original is not self._original:
+                self._original, self._value = original, self.make(original)
+            self._before = present
+            setattr(self.owner, self.name, self._value)
+        self._expected = True
+
+    def remove(self) -> None:
+        present = vars(self.owner).get(self.name, _ABSENT)
+        if self._value is _ABSENT or present is not self._value:
+            if self._expected:
+                logger.info("%s.%s was set to something else during the scope and stays so", self.owner, self.name)
+        elif self._before is _ABSENT:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self._before)
+        self._expected = False
+
+
+class ReplacedItem:
+    """A value of a dictionary, replaced by what ``make(original)`` returns."""
+
+    def __init__(self, owner: dict[str, Any], name: str, make: Callable[[Any], Any]):
+        self._owner, self._name = owner, name
+        self._original = owner[name]
+        self._value = make(self._original)
+
+    def install(self) -> None:
+        self._owner[self._name] = self._value
+
+    def remove(self) -> None:
+        if self._owner.get(self._name) is self._value:
+            self._owner[self._name] = self._original
+
+
+def replaced_function(
+    owner: Any, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
+) -> Replaced:
+    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` where one is active."""
+    return Replaced(owner, name, lambda original: per_context(original, replacement, native_to=native_to))
+
+
+class ReplacedInImporters:
+    """A function of torch, replaced in each of torch's modules that holds it: modules import functions by value.
+
+    A module that is imported later is found at the next installation. What it imports in a scope is the replacement.
+    """
+
+    def __init__(self, owner: ModuleType, name: str, make: Callable[[Any], Any]):
+        self._name, self._make = name, make
+        self._function = require(owner, name)
+        self._searched = 0
+        self._patches: dict[ModuleType, Replaced] = {}
+
+    def install(self) -> None:
+        if len(sys.modules) != self._searched:
+            for module in self._holders():
+                if module not in self._patches:
+                    self._patches[module] = Replaced(module, self._name, self._make)
+            self._searched = len(sys.modules)
+        for patch in self._patches.values():
+            patch.install()
+
+    def remove(self) -> None:
+        for patch in self._patches.values():
+            patch.remove()
+
+    def _holders(self) -> list[ModuleType]:
+        return [
+            module
+            for key, module in list(sys.modules.items())
+            if key.startswith("torch.") and vars(module).get(self._name) is self._function
+        ]
+
+
+def replaced_in_importers(
+    owner: ModuleType, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
+) -> ReplacedInImporters:
+    """Return the patch that routes a function of torch to ``replacement`` in each module that has imported it."""
+    return ReplacedInImporters(owner, name, lambda original: per_context(original, replacement, native_to=native_to))
+
+
+def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:
+    """Return a subclass of an immutable class of torch that can take its place under its name.
+
+    Annotations such as ``torch.Generator | None``, ``isinstance``, ``issubclass`` and ``==`` still mean the original.
+
+    Args:
+        original: The class.
+        new: The ``__new__`` of the subclass; it may return instances of the original.
+        also: Classes that are subclasses of it on the device they belong to, and not in every build.
+    """
+
+    class Meta(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, (original, *also))
+
+        def __eq__(cls, other: object) -> bool:
+            return other is cls or other is original
+
+        def __hash__(cls) -> int:
+            return hash(original)
+
+    members = {"__new__": new, "__module__": original.__module__, "__doc__": original.__doc__}
+    return Meta(original.__name__, (original,), members)
+
+
+# ---- names that answer by thread -------------------------------------------------------------------------------------
+
+
+class Guarded:
+    """Names of a module that answer by context.
+
+    Args:
+        module: The module, for example ``torch._C``.
+        names: For each name, a function of the active context that returns its value, or :data:`TORCHS_OWN`.
+    """
+
+    def __init__(self, module: ModuleType, names: Mapping[str, Callable[[Any], Any]]):
+        self._module = module
+        self._before: type[ModuleType] = type(module)
+        properties = {name: _guarded_property(name, value) for name, value in names.items()}
+        self._class = type(f"Guarded[{module.__name__}]", (self._before,), properties)
+
+    def install(self) -> None:
+        self._module.__class__ = self._class
+
+    def remove(self) -> None:
+        if type(self._module) is self._class:
+            self._module.__class__ = self._before
+
+
+_DELETED: Any = object()
+
+
+def _guarded_property(name: str, value: Callable[[Any], Any]) -> property:
+    """Return a property that behaves as a plain attribute of the module, by context.
+
+    What a program sets or deletes there is a value of its context, which ends with it.
+    """
+
+    def supplied(context: Any) -> Any:
+        written = context.written_values
+        if written:
+            found = written.get((value, name), _ABSENT)
+            if found is not _ABSENT:
+                return found
+        return context.supplied_values.get(value) or value(context)
+
+    def written(context: Any) -> bool:
+        return (value, name) in context.written_values
+
+    def absent(module: ModuleType) -> AttributeError:
+        return AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    def get(module: ModuleType) -> Any:
+        context = _state.context
+        if context is not None:
+            found = supplied(context)
+            if found is _DELETED:
+                raise absent(module)
+            if found is not TORCHS_OWN:
+                return found
+        try:
+            return vars(module)[name]
+        except KeyError:
+            raise absent(module) from None
+
+    def set_(module: ModuleType, new: Any) -> None:
+        context = _state.context
+        if context is None or value(context) is TORCHS_OWN:
+            vars(module)[name] = new
+        elif new is value(context) or (written(context) and new is vars(module).get(name, _ABSENT)):
+            # What was there is put back: monkeypatch reads the attribute for that, mock the module's dictionary.
+            context.written_values.pop((value, name), None)
+        else:
+            context.written_values[value, name] = new
+
+    def delete(module: ModuleType) -> None:
+        get(module)  # raises where there is nothing to delete
+        context = _state.context
+        if context is None or value(context) is TORCHS_OWN:
+            del vars(module)[name]
+        else:
+            context.written_values[value, name] = _DELETED
+
+    return property(get, set_, delete)
+
+
+class Callback:
+    """A change made and undone by two functions, which may be called again."""
+
+    def __init__(self, install: Callable[[], None], remove: Callable[[], None]):
+        self.install = install
+        self.remove = remove
+
+
+# ---- all of them together --------------------------------------------------------------------------------------------
+
+
+class Installation:
+    """A list of patches, in place while somebody holds it.
+
+    Args:
+        build: Returns the patches; called when they are first needed, so that importing the package builds nothing.
+    """
+
+    def __init__(self, build: Callable[[], list[Patch]]):
+        self._build = build
+        self._patches: list[Patch] | None = None
+        self._holders: set[object] = set()
+        self._in_place: bool | None = False  # None while that is being changed
+        self._round: object = None
+        self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
+
+    def hold(self, holder: object) -> None:
+        """Put everything in place. If that fails or is interrupted, the caller calls :meth:`drop`."""
+        self._holders.add(holder)
+        self._settle()
+
+    def drop(self, holder: object) -> None:
+        """Take everything out if nobody else holds it. May be called again, and without :meth:`hold`."""
+        self._holders.discard(holder)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._in_place is not bool(self._holders):
+            # On one line: an interrupt between two lines would leave the lock held.
+            with self._lock: self._change()  # noqa: E701  # fmt: skip
+
+    def _change(self) -> None:
+        """Install or remove all patches, again if somebody did the same or the opposite meanwhile."""
+        if self._patches is None:
+            self._patches = self._build()
+        while True:
+            self._round = this_round = object()
+            wanted = bool(self._holders)
+            self._in_place = None
+            if wanted:
+                for patch in self._patches:
+                    patch.install()
+            else:
+                _remove_all(self._patches)
+            if self._round is this_round and bool(self._holders) is wanted:
+                self._in_place = wanted
+                return
+
+
+def _remove_all(patches: list[Patch]) -> None:
+    """Remove patches in the reverse order. One that fails does not keep the others in place."""
+    failed: BaseException | None = None
+    for patch in reversed(patches):
+        try:
+            patch.remove()
+        except BaseException as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def hold_all(installations: Sequence[Installation], holder: object) -> None:
+    """Put some installations in place, in their order."""
+    for installation in installations:
+        installation.hold(holder)

@@ -1,0 +1,412 @@
+"""Entering and leaving: ``portable``, ``simulate``, ``enable`` and ``disable``.
+
+Entering a scope resolves its target, puts the patches in place (if this is the first active scope of the process),
+puts a mode on this thread's stack (if this is the first of the thread) and makes the scope's context the thread's
+innermost. Leaving undoes exactly that.
+
+Both are atomic. An interrupt at any line leaves the thread wholly in the scope or wholly out of it: each step can be
+repeated, so whoever is interrupted does all of them again. A ``with`` statement whose ``__exit__`` is interrupted
+before it could begin is left by the destructor of what the statement holds, see :class:`_Leaving`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+import torch
+
+from torchdevice import choosing, thread_state
+from torchdevice import options as _options
+from torchdevice.context import Context
+from torchdevice.decorating import decorated
+from torchdevice.devices.runtime import Runtime
+from torchdevice.engines import wrap
+from torchdevice.engines.mode import DeviceMode, of_this_thread
+from torchdevice.errors import AnotherPatcherError, ScopeError
+from torchdevice.installed import INSTALLATION
+from torchdevice.journal import Journal
+from torchdevice.logs import configure_logging, warn_once
+from torchdevice.options import Options
+from torchdevice.patching import Installation, hold_all
+from torchdevice.thread_state import Entry, state
+
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+
+_OTHER_PATCHERS = ("torch_npu.contrib.transfer_to_npu", "torchada", "TorchDevice", "mpsify", "ipex_to_cuda")
+
+
+class _Leaving:
+    """What a ``with`` statement holds to leave a scope: the ``__exit__`` of one use of it.
+
+    A ``with`` statement looks ``__exit__`` up before it enters, holds the result, and drops it when it ends, however it
+    ends. So the destructor leaves a scope whose ``__exit__`` an interrupt kept from beginning or from finishing.
+    """
+
+    __slots__ = ("_depth", "_done", "_entry", "_scope", "_thread")
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._thread = threading.get_ident()
+        self._depth = len(state.entries)
+        self._entry: Entry | None = None
+        self._done = False
+
+    def __call__(self, *exc_info: object) -> None:
+        self._entry = self._scope._entry_to_leave()
+        innermost = self._entry is state.entries[-1]
+        _leave(self._entry)
+        self._done = True
+        if not innermost:
+            raise ScopeError(
+                f"{self._scope!r} was left before a scope entered after it. Leave scopes in the reverse order of "
+                f"entry; it has been left, and the later one is still active."
+            )
+
+    def __del__(self) -> None:
+        if self._done or self._thread != threading.get_ident():
+            return
+        if self._entry is None:
+            mine = (entry for entry in state.entries[self._depth :] if entry.owner is self._scope)
+            self._entry = next(mine, None)
+        if self._entry is not None:
+            _leave(self._entry)
+
+
+class _Exit:
+    """The descriptor of ``__exit__``: each use of a scope by ``with`` gets a :class:`_Leaving` of its own."""
+
+    def __get__(self, scope: Scope | None, owner: type) -> Any:
+        return _exit_of if scope is None else _Leaving(scope)
+
+
+def _exit_of(scope: Scope, *exc_info: object) -> None:
+    _Leaving(scope)(*exc_info)
+
+
+class Scope(AbstractContextManager["Scope"]):
+    """Programs written for one accelerator run on another while this is active. Made by :func:`portable`.
+
+    Usable with ``with``, as a decorator, again and again, and inside itself.
+
+    Attributes:
+        options: What was asked for.
+        journal: What was rewritten and supplied, by call site.
+    """
+
+    __exit__ = _Exit()  # type: ignore[assignment]
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.journal = Journal()
+        self._context: Context | None = None
+
+    @property
+    def runtime(self) -> Runtime:
+        """What the target can do. Resolved at the first entry."""
+        return self._resolved().runtime
+
+    @property
+    def target(self) -> torch.device:
+        """The device that stands in for the program's current accelerator."""
+        return self._resolved().target
+
+    def _resolved(self) -> Context:
+        return self._context if self._context is not None else self._resolve()
+
+    def _resolve(self) -> Context:
+        """Resolve the target, unless the scope is active: what runs keeps its target."""
+        context = self._context
+        if context is not None and context.entries:
+            return context
+        runtime, fitting = choosing.resolve(self.options)
+        if context is None or context.runtime is not runtime:
+            context = self._context = Context(fitting, runtime, self.journal, self._join)
+        context.count_devices_again()
+        return context
+
+    def _join(self, context: Context, forced_cpu: bool) -> _Joining:
+        return _Joining(self, context, forced_cpu)
+
+    def __enter__(self) -> Scope:
+        if not state.entries:
+            _refuse_other_patchers()
+            configure_logging()
+        _enter(self._resolve(), self)
+        return self
+
+    def _entry_to_leave(self) -> Entry:
+        """Return this thread's last entry of the scope.
+
+        Raises:
+            ScopeError: The scope was not entered in this thread.
+        """
+        for entry in reversed(state.entries):
+            if entry.owner is self:
+                return entry
+        raise ScopeError(f"{self!r} was left in a thread where it was not entered. Enter it with 'with' or enable().")
+
+    @overload
+    def __call__(self, function: F) -> F: ...
+    @overload
+    def __call__(self, function: Any) -> Any: ...
+    def __call__(self, function: Any) -> Any:
+        """Decorate a function, method, generator, coroutine or asynchronous generator."""
+        return decorated(self, function)
+
+    def __repr__(self) -> str:
+        target = self._context.runtime.target if self._context else self.options.target or "to be chosen"
+        return f"<torchdevice.Scope target={str(target)!r}>"
+
+
+class _Joining(Scope):
+    """What a thread enters to be in a context of the thread that started it."""
+
+    def __init__(self, scope: Scope, context: Context, forced_cpu: bool):
+        super().__init__(scope.options)
+        self.journal = scope.journal
+        self._scope = scope
+        self._context: Context = context
+        self._forced_cpu = forced_cpu
+
+    def __enter__(self) -> Scope:
+        super().__enter__()
+        if self._forced_cpu:
+            self._context.force_cpu()
+        return self
+
+    def _resolve(self) -> Context:
+        return self._context
+
+
+def _enter(context: Context, owner: Scope) -> None:
+    """Put everything in place in this thread; nothing, where nothing is needed."""
+    entry = Entry(context, owner=owner)
+    try:
+        _fill(entry, context)
+        context.entries.add(entry)
+        hold_all(_installations(entry), entry)
+        context.runtime.enter_thread(entry)
+        thread_state.enter(entry)
+        if context.thread.at_return:
+            context.start_thread()
+        if context.runtime.degraded_notice:
+            warn_once(context.runtime.degraded_notice)
+    except BaseException:
+        _leave(entry)
+        raise
+
+
+def _fill(entry: Entry, context: Context) -> None:
+    """Decide which mode serves an entry, and what must be in place for it.
+
+    This thread's mode serves it, switched to its context. There is none although a scope is active inside a torch
+    function that is being handled, such as ``backward``; then, as in the outermost entry, a new one does.
+    """
+    if context.is_native and state.context is None:
+        return
+    mode = of_this_thread()
+    wraps = context.options.engine == "wrap" if mode is None else mode is state.mode
+    entry.mode = mode if mode is not None else DeviceMode(context)
+    entry.unstacked = entry.mode if wraps else state.mode
+    entry.parts = [INSTALLATION, *(wrap.needed(context) if wraps else ())]
+
+
+def _installations(entry: Entry) -> list[Installation]:
+    return entry.parts
+
+
+def _leave(entry: Entry) -> None:
+    """Undo an entry, whatever of it was done. May be called again."""
+    context = entry.context
+    assert context is not None
+
+    def finish_thread() -> None:
+        if all(other.context is not context for other in state.entries):
+            context.finish_thread()
+
+    def drop_installations() -> None:
+        for installation in reversed(_installations(entry)):
+            installation.drop(entry)
+
+    steps: list[Callable[[], Any]] = [
+        lambda: thread_state.leave(entry),
+        lambda: context.entries.discard(entry),
+        finish_thread,
+        drop_installations,
+        lambda: context.runtime.leave_thread(entry),
+    ]
+    failed: BaseException | None = None
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _refuse_other_patchers() -> None:
+    for name in _OTHER_PATCHERS:
+        if name in sys.modules:
+            raise AnotherPatcherError(name)
+
+
+# ---- the ways in -----------------------------------------------------------------------------------------------------
+
+
+class _Portable(Protocol[P]):
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Scope: ...
+
+
+def _as_portable(record: Callable[P, Any]) -> Callable[[Any], _Portable[P]]:
+    """Let type checkers see the fields of the record of options as the function's parameters."""
+    return _options.takes_options()
+
+
+@_as_portable(Options)
+def portable(target: Any = None, **options: Any) -> Scope:
+    """Run programs written for one accelerator on another.
+
+    Use as ``with torchdevice.portable():``, as ``@torchdevice.portable`` or as ``@torchdevice.portable(...)``. An
+    option that is left out is taken from its environment variable, see docs/options.md.
+
+    Args:
+        **options: See below.
+
+    Returns:
+        A :class:`Scope`, or the decorated function.
+
+    Raises:
+        UnknownTargetError: On entry, if the target is no device type.
+        TargetUnavailableError: On entry, if the target is not available here.
+        EngineUnavailableError: On entry, if ``engine="wrap"`` cannot be had in this Python.
+        ValueError: If an option has an unknown value; on entry, if it contradicts the target.
+        TypeError: If an option does not exist, or has a value of a wrong type.
+    """
+    if callable(target) or isinstance(target, (staticmethod, classmethod)):
+        return Scope(_options.chosen(options))(target)
+    return Scope(_options.chosen({"target": target, **options}))
+
+
+_PROFILE = inspect.Parameter("profile", inspect.Parameter.POSITIONAL_OR_KEYWORD, default="cuda", annotation="str")
+_COUNT = inspect.Parameter("count", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=1, annotation="int")
+
+
+@_options.takes_options(leading=(_PROFILE, _COUNT), without=("target", "devices"))
+def simulate(profile: str = "cuda", count: int = 1, **options: Any) -> Scope:
+    """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
+
+    The same as ``portable(f"simulated:{profile}:{count}", identity="program", ...)``. What the device is registered
+    with in torch stays for the life of the process.
+
+    Args:
+        profile: ``"cuda"``; ``"mps"``, with the dtypes and operators that Metal has; or ``"strict"``, where nothing
+            runs that one of the two lacks.
+        count: How many devices there are.
+        **options: See below.
+
+    Returns:
+        A :class:`Scope`, for ``with`` and as a decorator.
+
+    Raises:
+        UnknownTargetError: On entry, if there is no such profile.
+        BackendTakenError: On entry, if another out-of-tree backend is registered with torch in this process.
+        ValueError: If an option has an unknown value.
+        TypeError: If an option does not exist, or has a value of a wrong type.
+    """
+    if not isinstance(profile, str) or not profile.isalpha():
+        raise ValueError(
+            f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps' or 'strict', and count= for the "
+            f"number of devices."
+        )
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"count={count!r} is not a number of devices. Use an int of 1 or more.")
+    for name in ("target", "devices"):
+        if name in options:
+            raise TypeError(f"simulate() takes no {name}. Use profile and count, or portable(target=...).")
+    target = f"{choosing.SIMULATED}:{profile}" + (f":{count}" if count > 1 else "")
+    return Scope(_options.chosen({"target": target, **options}, identity="program"))
+
+
+_PROPAGATE = inspect.Parameter("propagate", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
+
+
+def _as_enable(record: Callable[P, Any]) -> Callable[[Any], Callable[Concatenate[P], Scope]]:
+    return _options.takes_options(leading=(_PROPAGATE,))
+
+
+@_options.takes_options(leading=(_PROPAGATE,))
+def enable(target: str | torch.device | None = None, *, propagate: bool = False, **options: Any) -> Scope:
+    """Activate a scope for the rest of the process: this thread and the ones it starts, until :func:`disable`.
+
+    Args:
+        propagate: Also set ``TORCHDEVICE=1`` and the variables of all options in the environment until then, so that
+            Python processes started meanwhile activate themselves when they import torch.
+        **options: See below.
+
+    Returns:
+        The scope.
+    """
+    return enable_chosen(_options.chosen({"target": target, **options}), propagate=propagate)
+
+
+def enable_chosen(options: Options, *, propagate: bool) -> Scope:
+    """Activate a scope with a complete record of options, as :func:`enable` does."""
+    scope = Scope(options)
+    scope.__enter__()
+    entry = scope._entry_to_leave()
+    try:
+        entry.environment = _options.set_environment(variables_of(scope)) if propagate else {}
+    except BaseException:
+        _leave(entry)
+        raise
+    return scope
+
+
+def variables_of(scope: Scope) -> dict[str, str | None]:
+    """Return the variables by which a child process activates a scope like this one."""
+    context = scope._resolved()
+    found = _options.to_environment(context.options)
+    found[_options.variable_of("target")] = context.runtime.target
+    if choosing.names_count(context.runtime.target):
+        found[_options.variable_of("devices")] = None
+    return found
+
+
+def disable() -> None:
+    """Undo the last :func:`enable` of this thread.
+
+    Raises:
+        ScopeError: None is in force in this thread, or a scope entered after it is still active.
+    """
+    enabled = [entry for entry in state.entries if entry.environment is not None]
+    if not enabled:
+        raise ScopeError(
+            "disable() was called without enable() in this thread. Call enable() first, and disable() in the same "
+            "thread."
+        )
+    entry = enabled[-1]
+    innermost = entry is state.entries[-1]
+    _options.set_environment(entry.environment or {})
+    _leave(entry)
+    if not innermost:
+        raise ScopeError(
+            f"{entry.owner!r} was disabled before a scope entered after it was left. Leave scopes in the reverse order "
+            f"of entry; it has been left, and the later one is still active."
+        )
+
+
+def current() -> Scope | None:
+    """Return the innermost active scope of this thread, or None."""
+    owners = [entry.owner for entry in state.entries if entry.owner is not None]
+    owner = owners[-1] if owners else None
+    return owner._scope if isinstance(owner, _Joining) else owner

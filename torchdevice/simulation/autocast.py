@@ -1,0 +1,132 @@
+"""Autocast on the simulated device: CUDA's lists of operators, read from the header that every torch wheel carries.
+
+Source: ``AT_FORALL_LOWER_PRECISION_FP`` and its neighbours in ATen/autocast_mode.h, from which torch itself registers
+CUDA, XPU and other backends. Weights are cast at each use: torch keeps a cache of them, which changes no value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch._C import DispatchKey
+
+from torchdevice.simulation.policy import KIND
+from torchdevice.torch_internals import require
+
+_KEY = "AutocastPrivateUse1"
+
+
+_exclude = require(torch._C, "_ExcludeDispatchKeyGuard")
+
+
+_AUTOCAST = torch._C.DispatchKeySet(DispatchKey.AutocastPrivateUse1)
+
+
+_UNSAFE = """torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.
+Many models use a sigmoid layer right before the binary cross entropy layer.
+In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits
+or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are
+safe to autocast."""
+
+
+def register() -> list[torch.library.Library]:
+    """Register the casting kernels with torch and return what holds them."""
+    fallback = torch.library.Library("_", "IMPL")
+    fallback.fallback(torch.library.fallthrough_kernel, _KEY)
+    aten = torch.library.Library("aten", "IMPL")
+    policies: dict[str, Callable[[Any], Callable[..., Any]]] = {
+        "AT_FORALL_LOWER_PRECISION_FP": _lower_precision,
+        "AT_FORALL_FP32": _float32,
+        "AT_FORALL_FP32_SET_OPT_DTYPE": _float32_result,
+        "AT_FORALL_PROMOTE": _widest,
+    }
+    for macro, policy in policies.items():
+        for name in listed(macro):
+            aten.impl(name, policy(_overload(name)), _KEY)
+    for name in ("norm.Scalar", "norm.ScalarOpt_dim"):
+        aten.impl(name, _float32(_overload(name)), _KEY)
+    aten.impl("binary_cross_entropy", _refuse, _KEY)
+    return [fallback, aten]
+
+
+def listed(macro: str) -> Iterator[str]:
+    """Return the operators of one of the header's lists, by name with overload."""
+    header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+    found = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*)", header.read_text())
+    assert found is not None, f"{header} has no {macro}"
+    for name, overload in re.findall(r"_\((\w+)(?:, (\w+))?\)", found[1]):
+        if overload != "deprecated":
+            yield f"{name}.{overload}" if overload else name
+
+
+def _overload(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload or "default")
+
+
+def _is_eligible(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type == KIND
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if _is_eligible(value):
+        return value.to(dtype)
+    return [_cast(each, dtype) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _casting(op: Any, dtype_of: Callable[[Any, Any], torch.dtype | None]) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction(), _exclude(_AUTOCAST):
+            dtype = dtype_of(args, kwargs)
+            if dtype is not None:
+                args = tuple(_cast(value, dtype) for value in args)
+                kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _lower_precision(op: Any) -> Callable[..., Any]:
+    return _casting(op, lambda args, kwargs: torch.get_autocast_dtype(KIND))
+
+
+def _float32(op: Any) -> Callable[..., Any]:
+    return _casting(op, lambda args, kwargs: torch.float32)
+
+
+def _widest(op: Any) -> Callable[..., Any]:
+    def dtype_of(args: Any, kwargs: Any) -> torch.dtype | None:
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        dtypes = {value.dtype for value in leaves if _is_eligible(value)}
+        if len(dtypes) < 2:
+            return None
+        return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype(KIND)
+
+    return _casting(op, dtype_of)
+
+
+def _float32_result(op: Any) -> Callable[..., Any]:
+    """Operators with a ``dtype``: float32 unless the program asks for one."""
+    position = [argument.name for argument in op._schema.arguments].index("dtype")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction(), _exclude(_AUTOCAST):
+            given = args[position] if len(args) > position else kwargs.get("dtype")
+            if given is None and args and _is_eligible(args[0]):
+                args, kwargs = args[:position], {**kwargs, "dtype": torch.float32}
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise RuntimeError(_UNSAFE)

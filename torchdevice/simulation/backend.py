@@ -1,0 +1,166 @@
+"""What is registered with torch, once in a process and for the rest of it: a device type, its module and its kernels.
+
+torch cannot take any of this back. Nothing of it is reached unless a tensor of the device exists.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import torch
+
+from torchdevice import thread_state
+from torchdevice.context import Context
+from torchdevice.errors import BackendTakenError
+from torchdevice.simulation import allocator, autocast, handwritten_kernels, kernels, policy, sharing, sparse
+from torchdevice.simulation.policy import KIND
+from torchdevice.torch_internals import require
+
+_libraries: list[torch.library.Library] = []
+
+
+_lock = threading.Lock()
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+    def has_primary_context(self, device_index: int) -> bool:
+        return True
+
+
+class _Guard(torch._C._acc.DeviceGuard):
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+class Module:
+    """``torch.simulated``: what torch asks the module of a device type for. In a scope, ``torch.cuda`` has the rest."""
+
+    def is_available(self) -> bool:
+        """Return whether a scope on the simulated device is active in this thread."""
+        return _scope() is not None
+
+    def device_count(self) -> int:
+        """Return the number of devices of the active scope, 0 without one."""
+        context = _scope()
+        return context.runtime.device_count() if context is not None else 0
+
+    def current_device(self) -> int:
+        """Return the index of this thread's current device."""
+        context = _scope()
+        return context.thread.device_index if context is not None else 0
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """Return the dtypes that autocast accepts."""
+        return [torch.float16, torch.bfloat16]
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seed nothing: ``torch.cuda.manual_seed_all`` does, in a context."""
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        if _scope() is None:
+            raise AttributeError(f"torch.{KIND} has no {name!r} where no scope on a simulated device is active")
+        return getattr(torch.cuda, name)
+
+
+def _scope() -> Context | None:
+    context = thread_state.state.context
+    return context if context is not None and context.device_type == KIND else None
+
+
+def register() -> None:
+    """Register the simulated device with torch, unless that is done.
+
+    Raises:
+        BackendTakenError: Another backend is registered in the place that torch has for one.
+    """
+    with _lock:
+        if _libraries:
+            return
+        name = torch._C._get_privateuse1_backend_name()
+        if name != "privateuseone" or hasattr(torch, name):
+            raise BackendTakenError(name)
+        setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
+        with thread_state.suspended(), torch._C.DisableTorchFunction():
+            setup(KIND, Module(), _Hooks(), _Guard())
+            _register_kernels()
+            _guard_storage()
+            sharing.register()
+
+
+def _guard_storage() -> None:
+    """Keep ``torch.UntypedStorage(size, device=...)`` from crashing on the device outside a scope too."""
+    guarded = functools.partial(new_storage, torch.UntypedStorage.__new__)
+    torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
+
+
+def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """``torch.UntypedStorage.__new__``, for the device too: torch has no allocator for an out-of-tree backend there."""
+    if device is None:
+        return original(cls, *args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        device = torch.device(device)
+        if device.type != KIND:
+            return original(cls, *args, device=device, **kwargs)
+        policy.check_scope()
+        size = args[0] if args else kwargs.get("size", 0)
+        memory = (
+            torch.empty(size, dtype=torch.uint8) if isinstance(size, int) else torch.tensor(size, dtype=torch.uint8)
+        )
+        return allocator.fresh(memory, device.index or 0).untyped_storage()
+
+
+def _register_kernels() -> None:
+    fallback = torch.library.Library("_", "IMPL")
+    fallback.fallback(_run_any, "PrivateUse1")
+    aten = torch.library.Library("aten", "IMPL")
+    for name, kernel in handwritten_kernels.SPECIAL.items():
+        aten.impl(name, kernel, "PrivateUse1")
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
+    for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys()):
+        aten.impl(name, kernels.kernel_of(_overload(name)), "PrivateUse1")
+    _libraries.extend((fallback, aten, *autocast.register(), *sparse.register()))
+
+
+def _shadowed() -> set[str]:
+    """Return the operators with a CPU kernel that a composite one would run in place of the fallback."""
+    registered = require(torch._C, "_dispatch_get_registrations_for_dispatch_key")
+    composite = {
+        name
+        for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+        for name in registered(key)
+    }
+    shadowed = composite.intersection(registered("CPU"))
+    shadowed.update(name for name in composite if name.startswith("aten::_foreach_") or name in _RUN_WHOLE)
+    return {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")}
+
+
+_RUN_WHOLE = {f"aten::{name}" for name in ("abs", "convolution", "convolution_backward", "empty_like")}
+"""Composite operators that a CPU runs otherwise than an unknown device, or that printing needs."""
+
+
+def _run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The fallback: run an operator that nobody registered a kernel for."""
+    kernel = _kernels_by_op.get(op)
+    if kernel is None:
+        kernel = _kernels_by_op[op] = kernels.kernel_of(op)
+    return kernel(*args, **kwargs)
+
+
+_kernels_by_op: dict[Any, Any] = {}
+
+
+def _overload(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload or "default")

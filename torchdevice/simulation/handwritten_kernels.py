@@ -1,0 +1,390 @@
+"""Operators that need more than their CPU kernel: allocation, copies, resizing, and what CPUs do in another way.
+
+:data:`SPECIAL` maps names with overload to kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.attention
+from torch._C import DispatchKey
+
+from torchdevice.simulation import policy, random
+from torchdevice.simulation.allocator import fresh
+from torchdevice.simulation.kernels import aliased, index_of, without_mode
+from torchdevice.simulation.relabel import on_cpu
+
+SPECIAL: dict[str, Callable[..., Any]] = {}
+
+
+copies: Counter[tuple[str, str]] = Counter()
+"""Copies between devices: source and destination -> number."""
+
+
+copied_bytes: Counter[tuple[str, str]] = Counter()
+"""The same in bytes."""
+
+
+_aten = torch.ops.aten
+
+
+_CPU = torch.device("cpu")
+
+
+def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the kernel of some operators."""
+
+    def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            SPECIAL[name] = without_mode(kernel)
+        return kernel
+
+    return register
+
+
+# ---- allocation ------------------------------------------------------------------------------------------------------
+
+
+def _index(device: torch.device | None) -> int:
+    return (device.index if device is not None else None) or 0
+
+
+@special("empty.memory_format")
+def _empty(size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any = None, **options: Any) -> Any:
+    policy.check_scope()
+    return fresh(_aten.empty.memory_format(size, device=_CPU, **options), _index(device))
+
+
+@special("empty_strided")
+def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+    policy.check_scope()
+    return fresh(_aten.empty_strided(size, stride, dtype=dtype, device=_CPU), _index(device))
+
+
+@special("_efficientzerotensor")
+def _efficient_zeros(size: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+    policy.check_scope()
+    return fresh(torch.zeros(size, dtype=dtype, device=_CPU), _index(device))
+
+
+@special("clone")
+def _clone(self: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
+    return fresh(_aten.clone(aliased(self), memory_format=memory_format), index_of(self))
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+def _name(index: int) -> str:
+    return "cpu" if index < 0 else f"{policy.KIND}:{index}"
+
+
+def _count(source: torch.Tensor, destination: torch.Tensor) -> None:
+    one, other = index_of(source), index_of(destination)
+    if one != other:
+        route = (_name(one), _name(other))
+        copies[route] += 1
+        copied_bytes[route] += destination.nbytes
+
+
+@special("_to_copy")
+def _to_copy(
+    self: torch.Tensor, *, device: Any = None, pin_memory: Any = None, non_blocking: bool = False, **options: Any
+) -> torch.Tensor:
+    if index_of(self) < 0:
+        policy.check_scope()
+    result = _aten._to_copy(_memory(self), device=_CPU, **options)
+    if device is not None and device.type != policy.KIND:
+        if device.type != "cpu":
+            return result.to(device)
+        destination, index = result, -1
+    else:
+        index = index_of(self) if device is None else _index(device)
+        destination = fresh(result, index)
+    _count(self, destination)
+    return destination
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if index_of(tensor) < 0 else aliased(tensor)
+
+
+@special("copy_")
+def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if self.is_meta or source.is_meta:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+    _count(source, self)
+    _aten.copy_.default(_memory(self), _memory(source))
+    return self
+
+
+@special("_copy_from")
+def _copy_from(self: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return _copy_(destination, self)
+
+
+@special("_copy_from_and_resize")
+def _copy_from_and_resize(self: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
+    if self.shape != destination.shape:
+        destination.resize_(self.shape)
+    return _copy_(destination, self)
+
+
+# ---- sizes and storages ----------------------------------------------------------------------------------------------
+
+
+@special("resize_")
+def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+    """A storage of the device cannot grow: the tensor gets a larger one, with what was in the old."""
+    wanted = torch.empty(size, dtype=self.dtype, device="meta", **_format(memory_format))
+    storage = self.untyped_storage()
+    offset = self.storage_offset()
+    last = sum((n - 1) * s for n, s in zip(wanted.shape, wanted.stride(), strict=True)) if wanted.numel() else -1
+    needed = (offset + last + 1) * self.itemsize
+    if needed > storage.nbytes():
+        grown = torch.empty(needed // self.itemsize, dtype=self.dtype)
+        if storage.nbytes():
+            whole = _set(_like(self), storage, 0, (storage.nbytes() // self.itemsize,), (1,))
+            grown[: whole.numel()].copy_(on_cpu(whole))
+        storage = fresh(grown, index_of(self)).untyped_storage()
+    return _set(self, storage, offset, wanted.shape, wanted.stride())
+
+
+@special("_resize_output_")
+def _resize_output_(self: torch.Tensor, size: Any, device: Any) -> torch.Tensor:
+    return _resize_(self, size)
+
+
+def _format(memory_format: Any) -> dict[str, Any]:
+    return {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor of the same device and dtype."""
+    return fresh(torch.empty(0, dtype=tensor.dtype), index_of(tensor))
+
+
+_set_storage = _aten.set_.source_Storage_storage_offset
+
+
+def _set(self: torch.Tensor, storage: Any, offset: Any, size: Any, stride: Any) -> torch.Tensor:
+    return _set_storage._op_dk(DispatchKey.CPU, self, storage, offset, size, stride)
+
+
+@special("set_.source_Storage_storage_offset")
+def _set_from_storage(self: Any, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
+    if not stride:
+        stride = torch.empty(size, device="meta").stride()
+    return _set(self, source, storage_offset, size, stride)
+
+
+@special("set_.source_Storage")
+def _set_from_whole_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
+    return _set(self, source, 0, (source.nbytes() // self.itemsize,), (1,))
+
+
+@special("set_.source_Tensor")
+def _set_from_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return _set(self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
+
+
+@special("set_")
+def _set_to_nothing(self: torch.Tensor) -> torch.Tensor:
+    return _set(self, _like(self).untyped_storage(), 0, (0,), (1,))
+
+
+@special("is_set_to")
+def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
+    same_memory = self.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    same_view = (self.shape, self.stride(), self.storage_offset()) == (
+        tensor.shape,
+        tensor.stride(),
+        tensor.storage_offset(),
+    )
+    return same_memory and same_view
+
+
+@special("is_pinned")
+def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    return False
+
+
+@special("record_stream")
+def _record_stream(self: torch.Tensor, s: Any) -> None:
+    """A hint to a caching allocator that is not in use."""
+
+
+# ---- other ways than a CPU's -----------------------------------------------------------------------------------------
+
+
+@special("native_dropout")
+def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """In the arithmetic of the CPU's dropout, so that a seed gives the CPU's numbers to the bit."""
+    index, memory = index_of(input), aliased(input)
+    if train is False or p == 0 or not memory.numel():
+        return fresh(memory.clone(), index), fresh(torch.ones_like(memory, dtype=torch.bool), index)
+    if p == 1:
+        return fresh(torch.zeros_like(memory), index), fresh(torch.zeros_like(memory, dtype=torch.bool), index)
+    noise = torch.empty_like(memory)
+    noise.bernoulli_(1 - p, generator=random.default_generator(index))
+    mask = noise.bool()
+    return fresh(memory * noise.div_(1 - p), index), fresh(mask, index)
+
+
+@special("native_dropout_backward")
+def _native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    memory = aliased(grad_output)
+    noise = aliased(mask).to(memory.dtype)
+    return fresh(memory * (noise.div_(1 / scale) if scale else noise), index_of(grad_output))
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """``scaled_dot_product_attention`` by the kernel that the CPU would choose: torch itself knows one for this device.
+
+    Registered above autograd, which differentiates the chosen kernel. Devices and dtypes are checked by torch's own.
+    """
+    with torch._C.DisableTorchFunction():
+        tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
+            map(_is_real, tensors)
+        )
+        if same and not (attn_mask is not None and attn_mask.requires_grad) and policy.provides(_FLASH_KERNEL):
+            memory = [_memory(each.detach()) for each in tensors[:3]]
+            mask = None if attn_mask is None else _memory(attn_mask.detach())
+            if _aten._fused_sdp_choice(*memory, mask, dropout_p, is_causal, **options) == _FLASH:
+                if attn_mask is not None and attn_mask.dtype is torch.bool:
+                    zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
+                    attn_mask = zeros.masked_fill(attn_mask.logical_not(), -math.inf)
+                return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+        return _aten.scaled_dot_product_attention.default.decompose(
+            query, key, value, attn_mask, dropout_p, is_causal, **options
+        )
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory: fake tensors of the compilers have not."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(tensor)
+
+
+_FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+_FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
+
+
+@special("histc")
+def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
+    """Of integers too, which CUDA counts and the CPU refuses."""
+    memory = aliased(self)
+    if not memory.is_floating_point():
+        return fresh(_aten.histc(memory.double(), bins, min, max).to(memory.dtype), index_of(self))
+    return fresh(_aten.histc(memory, bins, min, max), index_of(self))
+
+
+# ---- recurrent cells, which only accelerators fuse -------------------------------------------------------------------
+
+
+def _fresh_all(tensors: Any, index: int) -> tuple[Any, ...]:
+    return tuple(None if each is None else fresh(each, index) for each in tensors)
+
+
+def _on_cpu_all(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
+    return tuple(None if each is None else aliased(each) for each in tensors)
+
+
+def _with_bias(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return gates if bias is None else gates + bias
+
+
+@special("_thnn_fused_lstm_cell")
+def _lstm_cell(
+    input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *biases: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """New hidden state, new cell state and the activated gates, for gates of shape (batch, 4 * hidden)."""
+    index = index_of(input_gates)
+    of_input, of_hidden, cell = _on_cpu_all(input_gates, hidden_gates, cx)
+    input_bias, hidden_bias = _on_cpu_all(*(*biases, None, None)[:2])
+    gates = _with_bias(of_hidden, hidden_bias) + _with_bias(of_input, input_bias)
+    ingate, forget, new, out = gates.chunk(4, 1)
+    ingate, forget, new, out = ingate.sigmoid(), forget.sigmoid(), new.tanh(), out.sigmoid()
+    cy = forget * cell + ingate * new
+    return _fresh_all((out * cy.tanh(), cy, torch.cat([ingate, forget, new, out], 1)), index)
+
+
+@special("_thnn_fused_lstm_cell_backward_impl")
+def _lstm_cell_backward(
+    grad_hy: torch.Tensor | None,
+    grad_cy: torch.Tensor | None,
+    cx: torch.Tensor,
+    cy: torch.Tensor,
+    workspace: torch.Tensor,
+    has_bias: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of the gates before activation, of the cell state and of the bias."""
+    index = index_of(cx)
+    of_hidden, of_cell, old, cell, gates = _on_cpu_all(grad_hy, grad_cy, cx, cy, workspace)
+    of_hidden = torch.zeros_like(cell) if of_hidden is None else of_hidden
+    ingate, forget, new, out = gates.chunk(4, 1)
+    tanh = cell.tanh()
+    through = of_hidden * out * (1 - tanh * tanh)
+    if of_cell is not None:
+        through = through + of_cell
+    grad_gates = torch.cat(
+        [
+            through * new * ingate * (1 - ingate),
+            through * old * forget * (1 - forget),
+            through * ingate * (1 - new * new),
+            of_hidden * tanh * out * (1 - out),
+        ],
+        1,
+    )
+    return _fresh_all((grad_gates, through * forget, grad_gates.sum(0) if has_bias else None), index)
+
+
+@special("_thnn_fused_gru_cell")
+def _gru_cell(
+    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *biases: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """New hidden state, and what backward needs, for gates of shape (batch, 3 * hidden)."""
+    index = index_of(input_gates)
+    of_input, of_hidden, hidden = _on_cpu_all(input_gates, hidden_gates, hx)
+    input_bias, hidden_bias = _on_cpu_all(*(*biases, None, None)[:2])
+    input_reset, input_update, input_new = _with_bias(of_input, input_bias).chunk(3, 1)
+    hidden_reset, hidden_update, hidden_new = _with_bias(of_hidden, hidden_bias).chunk(3, 1)
+    reset, update = (hidden_reset + input_reset).sigmoid(), (hidden_update + input_update).sigmoid()
+    new = (input_new + hidden_new * reset).tanh()
+    saved = torch.cat([reset, update, new, hidden, hidden_new], 1)
+    return _fresh_all(((hidden - new) * update + new, saved), index)
+
+
+@special("_thnn_fused_gru_cell_backward")
+def _gru_cell_backward(
+    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of the input's gates, the hidden state's gates, the hidden state and both biases."""
+    index = index_of(grad_hy)
+    gradient, saved = _on_cpu_all(grad_hy, workspace)
+    reset, update, new, hidden, hidden_new = saved.chunk(5, 1)
+    of_new = gradient * (1 - update) * (1 - new * new)
+    of_reset = of_new * hidden_new * (1 - reset) * reset
+    of_update = gradient * (hidden - new) * (1 - update) * update
+    of_input = torch.cat([of_reset, of_update, of_new], 1)
+    of_hidden = torch.cat([of_reset, of_update, of_new * reset], 1)
+    of_biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
+    return _fresh_all((of_input, of_hidden, gradient * update, *of_biases), index)

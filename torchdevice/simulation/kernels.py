@@ -1,0 +1,308 @@
+"""How an operator runs on the simulated device: torch's own CPU kernel, on the CPU tensors with the same memory.
+
+:func:`kernel_of` makes one closure per operator from its schema. There are four kinds: one that only changes how memory
+is looked at (the CPU kernel takes the device's tensors as they are), one that makes tensors from nothing, one that
+writes to its arguments or makes new tensors, and one with ``out``. What an operator needs beyond that is in
+``handwritten_kernels.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+
+from torchdevice.simulation import placement, policy
+from torchdevice.simulation import random as device_random
+from torchdevice.simulation.allocator import fresh, memory_of, with_bits
+from torchdevice.simulation.relabel import on_cpu
+from torchdevice.torch_internals import require
+
+Kernel = Callable[..., Any]
+
+
+_Tensor = torch.Tensor
+
+
+_CPU = torch.device("cpu")
+
+
+_STRIDED = torch.strided
+
+
+_NUMBERS = frozenset({bool, int, float, complex})
+
+
+_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+
+
+_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+
+
+_TENSOR = torch._C.TensorType.get()
+
+
+index_of = torch.Tensor.get_device
+"""The index of a tensor's device; -1 for one on the CPU."""
+
+
+def kernel_of(op: Any) -> Kernel:
+    """Return the kernel of an operator."""
+    schema = op._schema
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if not written and any(r.alias_info is not None for r in schema.returns):
+        return without_mode(functools.partial(op._op_dk, DispatchKey.CPU))
+    if not any(_holds_tensors(a.type) for a in schema.arguments):
+        return without_mode(_factory(op))
+    resizable = frozenset(a.name for a in written if a.kwarg_only or a.is_out)
+    return without_mode(_Outgoing(op, resizable).run) if resizable else _plain(op)
+
+
+def without_mode(kernel: Kernel) -> Kernel:
+    """Return a kernel that no function mode sees at work: autograd calls kernels with the mode on the stack."""
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _mode_enabled():
+            with torch._C.DisableTorchFunction():
+                return kernel(*args, **kwargs)
+        return kernel(*args, **kwargs)
+
+    return run
+
+
+def aliased(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the CPU tensor with the memory of a simulated one, and its conjugate and negative bits."""
+    return with_bits(memory_of(tensor), tensor)
+
+
+def wrapped(result: Any, index: int) -> Any:
+    """Return a kernel's results with each tensor as a new one of the device."""
+    if isinstance(result, _Tensor):
+        if result.layout is torch.strided:
+            return fresh(result, index)
+        return fresh_sparse(result, index)
+    if isinstance(result, (tuple, list)):
+        return type(result)(wrapped(each, index) for each in result)
+    return result
+
+
+def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """Return a sparse CPU tensor that nobody else has as a new one of the device."""
+    return _make_sparse(
+        tensor.sparse_dim(),
+        tensor.dense_dim(),
+        tensor.shape,
+        fresh(tensor._indices(), index),
+        fresh(tensor._values(), index),
+        dtype=tensor.dtype,
+        layout=torch.sparse_coo,
+        device=torch.device("simulated", index),
+        is_coalesced=tensor.is_coalesced(),
+    )
+
+
+_make_sparse = functools.partial(
+    torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default._op_dk, DispatchKey.SparseCPU
+)
+
+
+def _holds_tensors(kind: Any) -> bool:
+    return kind.isSubtypeOf(_TENSOR) or (hasattr(kind, "getElementType") and _holds_tensors(kind.getElementType()))
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+class _Arguments:
+    """The arguments of an operator's calls, taken to the CPU."""
+
+    def __init__(self, op: Any):
+        self.op = op
+        keeps_bits = _has_kernel(op.name(), "Conjugate") or _has_kernel(op.name(), "Negative")
+        self.alias = aliased if keeps_bits else memory_of
+        self.scalars = placement.accepts_cpu_scalars(op)
+        self.names = [argument.name for argument in op._schema.arguments]
+        self.for_tensors = {i for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor"}
+
+    def take(self, args: Any, index: int = -1) -> tuple[list[Any], int, bool]:
+        """Return arguments on the CPU, the index of the device they were on, and whether to look at them again.
+
+        That is where one is on another device, or where a number is in the place of a tensor.
+        """
+        alias, scalars = self.alias, self.scalars
+        odd = False
+        taken: list[Any] = []
+        for value in args:
+            if isinstance(value, _Tensor):
+                where = index_of(value)
+                if where < 0:
+                    odd = odd or not scalars or value.dim() > 0
+                else:
+                    if where != index:
+                        odd = odd or index >= 0
+                        index = where
+                    value = alias(value)
+            elif value.__class__ is list:
+                if value and value[0].__class__ not in _NUMBERS:
+                    value, index, within = self.take(value, index)
+                    odd = odd or within
+            elif value.__class__ in _NUMBERS:
+                odd = odd or len(taken) in self.for_tensors
+            taken.append(value)
+        return taken, index, odd
+
+    def take_named(self, kwargs: dict[str, Any], index: int) -> tuple[dict[str, Any], int, bool]:
+        """Do the same with keyword arguments; ``device`` says where new tensors are to be."""
+        values, index, odd = self.take(kwargs.values(), index)
+        named = dict(zip(kwargs, values, strict=True))
+        device = named.get("device")
+        if device is not None:
+            index, named["device"] = device.index or 0, _CPU
+        return named, index, odd
+
+    def look_again(self, taken: list[Any], args: Any, kwargs: Any, index: int) -> bool:
+        """Return whether a number is where the schema has a tensor: a kernel gets one for a wrapped number.
+
+        Raises:
+            RuntimeError: Tensors are on several devices, and CUDA does not accept these there.
+        """
+        if index >= 0:
+            placement.check(self.op, args, kwargs)
+        return any(taken[i].__class__ in _NUMBERS for i in self.for_tensors if i < len(taken))
+
+
+def on_cpu_as(op: Any) -> Callable[..., Any]:
+    """Return what calls an operator's CPU kernel: directly where there is one, through the dispatcher otherwise."""
+    return functools.partial(op._op_dk, DispatchKey.CPU) if _has_kernel(op.name(), "CPU") else op._op
+
+
+# ---- kinds of operators ----------------------------------------------------------------------------------------------
+
+
+def _plain(op: Any) -> Kernel:
+    """An operator that makes new tensors, or writes to its arguments and never resizes them: ``add``, ``add_``."""
+    arguments, run, random = _Arguments(op), on_cpu_as(op), device_random.kind_of(op)
+    take, packet, results = arguments.take, op._overloadpacket, _Results(op)
+    only_new = results.only_new
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if _mode_enabled():
+            with torch._C.DisableTorchFunction():
+                return plain(*args, **kwargs)
+        if policy.watching:
+            policy.check_operator(op)
+        taken, index, odd = take(args)
+        named = kwargs
+        if kwargs:
+            named, index, within = arguments.take_named(kwargs, index)
+            odd = odd or within
+        call = packet if odd and arguments.look_again(taken, args, kwargs, index) else run
+        result = random(call, index, taken, named) if random is not None else call(*taken, **named)
+        if not only_new:
+            return results.of(result, index, args, kwargs)
+        if result.__class__ is _Tensor and result.layout is _STRIDED:
+            return fresh(result, index)
+        return wrapped(result, index)
+
+    return plain
+
+
+def _factory(op: Any) -> Kernel:
+    run, random = on_cpu_as(op), device_random.kind_of(op)
+
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if policy.watching:
+            policy.check_operator(op)
+        policy.check_scope()
+        index = kwargs["device"].index or 0
+        kwargs = {**kwargs, "device": _CPU}
+        if "pin_memory" in kwargs:
+            kwargs["pin_memory"] = False
+        return wrapped(random(run, index, list(args), kwargs) if random is not None else run(*args, **kwargs), index)
+
+    return factory
+
+
+class _Outgoing:
+    """An operator with ``out``, which may have to be resized: it writes to CPU tensors of its own."""
+
+    def __init__(self, op: Any, resizable: frozenset[str]):
+        self._op = op
+        self._resizable = resizable
+        self._arguments = _Arguments(op)
+        self._run, self._random = on_cpu_as(op), device_random.kind_of(op)
+        self._results = _Results(op)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        if policy.watching:
+            policy.check_operator(self._op)
+        outs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        given = {**dict(zip(self._arguments.names, args, strict=False)), **kwargs}
+        own = {name: _own(given[name], outs) for name in self._resizable & given.keys()}
+        named, index, odd = self._arguments.take_named(given, -1)
+        if odd:
+            placement.check(self._op, (), given)
+        named.update(own)
+        taken = [named.pop(name) for name in self._arguments.names[: len(args)]]
+        result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
+        for tensor, written in outs:
+            _settle(tensor, written)
+        return self._results.of(result, index, args, kwargs)
+
+
+def _own(value: Any, outs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """Return CPU tensors for an ``out`` argument that its kernel may resize, and remember them in ``outs``."""
+    if isinstance(value, (list, tuple)):
+        return [_own(each, outs) for each in value]
+    if index_of(value) < 0:
+        return value
+    own = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    if value.numel():
+        own.copy_(on_cpu(value))
+    outs.append((value, own))
+    return own
+
+
+def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
+    """Give an ``out`` argument of the device what its kernel wrote to the CPU tensor in its place."""
+    if given.shape != own.shape:
+        new = fresh(own, index_of(given))
+        _set_storage(given, new.untyped_storage(), new.storage_offset(), new.shape, new.stride())
+    elif own.numel():
+        on_cpu(given).copy_(own)
+
+
+_set_storage = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, DispatchKey.CPU)
+
+
+class _Results:
+    """Which results of an operator are its arguments, and which are new tensors.
+
+    Attributes:
+        only_new: Whether all of them are new.
+    """
+
+    def __init__(self, op: Any):
+        arguments = {_alias_set(a): (i, a.name) for i, a in enumerate(op._schema.arguments) if _alias_set(a)}
+        self._given = [arguments.get(_alias_set(r)) for r in op._schema.returns]
+        self.only_new = bool(self._given) and not any(self._given)
+
+    def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:
+        """Return the results of a call: arguments themselves where the schema returns them."""
+        if not self._given:
+            return None
+        results = [result] if len(self._given) == 1 else result
+        found = [
+            wrapped(each, index) if known is None else kwargs[known[1]] if known[1] in kwargs else args[known[0]]
+            for known, each in zip(self._given, results, strict=True)
+        ]
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+def _alias_set(value: Any) -> str | None:
+    """Return the name by which a schema says that a result is an argument; None for a list, and where there is none."""
+    return next(iter(value.alias_info.before_set), None) if value.alias_info is not None else None

@@ -1,0 +1,184 @@
+"""What the active scope forbids: memory beyond a limit, dtypes and operators that the profile's device lacks.
+
+Kernels are registered for the whole process; what they refuse is the scope's. ``watching`` counts the scopes that
+refuse anything, so that without one a kernel pays for reading a number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdevice import thread_state
+from torchdevice.devices.runtime import MEMORY_FRACTION
+from torchdevice.fidelity import Fidelity
+from torchdevice.simulation.profiles import Profile
+
+KIND = "simulated"
+"""The device type's name."""
+
+
+_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+
+
+watching = 0
+_watchers: set[object] = set()
+
+
+class _Thread(threading.local):
+    lifted = False
+
+
+_thread = _Thread()
+
+
+def watch(watcher: object) -> None:
+    """Note somebody who refuses something from now on. May be called again."""
+    _watchers.add(watcher)
+    _count_watchers()
+
+
+def unwatch(watcher: object) -> None:
+    """Note that somebody refuses nothing any more. May be called again."""
+    _watchers.discard(watcher)
+    _count_watchers()
+
+
+def _count_watchers() -> None:
+    global watching
+    watching = len(_watchers)
+
+
+def watch_from_now_on() -> None:
+    """Ask for the scope's limits at every allocation for the rest of the process."""
+    watch("for good")
+
+
+@contextlib.contextmanager
+def lifted() -> Iterator[None]:
+    """Refuse nothing in this thread, for what the package itself does."""
+    before, _thread.lifted = _thread.lifted, True
+    try:
+        yield
+    finally:
+        _thread.lifted = before
+
+
+class Limits(NamedTuple):
+    """What the devices of one runtime refuse.
+
+    Attributes:
+        profile: What is simulated.
+        memory: Bytes that each device has, or None for as many as there are.
+        fallbacks: Operators that the profile's device lacks and that ran on the CPU: name -> number of calls.
+    """
+
+    profile: Profile
+    memory: int | None
+    fallbacks: Counter[str]
+
+
+def _limits() -> Limits | None:
+    """Return the limits that are in force in this thread; None outside scopes on the device, and where lifted."""
+    context = thread_state.state.context
+    if context is None or context.device_type != KIND or _thread.lifted:
+        return None
+    return context.runtime.limits
+
+
+def check_scope() -> None:
+    """Raise unless this thread is in a scope on the device: outside, nothing new is made there."""
+    state = thread_state.state
+    away = state.context is None and not state.compiling
+    if away or all(entry.context is None or entry.context.device_type != KIND for entry in state.entries):
+        raise RuntimeError(
+            f"no scope on a {KIND} device is active in this thread, so nothing can be made on one. Enter "
+            f"torchdevice.simulate(), or copy the tensors that are left to the CPU."
+        )
+
+
+def spelled(index: int) -> str:
+    """Return how a message names the device: as the program's tensors say they are on it."""
+    context = thread_state.state.context
+    device_type = context.options.written_for if context is not None and context.says_program else KIND
+    return f"{device_type}:{index}"
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raise the real device's error if the profile does not hold the dtype."""
+    limits = _limits()
+    if limits is not None and dtype in limits.profile.unsupported_dtypes:
+        raise TypeError(limits.profile.dtype_message(dtype))
+
+
+def check_memory(index: int, wanted: int, allocated: int, reserved: int) -> None:
+    """Raise CUDA's out-of-memory error if the scope limits the memory and ``wanted`` more bytes are too many."""
+    limits = _limits()
+    if limits is None:
+        return
+    context = thread_state.state.context
+    assert context is not None
+    fraction = context.settings.get((MEMORY_FRACTION, index))
+    if limits.memory is None and fraction is None:
+        return
+    total = context.runtime.total_memory(index)
+    limit = total if fraction is None else int(total * fraction)
+    if allocated + wanted > limit:
+        allowed = "" if fraction is None else f"{_size(limit)} allowed; "
+        raise torch.OutOfMemoryError(_out_of_memory(index, wanted, allocated, reserved, total, allowed))
+
+
+def _out_of_memory(index: int, wanted: int, allocated: int, reserved: int, total: int, allowed: str) -> str:
+    """Return the text of CUDA's caching allocator, c10/cuda/CUDACachingAllocator.cpp."""
+    unused = max(0, min(reserved, total) - allocated)
+    in_use = allocated + unused
+    return (
+        f"CUDA out of memory. Tried to allocate {_size(wanted)}. GPU {index} has a total capacity of {_size(total)} of "
+        f"which {_size(total - in_use)} is free. Including non-PyTorch memory, this process has {_size(in_use)} memory "
+        f"in use. {allowed}Of the allocated memory {_size(allocated)} is allocated by PyTorch, and {_size(unused)} is "
+        f"reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+        f"PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
+        f"Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    )
+
+
+def _size(size: int) -> str:
+    """Return a size as CUDA's allocator writes it."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"
+
+
+def provides(op: Any) -> bool:
+    """Return whether the active scope's device has an operator."""
+    limits = _limits()
+    return limits is None or limits.profile.missing(op) is None
+
+
+def check_operator(op: Any) -> None:
+    """Let an operator pass that the profile's device lacks, or raise the error that device raises.
+
+    It passes, counted, where ``PYTORCH_ENABLE_MPS_FALLBACK`` is set, as on the device, and the scope is not strict.
+
+    Raises:
+        NotImplementedError: It does not pass.
+    """
+    limits = _limits()
+    if limits is None:
+        return
+    missing = limits.profile.missing(op)
+    if missing is None:
+        return
+    context = thread_state.state.context
+    assert context is not None
+    if limits.profile.refuses or context.options.strict or os.environ.get(_FALLBACK, "0") == "0":
+        raise NotImplementedError(limits.profile.missing_message(missing))
+    limits.fallbacks[missing] += 1
+    context.report(missing, "the operator on the CPU", Fidelity.APPROXIMATE)

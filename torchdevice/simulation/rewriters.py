@@ -1,0 +1,79 @@
+"""Torch functions that must be called in another way where the device is simulated, for the mode's table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.fidelity import Fidelity
+from torchdevice.simulation import policy
+from torchdevice.torch_internals import require
+
+_swap = require(torch._C, "_swap_tensor_impl")
+
+
+def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """``Tensor.__repr__`` computes in float64, which the device may lack, and names the device."""
+    with policy.lifted():
+        text = func(*args, **kwargs)
+    return text.replace(f"device='{policy.KIND}:", "device='cuda:") if context.says_program else text
+
+
+def _numpy(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``Tensor.numpy``, whose error names the device: here, so that every engine sees it and words it as CUDA does."""
+    return func(*args, **kwargs)
+
+
+def _is_compatible(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """What ``Module.to`` asks before it sets ``parameter.data``: see :func:`_set_data`."""
+    return func(*args, **kwargs) or _changes_kind(*args)
+
+
+def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``tensor.data = value``, which torch refuses between the CPU and an out-of-tree backend.
+
+    CUDA allows it, and ``Module.to`` keeps parameters the same objects by it. So the two exchange what they are, and
+    what belongs to the object is carried over.
+    """
+    tensor, value = args
+    if not isinstance(value, torch.Tensor) or not _changes_kind(tensor, value):
+        return func(*args, **kwargs)
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        requires_grad, gradient, hooks = tensor.requires_grad, tensor.grad, tensor._backward_hooks
+        new = value.detach().view_as(value)
+        _swap(tensor, new)
+        tensor.requires_grad_(requires_grad)
+        if gradient is not None:
+            tensor.grad = gradient.to(value.device, value.dtype)
+        if hooks:
+            tensor._backward_hooks = hooks
+
+
+def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``Tensor.share_memory_``, of which torch thinks that an out-of-tree backend needs nothing for it."""
+    context.report("Tensor.share_memory_", "nothing: other processes get copies", Fidelity.APPROXIMATE)
+    return func(*args, **kwargs)
+
+
+def _is_shared(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """``Tensor.is_shared``: always true of a tensor on CUDA."""
+    with torch._C.DisableTorchFunction():
+        return args[0].device.type == policy.KIND or func(*args)
+
+
+def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        kinds = {one.device.type, other.device.type}
+    return kinds == {"cpu", policy.KIND}
+
+
+TABLE = {
+    torch.Tensor.__repr__: _repr,
+    torch.Tensor.numpy: _numpy,
+    require(torch, "_has_compatible_shallow_copy_type"): _is_compatible,
+    torch.Tensor.data.__set__: _set_data,
+    torch.Tensor.is_shared: _is_shared,
+    torch.Tensor.share_memory_: _share_memory,
+}

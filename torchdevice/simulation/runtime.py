@@ -1,0 +1,175 @@
+"""The simulated device behind the interface that all devices have."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psutil
+import torch
+
+from torchdevice.devices import registry
+from torchdevice.devices.allocations import Block, Observer
+from torchdevice.devices.runtime import Memory, Runtime
+from torchdevice.simulation import allocator, backend, handwritten_kernels, policy, random, rewriters
+from torchdevice.simulation.profiles import PROFILES, Profile
+from torchdevice.torch_internals import require
+
+_set_multithreading = require(torch._C, "_set_multithreading_enabled")
+
+
+_is_multithreading = require(torch._C, "_is_multithreading_enabled")
+
+
+class _ThreadEntries(threading.local):
+    """The entries of this thread, and torch's setting before the first of them; None while there is none."""
+
+    def __init__(self) -> None:
+        self.entries: set[object] = set()
+        self.multithreading: bool | None = None
+
+
+_thread = _ThreadEntries()
+
+
+class SimulatedRuntime(Runtime):
+    """Some simulated devices of one profile.
+
+    Attributes:
+        profile: What is simulated.
+        memory_limit: Bytes that each device has, or None for as many as there are.
+        fallbacks: Operators that the profile's device lacks and that ran on the CPU: name -> number of calls.
+        copies: Copies between devices of this process: (source, destination) -> number.
+        copied_bytes: The same in bytes.
+    """
+
+    device_type = policy.KIND
+    takes_device_ids = True
+    is_torch_accelerator = False
+    compiles = False
+    generator_type = random.Generator
+    exchanges_data = True
+
+    def __init__(self, profile: Profile, count: int, memory_limit: int | None):
+        self.profile = profile
+        self.memory_limit = memory_limit
+        self.unsupported_dtypes = profile.unsupported_dtypes
+        self.folds_ordinals = profile.single
+        self.fallbacks: Counter[str] = Counter()
+        self.copies = handwritten_kernels.copies
+        self.copied_bytes = handwritten_kernels.copied_bytes
+        self.limits = policy.Limits(profile, memory_limit, self.fallbacks)
+        self._count = count
+
+    @property
+    def target(self) -> str:
+        return f"{self.device_type}:{self.profile.name}:{self._count}"
+
+    @property
+    def location_tag(self) -> str:
+        return self.profile.accelerator
+
+    @property
+    def rewriters(self) -> Mapping[Any, Any]:
+        return rewriters.TABLE
+
+    @property
+    def collectives(self) -> str:
+        from torchdevice.simulation import process_group
+
+        return process_group.register()
+
+    def enter_thread(self, entry: object) -> None:
+        """Register the device, if nobody has, and keep backward on the calling thread.
+
+        Torch starts one thread for backward per device it knows of, and it knows of one.
+        """
+        backend.register()
+        _thread.entries.add(entry)
+        _settle_multithreading()
+        if self._refuses_anything():
+            policy.watch(entry)
+
+    def leave_thread(self, entry: object) -> None:
+        policy.unwatch(entry)
+        _thread.entries.discard(entry)
+        _settle_multithreading()
+
+    def _refuses_anything(self) -> bool:
+        return self.memory_limit is not None or bool(self.profile.backends or self.profile.unsupported_dtypes)
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return self._count
+
+    def name(self, index: int) -> str:
+        return f"simulated {self.profile.name} device {index}"
+
+    def total_memory(self, index: int) -> int:
+        return self.memory_limit or psutil.virtual_memory().total
+
+    def free_memory(self, index: int) -> int:
+        if self.memory_limit is None:
+            return psutil.virtual_memory().available
+        return self.memory_limit - min(self.memory_limit, allocator.device(index).figures().reserved)
+
+    def memory(self, index: int) -> Memory:
+        return allocator.device(index).figures()
+
+    def statistics(self, index: int) -> Mapping[str, Any]:
+        return allocator.device(index).statistics()
+
+    def reset_accumulated_memory(self, index: int) -> None:
+        allocator.device(index).reset_accumulated()
+
+    def blocks(self, index: int) -> list[Block]:
+        return allocator.blocks(index)
+
+    def watch_allocations(self, observer: Observer) -> Callable[[], None]:
+        allocator.observers.append(observer)
+        return functools.partial(allocator.forget, observer)
+
+    def reset_peak_memory(self, index: int) -> None:
+        allocator.device(index).reset_peak()
+
+    def limit_memory(self, index: int, fraction: float | None) -> bool:
+        policy.watch_from_now_on()
+        return True
+
+    def empty_cache(self) -> None:
+        for index in range(self._count):
+            allocator.device(index).empty_cache()
+
+    def default_generator(self, index: int) -> torch.Generator:
+        return random.default_generator(index)
+
+    def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
+        return random.Generator(index) if cls is torch._C.Generator else random.own(cls, index)
+
+    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
+        return backend.new_storage(original, *args, device=device, **kwargs)
+
+    def out_of_memory(self, error: BaseException) -> str | None:
+        # What the host cannot allocate, the device cannot either.
+        return registry.runtime("cpu").out_of_memory(error)
+
+
+def _settle_multithreading() -> None:
+    if _thread.entries:
+        if _thread.multithreading is None:
+            _thread.multithreading = _is_multithreading()
+        _set_multithreading(False)
+    elif _thread.multithreading is not None:
+        _set_multithreading(_thread.multithreading)
+        _thread.multithreading = None
+
+
+@functools.cache
+def runtime(profile: str, count: int, memory_limit: int | None) -> SimulatedRuntime:
+    """Return the runtime of some simulated devices, the same one for equal arguments."""
+    return SimulatedRuntime(PROFILES[profile], count, memory_limit)

@@ -1,0 +1,47 @@
+"""Tensors of the device that ``torch.multiprocessing`` sends to other processes: their values, in shared memory.
+
+CUDA shares the tensor itself. Here the receiver gets a copy on its own device of that ordinal: its writes are its own.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+import torch.multiprocessing.reductions
+
+from torchdevice import thread_state
+from torchdevice.errors import ScopeError
+from torchdevice.fidelity import Fidelity
+from torchdevice.simulation import policy
+from torchdevice.torch_internals import require
+
+_reduce_tensor = require(torch.multiprocessing.reductions, "reduce_tensor")
+
+
+def register() -> None:
+    """Let the pickler of ``torch.multiprocessing`` know tensors of the device. Queues pickle in their own thread."""
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        ForkingPickler.register(kind, _reduce)
+
+
+def _reduce(tensor: torch.Tensor) -> Any:
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type != policy.KIND:
+            return _reduce_tensor(tensor)
+        if thread_state.state.context is not None:
+            thread_state.state.context.report("a tensor for another process", "a copy of it", Fidelity.APPROXIMATE)
+        values, index = tensor.detach().cpu(), tensor.device.index
+        return _received, (values, index, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
+
+
+def _received(values: torch.Tensor, index: int, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+    context = thread_state.state.context
+    if context is None:
+        raise ScopeError(
+            "a tensor of a simulated device was sent to a process in which no scope is active. Start the process in a "
+            "scope, or after enable(propagate=True)."
+        )
+    tensor = values.to(context.device(index))
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)

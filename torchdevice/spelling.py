@@ -1,0 +1,97 @@
+"""Which accelerator a device argument spells. Pure functions without state.
+
+A spelling is a whole device argument: ``"cuda"``, ``"cuda:1"``, ``torch.device("mps")``, an int where torch takes one.
+Everything else, also a malformed spelling such as ``"cuda:x"``, is left to torch, which says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchdevice.options import declarations
+
+ACCELERATORS = frozenset(declarations()["written_for"].choices)
+"""The accelerators that a program may have been written for."""
+
+FORCE_CPU = "cpu:-1"
+"""The spelling that sends the rest of the active scope to the CPU. Torch itself refuses a negative index."""
+
+_FORCING = ((FORCE_CPU,), (FORCE_CPU.partition(":")[0], -1))
+
+
+def forces_cpu(*args: object) -> bool:
+    """Return whether arguments of ``torch.device`` send the rest of the active scope to the CPU."""
+    return args in _FORCING
+
+
+_STRING = re.compile(rf"({'|'.join(sorted(ACCELERATORS))})(?::(0|[1-9][0-9]*))?")
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """An accelerator as the program wrote it.
+
+    Attributes:
+        accelerator: ``"cuda"``, ``"mps"`` or ``"xpu"``.
+        index: The ordinal, None where the program wrote none.
+    """
+
+    accelerator: str
+    index: int | None
+
+    def __str__(self) -> str:
+        return self.accelerator if self.index is None else f"{self.accelerator}:{self.index}"
+
+
+def parse(value: object) -> Spelling | None:
+    """Return the accelerator that ``value`` spells, or None where it spells none.
+
+    An int is the ordinal of the program's accelerator. It is reported as ``"cuda"``. A bool is no ordinal; an integer
+    of NumPy is one.
+    """
+    if isinstance(value, str):
+        match = _STRING.fullmatch(value)
+        return Spelling(match[1], None if match[2] is None else int(match[2])) if match else None
+    if isinstance(value, torch.device):
+        return Spelling(value.type, value.index) if value.type in ACCELERATORS else None
+    ordinal = ordinal_of(value)
+    return Spelling("cuda", ordinal) if ordinal is not None and ordinal >= 0 else None
+
+
+def ordinal_of(value: object) -> int | None:
+    """Return the int that a value is, also one of NumPy's; None for a bool, a tensor and everything else."""
+    return operator.index(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+
+
+LEGACY_DTYPES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8,
+    "ShortTensor": torch.int16,
+    "IntTensor": torch.int32,
+    "LongTensor": torch.int64,
+    "BoolTensor": torch.bool,
+}
+"""The dtypes of legacy tensor types such as ``torch.cuda.FloatTensor``, by the type's name."""
+
+_LEGACY_TYPE = re.compile(rf"torch\.(?:{'|'.join(sorted(ACCELERATORS))})\.(?:sparse\.)?(\w+)")
+
+
+def legacy_dtype(wanted: Any) -> torch.dtype | None:
+    """Return the dtype of an accelerator's legacy tensor type, or of the dotted name of one; else None."""
+    name = wanted if isinstance(wanted, str) else _dotted_name(wanted)
+    match = _LEGACY_TYPE.fullmatch(name)
+    return LEGACY_DTYPES.get(match[1]) if match else None
+
+
+def _dotted_name(cls: Any) -> str:
+    return f"{getattr(cls, '__module__', '')}.{getattr(cls, '__name__', '')}"

@@ -1,0 +1,130 @@
+"""The registry of supplied names: what a scope gives torch's modules beneath torch's own Python.
+
+``torch.cuda`` is ordinary Python on top of about a hundred names of ``torch._C``. A build without CUDA lacks these
+names, a CUDA build without a GPU has them raise. The files of ``cuda/`` and their neighbours register functions and
+values for them here. Torch's own Python runs on them unmodified, so argument checks, keys and wording come from torch
+itself.
+
+Every name declares its fidelity. The coverage table in the documentation is made from :data:`SUPPLIED`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torchdevice.context import Context
+from torchdevice.fidelity import Fidelity
+from torchdevice.patching import TORCHS_OWN, Guarded, Patch
+
+
+class Supplied(NamedTuple):
+    """One supplied name.
+
+    Attributes:
+        name: Its dotted name: ``"torch._C._cuda_getDevice"``.
+        value: A function of the context that returns what the name stands for.
+        fidelity: How close that comes to the accelerator's own.
+        note: What it does, in a few words.
+        on: Target -> fidelity and note, for the targets where these differ.
+    """
+
+    name: str
+    value: Callable[[Context], Any]
+    fidelity: Fidelity
+    note: str
+    on: Mapping[str, tuple[Fidelity, str]] = {}
+
+
+SUPPLIED: dict[str, Supplied] = {}
+
+_C = "torch._C."
+
+
+def supplied_function(
+    name: str | Sequence[str],
+    fidelity: Fidelity = Fidelity.EXACT,
+    *,
+    note: str = "",
+    native_to: str = "cuda",
+    on: Mapping[str, tuple[Fidelity, str]] | None = None,
+) -> Callable[[Any], Any]:
+    """Register a function ``(context, *args)`` as what ``torch._C.<name>`` does, or a dotted name, or each of several.
+
+    An approximate or inert function is reported once per line of the program, with ``note`` as what is done instead. A
+    function whose fidelity differs by target, as ``on`` says, reports that itself.
+
+    Args:
+        name: One name or several.
+        fidelity: How close the function comes to the accelerator's own.
+        note: What it does, in a few words; the first line of its docstring if left out.
+        native_to: The device type the name belongs to: where the target is that device, torch's own is called.
+        on: Target -> fidelity and note, for the targets where these differ.
+    """
+
+    names = [name] if isinstance(name, str) else name
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        silent = fidelity in (Fidelity.EXACT, Fidelity.DECLARED, Fidelity.UNSUPPORTED)
+        called = function if silent else _reporting(function, names[0], fidelity, note)
+
+        def value(context: Context) -> Any:
+            found = TORCHS_OWN if context.device_type == native_to else context.bound(called)
+            context.supplied_values[value] = found
+            return found
+
+        for each in names:
+            dotted = each if "." in each else _C + each
+            add(Supplied(dotted, value, fidelity, note or first_line(function), on or {}))
+        return function
+
+    return register
+
+
+def supplied_value(name: str, fidelity: Fidelity = Fidelity.EXACT, *, native_to: str = "cuda") -> Callable[[Any], Any]:
+    """Register a function of the context as the value of the dotted ``name``, as :func:`supplied_function` does."""
+
+    def register(function: Callable[[Context], Any]) -> Callable[[Context], Any]:
+        def value(context: Context) -> Any:
+            return TORCHS_OWN if context.device_type == native_to else function(context)
+
+        add(Supplied(name, value, fidelity, first_line(function)))
+        return function
+
+    return register
+
+
+def add(supplied: Supplied) -> None:
+    """Register a supplied name.
+
+    Raises:
+        ValueError: The name is supplied already.
+    """
+    if supplied.name in SUPPLIED:
+        raise ValueError(f"{supplied.name!r} is supplied already")
+    SUPPLIED[supplied.name] = supplied
+
+
+def _reporting(function: Callable[..., Any], name: str, fidelity: Fidelity, note: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def reporting(context: Context, *args: Any, **kwargs: Any) -> Any:
+        context.report(name, note, fidelity)
+        return function(context, *args, **kwargs)
+
+    return reporting
+
+
+def first_line(function: Callable[..., Any]) -> str:
+    """Return the first line of a function's docstring."""
+    return (function.__doc__ or "").strip().split("\n")[0]
+
+
+def patches() -> list[Patch]:
+    """Return the patches that make every supplied name visible to threads with a context."""
+    modules: dict[str, dict[str, Callable[[Any], Any]]] = {}
+    for supplied in SUPPLIED.values():
+        module, _, name = supplied.name.rpartition(".")
+        modules.setdefault(module, {})[name] = supplied.value
+    return [Guarded(importlib.import_module(module), names) for module, names in modules.items()]

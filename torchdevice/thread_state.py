@@ -1,0 +1,215 @@
+"""Which context is active in this thread.
+
+A thread has a list of entries. Everything else that must agree with the list (what torch and this package read on their
+way) is brought in line by :func:`settle`, which may be interrupted or entered again at any of its lines, and is then
+called once more.
+
+A thread's state is plain data of that thread, not a ContextVar: torch keeps its stack of function modes per thread too,
+and the two must agree, also when an asyncio task is suspended inside a ``with`` block.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from torchdevice.context import Context
+from torchdevice.torch_internals import require
+
+_stack_length = require(torch._C, "_len_torch_function_stack")
+_stack_at = require(torch._C, "_get_function_stack_at")
+_push = require(torch._C, "_push_on_torch_function_stack")
+_pop = require(torch._C, "_pop_torch_function_stack")
+
+_initializing = [require(torch.cuda, "_tls"), require(torch.xpu, "_tls")]
+
+
+class ContextMode(TorchFunctionMode):
+    """A function mode that works for a context. What it does is said by its subclass in ``engines/mode.py``.
+
+    Attributes:
+        context: The context of the innermost entry that the mode serves; None where it serves none any more.
+    """
+
+    context: Context | None
+
+    def serve(self, context: Context | None) -> None:
+        """Work for a context from now on."""
+        self.context = context
+
+
+class Entry:
+    """One entry of this thread: of a context, or of a time in which torch answers for itself.
+
+    Args:
+        context: The context; None where torch answers for itself.
+        mode: The mode that serves the entry, if one is needed.
+        unstacked: The value of ``state.mode`` inside the entry.
+        compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
+        owner: The scope that was entered.
+
+    Attributes:
+        outside: The value of ``state.mode`` outside the entry.
+        restores: Whether ``state.mode`` gets that value back: the entry was left as the innermost one.
+        parts: What was put in place for the entry, for the one who entered it.
+        environment: The variables to restore when the entry is left; None where it set none.
+    """
+
+    __slots__ = ("compiling", "context", "environment", "mode", "outside", "owner", "parts", "restores", "unstacked")
+
+    def __init__(
+        self,
+        context: Context | None,
+        mode: ContextMode | None = None,
+        unstacked: ContextMode | None = None,
+        *,
+        compiling: bool = False,
+        owner: Any = None,
+    ) -> None:
+        self.context = context
+        self.mode = mode
+        self.unstacked = unstacked
+        self.compiling = compiling
+        self.owner = owner
+        self.outside = state.mode
+        self.restores = False
+        self.parts: list[Any] = []
+        self.environment: dict[str, str | None] | None = None
+
+
+class ThreadState(threading.local):
+    """What this thread has entered, and what follows from it.
+
+    Attributes:
+        entries: What was entered and not left, outermost first.
+        context: The innermost context; None where torch answers for itself.
+        for_cuda: The same context where it stands in for CUDA; None where the target is CUDA itself.
+        mode: The mode beside torch's stack, which wrapped entry points ask; None where torch's stack has the mode, and
+            while the mode handles a call.
+        traced: The mode beside the stack, while Dynamo traces a program.
+        compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
+        stacked: The modes that entries of this thread have put on torch's stack.
+        lifted: Modes of others that were taken off torch's stack to reach one below, and must be put back.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.context: Context | None = None
+        self.for_cuda: Context | None = None
+        self.mode: ContextMode | None = None
+        self.traced: ContextMode | None = None
+        self.compiling = False
+        self.stacked: list[ContextMode] = []
+        self.lifted: list[Any] = []
+
+
+state = ThreadState()
+
+
+def current() -> Context | None:
+    """Return the context that answers in this thread; None where torch answers for itself."""
+    return state.context
+
+
+def enter(entry: Entry) -> None:
+    """Make an entry the innermost one of this thread. The caller calls :func:`leave` if this is interrupted."""
+    mode = entry.mode
+    if mode is not None and mode is not entry.unstacked and mode not in state.stacked:
+        mode.serve(entry.context)
+        state.stacked.append(mode)
+        _push(mode)
+    state.entries.append(entry)
+    state.mode = entry.unstacked
+    settle()
+
+
+def leave(entry: Entry) -> None:
+    """Take an entry out, wherever it is. May be called again, and for an entry that was never put in."""
+    if entry in state.entries:
+        entry.restores = state.entries[-1] is entry
+        state.entries.remove(entry)
+    if entry.restores:
+        state.mode = entry.outside
+    if entry.mode is not None and all(other.mode is not entry.mode for other in state.entries):
+        entry.mode.serve(None)
+    settle()
+
+
+def settle() -> None:
+    """Bring this thread's state, and torch's, in line with the entries.
+
+    An interrupt may come between any two lines, and so may a destructor or a signal handler that enters or leaves a
+    scope. Therefore nothing here depends on what was done before, and the entries are looked at again at the end.
+    """
+    while True:
+        entries = list(state.entries)
+        _answer_for(entries[-1] if entries else None)
+        _put_back_lifted()
+        for mode in list(state.stacked):
+            served = [entry.context for entry in entries if entry.mode is mode]
+            mode.serve(served[-1] if served else None)
+            if not served:
+                _retire(mode)
+        if state.mode is not None:
+            state.mode.serve(next((e.context for e in reversed(entries) if e.mode is state.mode), None))
+        if entries == state.entries:
+            return
+
+
+def _answer_for(entry: Entry | None) -> None:
+    """Let what answers by thread answer for an entry, or let torch answer for itself where there is none."""
+    context = entry.context if entry is not None else None
+    if context is not None and context.is_native:
+        context = None
+    state.context = context
+    state.compiling = entry is not None and entry.compiling
+    state.for_cuda = None if context is None or context.device_type == "cuda" else context
+    # In a thread that says it is initialising, torch neither initialises CUDA nor looks for NVIDIA's library.
+    for of_accelerator in _initializing:
+        if state.for_cuda is not None:
+            of_accelerator.is_initializing = True
+        else:
+            vars(of_accelerator).pop("is_initializing", None)
+
+
+def _retire(mode: ContextMode) -> None:
+    """Take a mode off torch's stack.
+
+    It is not there while torch lets it handle a call, for which torch takes it off and puts it back afterwards. Until
+    the next entry or exit it then stays on the stack and does nothing.
+    """
+    if not any(_stack_at(index) is mode for index in range(_stack_length())):
+        return
+    while _stack_at(_stack_length() - 1) is not mode:
+        state.lifted.append(_pop())  # one line: an interrupt cannot come between the two calls of C
+    state.stacked.remove(_pop())  # one line, as above
+    _put_back_lifted()
+
+
+def _put_back_lifted() -> None:
+    while state.lifted:
+        _push(state.lifted.pop())
+
+
+class suspended:
+    """Let torch answer for itself in this thread: what answers by thread behaves as if no scope were active.
+
+    Args:
+        compiling: Whether a compiler works for a program in the scope, whose tensors it may make.
+    """
+
+    def __init__(self, *, compiling: bool = False) -> None:
+        self._entry = Entry(None, compiling=compiling)
+
+    def __enter__(self) -> None:
+        enter(self._entry)
+
+    def __exit__(self, *exc_info: object) -> None:
+        leave(self._entry)
+
+    def __del__(self) -> None:
+        if self._entry in state.entries:  # an interrupt came before __exit__ could begin
+            leave(self._entry)

@@ -1,0 +1,31 @@
+"""Where the autograd engine calls the program's Python while the mode is off, and the mode is put back.
+
+Torch takes the mode off the stack while it handles a torch function. ``Tensor.backward`` is one, and so is an operator
+that saves a tensor. Without this, custom ``Function.backward``, hooks, checkpoint recomputation and hooks that pack
+saved tensors would not see the mode.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.engines.mode import with_mode
+from torchdevice.patching import Patch, replaced_function
+
+
+def _init_hooks(context: Context, original: Any, self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+    """``saved_tensors_hooks``: let both hooks see the mode."""
+    original(self, functools.partial(with_mode, context, pack_hook), functools.partial(with_mode, context, unpack_hook))
+
+
+def patches() -> list[Patch]:
+    """Return the patches of the engine's two callers and of the hooks."""
+    return [
+        replaced_function(torch.autograd, "_engine_run_backward", with_mode),
+        replaced_function(torch.autograd.graph, "_engine_run_backward", with_mode),
+        replaced_function(torch.autograd.graph.saved_tensors_hooks, "__init__", _init_hooks),
+    ]

@@ -1,0 +1,45 @@
+"""``torch.nn.DataParallel`` and ``DistributedDataParallel`` on a target whose tensors are CPU tensors."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from torchdevice.context import Context
+from torchdevice.fidelity import Fidelity
+from torchdevice.patching import Patch, replaced_function
+
+
+def _available_device_type(context: Context, original: Any) -> str | None:
+    """None makes ``DataParallel`` run the module itself, once: there are no replicas to scatter to."""
+    if context.runtime.is_torch_accelerator:
+        return original()
+    context.report("DataParallel", "the module, once", Fidelity.APPROXIMATE)
+    return None
+
+
+def _init_ddp(
+    context: Context,
+    original: Any,
+    self: Any,
+    module: Any,
+    device_ids: Any = None,
+    output_device: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """A module on the CPU must not name devices."""
+    if not context.runtime.takes_device_ids:
+        device_ids = output_device = None
+    original(self, module, device_ids, output_device, *args, **kwargs)
+
+
+def patches() -> list[Patch]:
+    """Return the patches of both wrappers."""
+    data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")  # a function shadows it as an attribute
+    return [
+        replaced_function(data_parallel, "_get_available_device_type", _available_device_type, native_to="cuda"),
+        replaced_function(DistributedDataParallel, "__init__", _init_ddp, native_to="cuda"),
+    ]

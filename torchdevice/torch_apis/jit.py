@@ -1,0 +1,170 @@
+"""TorchScript: device constants in a graph, which no mode sees when the graph runs.
+
+A scripted or loaded program belongs to the program that made it, so its constants stay rewritten after the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.patching import Patch, Replaced, per_context, replaced_function
+from torchdevice.spelling import ACCELERATORS
+
+
+def _script(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    return _rewritten(context, original(*args, **kwargs))
+
+
+def _load(context: Context, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Storages without another place to go are put on the target, whatever device they are tagged with."""
+    loaded = original(f, context.target if map_location is None else map_location, *args, **kwargs)
+    for graph in _graphs(loaded):
+        torch._C._jit_pass_inline(graph)  # only its own graphs know the functions of a loaded program
+    return _rewritten(context, loaded)
+
+
+def _rewritten(context: Context, scripted: Any) -> Any:
+    rewriting = _Rewriting(context)
+    for graph in _graphs(scripted):
+        rewriting.rewrite(graph)
+    return scripted
+
+
+def _graphs(scripted: Any) -> Iterator[Any]:
+    if isinstance(scripted, torch.jit.ScriptFunction):
+        yield scripted.graph
+    elif isinstance(scripted, torch.jit.ScriptModule):
+        for module in scripted.modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                yield from (module._c._get_method(name).graph for name in module._c._method_names())
+
+
+_HELPERS = """
+def of_text(spelled: str) -> Device:
+    family = spelled.split(":")[0]
+    if family in {families}:
+        return torch.device({kind!r}{index})
+    return torch.device(spelled)
+
+def of_device(device: Device) -> Device:
+    if device.type in {families}:
+        return of_text(str(device))
+    return device
+
+def cuda(x: Tensor) -> Tensor:
+    return x.to(torch.device({kind!r}))
+
+def pin_memory(x: Tensor) -> Tensor:
+    return x
+"""
+"""What the values of a graph become. Inlined, so that a saved program needs nothing of ours."""
+
+
+class _Rewriting:
+    """Rewrites graphs, and the functions they call, for the target of a context."""
+
+    def __init__(self, context: Context):
+        self._context = context
+        self._seen: set[str] = set()
+        families = sorted(ACCELERATORS - {context.device_type})
+        index = " + spelled[len(family):]" if context.device(0).index is not None else ""
+        self._helpers = torch.jit.CompilationUnit(
+            _HELPERS.format(families=families, kind=context.device_type, index=index)
+        )
+
+    def rewrite(self, graph: Any) -> None:
+        """Send devices to the target: constants, those computed from text, attributes, arguments, and ``.cuda()``."""
+        for value in list(graph.inputs()):
+            if str(value.type()) == "Device":
+                self._exchange(graph, value)
+        for node in list(_nodes(graph)):
+            self._rewrite_node(graph, node)
+
+    def _rewrite_node(self, graph: Any, node: Any) -> None:
+        kind = node.kind()
+        if kind == "prim::Constant":
+            self._rewrite_constant(node)
+        elif kind == "aten::device":
+            self._rewrite_conversion(graph, node)
+        elif kind == "prim::GetAttr" and str(node.output().type()) == "Device":
+            self._exchange(graph, node.output())
+        elif kind == "aten::cuda":
+            self._replace(graph, node, "cuda")
+        elif kind == "aten::pin_memory" and not self._context.runtime.pins_memory:
+            self._replace(graph, node, "pin_memory")
+
+    def _rewrite_constant(self, node: Any) -> None:
+        """A device, or a function whose graph has some."""
+        kind = str(node.output().type())
+        if kind == "Device":
+            device = self._context.redirect(node.s("value"))
+            if device is not None:
+                node.s_("value", str(device))
+        elif node.hasAttribute("name") and kind not in self._seen:
+            self._seen.add(kind)
+            called = torch.jit._state._python_cu.find_function(kind)  # the type of a function is its qualified name
+            if called is not None:
+                self.rewrite(called.graph)
+
+    def _rewrite_conversion(self, graph: Any, node: Any) -> None:
+        """A device made of text, perhaps with an index beside it."""
+        values = [each.node() for each in node.inputs()]
+        if len(values) == 1:
+            self._replace(graph, node, "of_text")
+        elif values[0].kind() == "prim::Constant":  # the index is that of the family's device, so of the target's
+            device = self._context.redirect(values[0].s("value"))
+            if device is not None and device.index is not None:
+                graph.setInsertPoint(node)
+                node.replaceInput(0, graph.insertConstant(self._context.device_type))
+            elif device is not None:
+                graph.setInsertPoint(node)
+                node.output().replaceAllUsesWith(graph.insertConstant(device))
+                node.destroy()
+
+    def _replace(self, graph: Any, node: Any, helper: str) -> None:
+        """Put a helper in the place of a node, on its first input."""
+        graph.setInsertPoint(node)
+        (made,) = graph.insertGraph(getattr(self._helpers, helper).inlined_graph, [next(iter(node.inputs()))])
+        node.output().replaceAllUsesWith(made)
+        node.destroy()
+
+    def _exchange(self, graph: Any, value: Any) -> None:
+        """Let all uses of a device have what becomes of it on the target."""
+        for user in [use.user for use in value.uses()]:
+            graph.setInsertPoint(user)
+            (made,) = graph.insertGraph(self._helpers.of_device.inlined_graph, [value])
+            user.replaceInputWith(value, made)
+
+
+def _nodes(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)
+
+
+def _apply(context: Context, original: Any, self: Any, fn: Any, recurse: bool = True) -> Any:
+    """``Module._apply`` of a scripted module, whose parameters are held in C++, where new ones must be put."""
+    if not context.runtime.exchanges_data:
+        return original(self, fn, recurse)
+    for child in self.children() if recurse else ():
+        child._apply(fn)
+    with torch.no_grad():
+        for name, old in list(self._parameters.items()):
+            self._parameters[name] = new = torch.nn.Parameter(fn(old), old.requires_grad)
+            new.grad = None if old.grad is None else fn(old.grad)
+        for name, old in list(self._buffers.items()):
+            self._buffers[name] = fn(old)
+    return self
+
+
+def patches() -> list[Patch]:
+    """Return the patches of ``torch.jit``."""
+    apply = Replaced(
+        torch.jit.RecursiveScriptModule, "_apply", lambda original: per_context(original, _apply), may_be_absent=True
+    )
+    return [replaced_function(torch.jit, "script", _script), replaced_function(torch.jit, "load", _load), apply]

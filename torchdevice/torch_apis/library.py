@@ -1,0 +1,56 @@
+"""The program's own kernels, which torch calls while the mode is off. For ``torch/library.py``."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.engines.mode import with_mode
+from torchdevice.patching import Patch, per_context, replaced_function
+
+
+def _impl(context: Context, original: Any, self: Any, op_name: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    """``Library.impl``: let the program's own kernel see the mode of whatever scope it is called in."""
+    return original(self, op_name, _kernel(fn), *args, **kwargs)
+
+
+def _init_custom_op(
+    context: Context,
+    original: Any,
+    self: Any,
+    namespace: str,
+    name: str,
+    schema: str,
+    fn: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """``torch.library.custom_op``: the same for its function."""
+    original(self, namespace, name, schema, _kernel(fn), *args, **kwargs)
+
+
+def _register_kernel(context: Context, original: Any, self: Any, device_types: Any, fn: Any = None, /) -> Any:
+    """``CustomOpDef.register_kernel``: the same for its function. A kernel for CUDA is not taken for the target's."""
+    if fn is None:
+        return functools.partial(_register_kernel, context, original, self, device_types)
+    original(self, device_types, _kernel(fn))
+    return fn
+
+
+def _kernel(fn: Any) -> Any:
+    """Return a kernel of the program's that sees the mode; torch's own are left as they are."""
+    own = isinstance(fn, types.FunctionType) and not fn.__module__.startswith("torch.")
+    return per_context(fn, with_mode) if own else fn
+
+
+def patches() -> list[Patch]:
+    """Return the patches of the registration of kernels."""
+    return [
+        replaced_function(torch.library.Library, "impl", _impl),
+        replaced_function(torch._library.custom_ops.CustomOpDef, "__init__", _init_custom_op),
+        replaced_function(torch._library.custom_ops.CustomOpDef, "register_kernel", _register_kernel),
+    ]

@@ -1,0 +1,21 @@
+"""Optimizers with ``capturable=True``, which torch allows on a list of devices. For ``torch/optim``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torchdevice.context import Context
+from torchdevice.patching import Patch, replaced_in_importers
+
+
+def _capturable_devices(context: Context, original: Any, supports_xla: bool = True) -> list[str]:
+    """Optimizers with ``capturable=True`` run their tensor arithmetic on the target; nothing is captured."""
+    return [*original(supports_xla), context.device_type]
+
+
+def patches() -> list[Patch]:
+    """Return the patches of the list in each file of ``torch.optim`` that asks for it."""
+    optimizer = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes it as an attribute
+    name = "_get_capturable_supported_devices"
+    return [replaced_in_importers(optimizer, name, _capturable_devices, native_to="cuda")]

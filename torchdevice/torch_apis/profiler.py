@@ -1,0 +1,93 @@
+"""The profilers: CUDA's activity is the target's.
+
+torch times CUDA's kernels through NVIDIA's library. Where the target computes when it is called, an operator's time on
+the device is its time on the CPU, and is shown as that. Where it does not (MPS), device times stay 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from typing import Any
+
+import torch
+from torch.autograd import profiler as autograd_profiler
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity
+from torch.profiler import profiler as kineto_profiler
+
+from torchdevice.context import Context
+from torchdevice.fidelity import Fidelity
+from torchdevice.patching import Patch, replaced_function
+from torchdevice.torch_internals import require
+
+_OPERATOR = re.compile(r"\w+::\w+")
+"""The name of an operator; the engine's own are ``autograd::engine::...``."""
+
+
+class DeviceEvent(FunctionEvent):
+    """An event of a target that computes when it is called: an operator's time on the device is that on the CPU."""
+
+    @property
+    def device_time_total(self) -> float:
+        """Microseconds of the operators that this is or calls."""
+        return self.self_device_time_total + sum(child.device_time_total for child in self.cpu_children)
+
+    @property
+    def self_device_time_total(self) -> float:
+        """Microseconds of the operator that this is, without those it calls; 0 for ranges and Python functions."""
+        return self.self_cpu_time_total if _OPERATOR.fullmatch(self.name) else 0
+
+
+def _init_kineto(context: Context, original: Any, self: Any, **kwargs: Any) -> None:
+    activities = kwargs.get("activities")
+    wanted = activities is None or ProfilerActivity.CUDA in activities
+    if wanted:
+        kwargs["activities"] = {ProfilerActivity.CPU, *(activities or ())} - {ProfilerActivity.CUDA}
+    original(self, **kwargs)
+    if wanted:
+        self.use_device = "cuda"
+
+
+def _init_autograd(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    bound = inspect.signature(original).bind(self, *args, **kwargs)
+    wanted = bound.arguments.get("use_device") == "cuda" or bound.arguments.get("use_cuda")
+    if wanted:
+        bound.arguments.update(use_device=None, use_cpu=True)
+        bound.arguments.pop("use_cuda", None)
+    original(*bound.args, **bound.kwargs)
+    if wanted and self.enabled:
+        context.report(
+            "the profiler's CUDA activity", f"times of the {context.device_type} target", Fidelity.APPROXIMATE
+        )
+        if not context.runtime.is_asynchronous:
+            self._parse_kineto_results = functools.partial(_with_device_times, self, self._parse_kineto_results)
+
+
+def _with_device_times(profiler: Any, parse: Any, *args: Any, **kwargs: Any) -> list[FunctionEvent]:
+    """Where the profiler makes events of what was recorded, which may be after the context."""
+    profiler.use_device = "cuda"
+    events = parse(*args, **kwargs)
+    for event in events:
+        event.__class__ = DeviceEvent
+        event.is_legacy = True  # the table then adds up the times of operators, for want of kernels
+    return events
+
+
+def _enter_emit_nvtx(context: Context, original: Any, self: Any) -> Any:
+    if self.enabled:
+        context.report("emit_nvtx", "nothing; use torch.profiler", Fidelity.INERT)
+        self.enabled = False
+    return original(self)
+
+
+def patches() -> list[Patch]:
+    """Return the patches of both profilers."""
+    assert torch.profiler.profiler is kineto_profiler
+    require(autograd_profiler.profile, "_parse_kineto_results")
+    return [
+        replaced_function(kineto_profiler._KinetoProfile, "__init__", _init_kineto, native_to="cuda"),
+        replaced_function(autograd_profiler.emit_nvtx, "__enter__", _enter_emit_nvtx, native_to="cuda"),
+        replaced_function(autograd_profiler.profile, "__init__", _init_autograd, native_to="cuda"),
+    ]

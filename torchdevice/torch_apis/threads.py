@@ -1,0 +1,64 @@
+"""Threads inherit the scope of the code that starts them, and tasks of an executor that of the code that submits them.
+
+A thread of an executor's own is no heir: it outlives the submitting code and serves others.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torchdevice import thread_state
+from torchdevice.context import Context
+from torchdevice.patching import Patch, replaced_function
+
+_RUN = "run"
+
+
+_NO_HEIRS = ("multiprocessing.queues", "concurrent.futures.process", "tqdm._monitor")
+"""Modules whose threads never call torch, and may outlive the code that made them by the rest of the process."""
+
+
+def _start(context: Context, original: Any, self: threading.Thread) -> None:
+    """``Thread.start``: let ``run`` enter the scope; the attribute is gone as soon as the thread runs."""
+    target = getattr(self, "_target", None) or type(self)
+    if getattr(target, "__module__", None) in _NO_HEIRS:
+        return original(self)
+    run, inherited = self.run, context.in_another_thread()
+
+    def run_in_scope() -> None:
+        self.__dict__.pop(_RUN, None)
+        with inherited:
+            run()
+
+    if _RUN not in self.__dict__:
+        self.__dict__[_RUN] = run_in_scope
+    try:
+        original(self)
+    except BaseException:
+        self.__dict__.pop(_RUN, None)
+        raise
+
+
+def _submit(context: Context, original: Any, self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """``ThreadPoolExecutor.submit``: run the task in the scope, and start workers without it."""
+
+    inherited = context.in_another_thread()
+
+    @functools.wraps(fn)
+    def task(*args: Any, **kwargs: Any) -> Any:
+        with inherited:
+            return fn(*args, **kwargs)
+
+    with thread_state.suspended():
+        return original(self, task, *args, **kwargs)
+
+
+def patches() -> list[Patch]:
+    """Return the patches of threads and thread pools."""
+    return [
+        replaced_function(threading.Thread, "start", _start),
+        replaced_function(ThreadPoolExecutor, "submit", _submit),
+    ]
