@@ -1,6 +1,7 @@
 """``python -m benchmarks``: what scopes cost, in one process, as a table; ``--json FILE`` keeps the figures.
 
 ``--instructions`` counts machine instructions of four calls with valgrind's callgrind instead, which repeats exactly.
+``--simulation`` measures the simulated device against the plain CPU instead.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--plot", type=Path, help="draw the growth curves into this SVG file")
     parser.add_argument("--instructions", action="store_true", help="count instructions with callgrind")
+    parser.add_argument("--simulation", action="store_true", help="measure the simulated device")
     parser.add_argument("--counted", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -40,7 +42,8 @@ def main() -> int:
         return _counted(options.counted)
     if options.instructions:
         return _instructions(options.only)
-    figures = _measure(options.rounds, options.only)
+    measure = _measure_simulation if options.simulation else _measure
+    figures = measure(options.rounds, options.only)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
     if options.plot and "growth" in figures:
@@ -48,9 +51,23 @@ def main() -> int:
     return 0
 
 
-def _measure(rounds: int, only: str) -> dict[str, Any]:
-    figures: dict[str, Any] = {"torch": torch.__version__, "python": sys.version.split()[0]}
+def _measure_simulation(rounds: int, only: str) -> dict[str, Any]:
+    from benchmarks import simulation
+
+    figures = {**_heading(rounds), "simulation": simulation.measure(rounds, only)}
+    for name, timings in figures["simulation"].items():
+        _print(name, timings, simulation.PLAIN)
+    return figures
+
+
+def _heading(rounds: int) -> dict[str, Any]:
+    """Say what is measured with, and return it."""
     print(f"torch {torch.__version__}, one thread, microseconds: median of {rounds} interleaved rounds [quartiles]\n")
+    return {"torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def _measure(rounds: int, only: str) -> dict[str, Any]:
+    figures = _heading(rounds)
     figures["cases"] = {}
     for case in cases.CASES:
         if only in case.name:

@@ -15,12 +15,15 @@ Made by `python docs/make_coverage.py`; do not edit. A test reads the names from
 and fails on one that is not here or not as faithful as it says.
 
 - **exact**: the same meaning as on the device the program was written for.
+- **declared**: a documented constant of the stand-in, or a mixture of constants and readings. The constants were not
+  measured; the options `capability=` and `properties=` of a scope set some of them.
 - **approximate**: a plausible value or a coarser behaviour; reported once per line of a program, refused if strict.
 - **inert**: a hint with nothing to do.
 - **unsupported**: raises `NotSupportedError`, with the way out.
 
-Where one column says more than its word, it does something else there than "what it does" says. What stands under `mps`
-was written to torch's signatures and is tested with recorded calls: no Mac was at hand.
+Each target has a column. A sentence after the word there says what the name does on that target, if that differs from
+the column "what it does". The `mps` column was not tested on a Mac: the calls were written to torch's signatures, and
+the tests record and check them.
 """
 
 _PUBLIC = """

@@ -11,6 +11,8 @@ def attempt(name, function):
         print(f"{name}: works")
 
 
+KERNEL = "template <typename T> T twice(T x) { return x + x; }"
+
 x = torch.ones(4, device="cuda")
 attempt("a raw stream pointer", lambda: torch.cuda.Stream().cuda_stream)
 attempt("a wrapped stream", lambda: torch.cuda.ExternalStream(1))
@@ -18,6 +20,6 @@ attempt("raw memory", lambda: torch.cuda.caching_allocator_alloc(1024))
 attempt("a memory pool", lambda: torch.cuda.MemPool())
 attempt("a raw graph", lambda: torch.cuda.CUDAGraph().raw_cuda_graph())
 attempt("a cuBLAS handle", lambda: torch.cuda.current_blas_handle())
-attempt("an allocator's history", lambda: torch.cuda.memory._record_memory_history())
+attempt("a kernel in CUDA C++", lambda: torch.cuda.jiterator._create_jit_fn(KERNEL)(x))
 attempt("an event for another process", lambda: torch.cuda.Event(interprocess=True).ipc_handle())
 attempt("an ordinary sum", lambda: x.sum().item())

@@ -1,6 +1,8 @@
 """One use of every public name under ``torch.cuda`` and beside it: what each is called with, and what must hold.
 
-A case returns something true, or raises. Names that hold the same object as a name already listed need no case.
+A case returns something true, or raises. It asks for what a function that only returns None, True or 0 does not do: a
+state that changes and is read back, a figure that moves by a known amount, the answer in another program, an error.
+Names that hold the same object as a name already listed need no case.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.cuda._memory_viz
@@ -21,6 +24,9 @@ import torch.cuda.nccl
 import torch.cuda.profiler
 import torch.cuda.sparse
 import torch.cuda.tunable
+
+import torchdevice
+from torchdevice import thread_state
 
 _SUBMODULES = """
     amp comm gds graphs green_contexts jiterator memory nccl nvtx profiler random sparse streams tunable _sanitizer
@@ -58,9 +64,95 @@ def inside(context: Any) -> bool:
     return True
 
 
-def none(*values: Any) -> bool:
-    """Whether calls that return nothing returned nothing."""
-    return all(value is None for value in values)
+def is_exactly(value: Any, expected: Any) -> bool:
+    """Whether a value equals another and is of its type, as True and 1 are not."""
+    return type(value) is type(expected) and value == expected
+
+
+def raises(errors: type[Exception] | tuple[type[Exception], ...], call: Callable[[], Any]) -> bool:
+    """Whether a call raises one of some errors."""
+    try:
+        call()
+    except errors:
+        return True
+    return False
+
+
+def elsewhere(call: Callable[[], Any], **options: Any) -> Any:
+    """Call in a scope inside this one, on the same target with other options."""
+    scope = torchdevice.current()
+    assert scope is not None
+    with torchdevice.portable(scope.target, **options):
+        return call()
+
+
+def by_program(call: Callable[[], Any]) -> list[Any]:
+    """Return what a call answers to a program that is written for CUDA, and to one that is written for MPS."""
+    return [elsewhere(call, written_for="cuda"), elsewhere(call, written_for="mps")]
+
+
+def _outside(call: Callable[[], Any]) -> Any:
+    """Call as if there were no scope."""
+    with thread_state.suspended(), torch._C.DisableTorchFunction():
+        return call()
+
+
+def only_inside(call: Callable[[], Any]) -> bool:
+    """Whether a call returns nothing in the scope and raises outside it."""
+    return call() is None and raises((AssertionError, RuntimeError), lambda: _outside(call))
+
+
+def reported(call: Callable[[], Any]) -> bool:
+    """Whether a call returns nothing and is noted in the journal, as hints are."""
+    scope = torchdevice.current()
+    assert scope is not None
+    before = sum(entry.count for entry in scope.journal.entries)
+    return call() is None and sum(entry.count for entry in scope.journal.entries) > before
+
+
+def asks_the_runtime(method: str, call: Callable[[], Any]) -> bool:
+    """Whether a call returns nothing and calls a method of the runtime."""
+    scope = torchdevice.current()
+    assert scope is not None
+    with mock.patch.object(scope.runtime, method, wraps=getattr(scope.runtime, method)) as asked:
+        return call() is None and asked.called
+
+
+def asks_torch(binding: str, call: Callable[[], Any]) -> bool:
+    """Whether a call returns nothing and calls a function of torch's C module."""
+    with mock.patch.object(torch._C, binding, wraps=getattr(torch._C, binding)) as asked:
+        return call() is None and asked.called
+
+
+def says_what_torch_says(binding: str, call: Callable[[], Any]) -> bool:
+    """Whether a call returns a boolean that is a value of torch's C module, or what a function there returns."""
+    answer = object()
+    held = getattr(torch._C, binding)
+    with mock.patch.object(torch._C, binding, (lambda *args: answer) if callable(held) else answer):
+        passed_on = call() is answer
+    return passed_on and isinstance(call(), bool)
+
+
+_NEW = 64 << 20
+"""Bytes of a tensor that figures of memory have to show."""
+
+_SLACK = 4 << 20
+"""Bytes by which the figures of a process's memory may differ from those of the tensor."""
+
+
+def grows(figure: Callable[[], int]) -> bool:
+    """Whether a figure of memory grows by a new tensor."""
+    ones()  # so that what torch itself needs for its first tensor is there
+    before = figure()
+    kept = ones(_NEW // 4)
+    return abs(figure() - before - kept.nbytes) < _SLACK
+
+
+def peak_grows(figure: Callable[[], int]) -> bool:
+    """Whether the peak of a figure of memory grows by a new tensor, once it starts at the present amount."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return grows(figure)
 
 
 def _graph() -> bool:
@@ -179,21 +271,41 @@ def _elapsed_on_mps() -> bool:
     end.record()
     end.wait()
     end.synchronize()
-    return end.query() and start.elapsed_time(end) >= 0
+    return end.query() and isinstance(start.elapsed_time(end), float)
 
 
-def _set_and_get(module: Any, setter: str, getter: str, value: Any) -> bool:
-    getattr(module, setter)(value)
-    return getattr(module, getter)() == value
+def _set_and_get(module: Any, setter: str, getter: str, *values: Any) -> bool:
+    """Whether each of several values is read back after it was set. At least two tell a function from a constant."""
+    read = []
+    for value in values:
+        getattr(module, setter)(value)
+        read.append(getattr(module, getter)())
+    return len(values) > 1 and all(map(is_exactly, read, values))
 
 
 def _flag(setter: Callable[[bool], None], getter: Callable[[], bool]) -> bool:
+    """Whether a flag of the process can be set to both values. One of the two functions is torch's own."""
     before = getter()
     try:
-        setter(not before)
-        return getter() is (not before)
+        return all(setter(value) is None and getter() is value for value in (not before, before))
     finally:
-        setter(before)
+        setter(bool(before))
+
+
+_FLAGS = {
+    ("enable_flash_sdp", "flash_sdp_enabled"): ("_set_sdp_use_flash", "_get_flash_sdp_enabled"),
+    ("enable_mem_efficient_sdp", "mem_efficient_sdp_enabled"): (
+        "_set_sdp_use_mem_efficient",
+        "_get_mem_efficient_sdp_enabled",
+    ),
+    ("enable_math_sdp", "math_sdp_enabled"): ("_set_sdp_use_math", "_get_math_sdp_enabled"),
+    ("enable_cudnn_sdp", "cudnn_sdp_enabled"): ("_set_sdp_use_cudnn", "_get_cudnn_sdp_enabled"),
+    ("allow_fp16_bf16_reduction_math_sdp", "fp16_bf16_reduction_math_sdp_allowed"): (
+        "_set_math_sdp_allow_fp16_bf16_reduction",
+        "_get_math_sdp_allow_fp16_bf16_reduction",
+    ),
+}
+"""Setters and getters of ``torch.backends.cuda``, each with the function of torch's C module it stands on."""
 
 
 def _params() -> Any:
@@ -210,13 +322,16 @@ def _storage_type(name: str) -> Callable[[], bool]:
 
 
 def _sync_debug_mode() -> bool:
-    torch.cuda.set_sync_debug_mode("warn")
-    return torch.cuda.get_sync_debug_mode() == 1
+    read = []
+    for mode in ("warn", "error", "default"):
+        torch.cuda.set_sync_debug_mode(mode)
+        read.append(torch.cuda.get_sync_debug_mode())
+    return read == [1, 2, 0]
 
 
-def _stream_context() -> bool:
+def _stream_context(context: Callable[[Any], Any]) -> bool:
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    with context(stream):
         inner = torch.cuda.current_stream()
     return inner == stream != torch.cuda.current_stream()
 
@@ -228,9 +343,31 @@ def _snapshot() -> Any:
     return kept.untyped_storage().data_ptr() in addresses
 
 
-def _seeded(seed: Callable[[], Any]) -> bool:
-    seed()
-    return 0 <= torch.cuda.initial_seed() < 1 << 64
+def _seeded(seed: Callable[[], Any], state: Callable[[], torch.Tensor]) -> bool:
+    """Whether a call draws another seed."""
+    torch.cuda.manual_seed(3)
+    before = state()
+    return seed() is None and not torch.equal(before, state())
+
+
+def _initial_seed() -> bool:
+    seeds = []
+    for seed in (3, 5):
+        torch.cuda.manual_seed(seed)
+        seeds.append(torch.cuda.initial_seed())
+    return seeds == [3, 5]
+
+
+def _all_states() -> bool:
+    states = torch.cuda.get_rng_state_all()
+    first = torch.rand(3, device="cuda")
+    torch.cuda.set_rng_state_all(states)
+    return len(states) == torch.cuda.device_count() and torch.equal(first, torch.rand(3, device="cuda"))
+
+
+def _generators() -> bool:
+    torch.cuda.manual_seed(11)
+    return [each.initial_seed() for each in torch.cuda.default_generators] == [11] * torch.cuda.device_count()
 
 
 def _same_numbers(seed: Callable[[int], Any], device: str) -> bool:
@@ -256,13 +393,169 @@ def _tuned_file() -> bool:
         with open(path, "w") as file:
             file.write("GemmTunableOp_float_NT,nt_4_4_4_ld_4_4_4\n")
         torch.cuda.tunable.tune_gemm_in_file(path)
-    return True
+    c.tunable.enable(False)
+    return raises(AssertionError, lambda: c.tunable.tune_gemm_in_file("none.csv"))
+
+
+def _tuned_by_several() -> bool:
+    too_many = c.device_count() + 1
+    tune = c.tunable.mgpu_tune_gemm_in_file
+    return quiet(lambda: tune("none*.csv", 1)) is None and raises(AssertionError, lambda: tune("none*.csv", too_many))
+
+
+def _on_the_third(call: Callable[[], Any]) -> Any:
+    """Call where there are three devices."""
+    return elsewhere(call, devices=3)
+
+
+def _selected() -> bool:
+    torch.cuda.set_device(2)
+    return is_exactly(torch.cuda.current_device(), 2)
+
+
+def _inside_device(context: Callable[[], Any]) -> bool:
+    with context():
+        inner = torch.cuda.current_device()
+    return [inner, torch.cuda.current_device()] == [2, 0]
+
+
+def _peers() -> bool:
+    asked = torch.cuda.can_device_access_peer
+    return asked(0, 1) is True and asked(1, 1) is False
+
+
+def _by_capability(call: Callable[[], Any]) -> bool:
+    """Whether a call says True as from compute capability 8.0, and False below."""
+    return call() is True and elsewhere(call, capability=(7, 5)) is False
+
+
+def _follows_the_name(call: Callable[[], str]) -> bool:
+    return bool(call()) and elsewhere(call, properties={"name": "a name"}) == "a name"
+
+
+def _utilization() -> bool:
+    with mock.patch("psutil.cpu_percent", return_value=37.4):
+        return is_exactly(torch.cuda.utilization(), 37)
+
+
+def _stream_set() -> bool:
+    stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
+    torch.cuda.set_stream(stream)
+    inner = torch.cuda.current_stream()
+    torch.cuda.set_stream(before)
+    return inner == stream != before == torch.cuda.current_stream()
+
+
+def _stream_of_mps_set() -> bool:
+    stream, before = torch.mps.Stream(), torch.mps.current_stream()
+    torch.mps.set_stream(stream)
+    inner = torch.mps.current_stream()
+    torch.mps.set_stream(before)
+    return inner == stream != before == torch.mps.current_stream()
+
+
+def _caching_allocator() -> bool:
+    read = []
+    for value in (False, True):
+        torch.cuda.caching_allocator_enable(value)
+        read.append(torch._C._cuda_cudaCachingAllocator_is_enabled())
+    return read == [False, True]
+
+
+def _caching_allocator_off() -> bool:
+    with torch.cuda.caching_allocator_disabled():
+        inner = torch._C._cuda_cudaCachingAllocator_is_enabled()
+    return [inner, torch._C._cuda_cudaCachingAllocator_is_enabled()] == [False, True]
+
+
+def _stream_of_mps_context() -> bool:
+    stream = torch.mps.Stream()
+    with torch.mps.stream(stream):
+        inner = torch.mps.current_stream()
+    return inner == stream != torch.mps.current_stream()
+
+
+def _limit_of_mps() -> bool:
+    read = []
+    for fraction in (0.5, 0.9):
+        torch.mps.set_per_process_memory_fraction(fraction)
+        read.append(torch.cuda.get_per_process_memory_fraction())
+    return read == [0.5, 0.9]
+
+
+def _capturing() -> bool:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        inner = torch.cuda.is_current_stream_capturing()
+        ones() + 1
+    return [inner, torch.cuda.is_current_stream_capturing()] == [True, False]
+
+
+def _nested_ranges() -> bool:
+    first, second = c.nvtx.range_push("a"), c.nvtx.range_push("b")
+    return second == first + 1 and [c.nvtx.range_pop(), c.nvtx.range_pop()] == [second, first]
+
+
+def _range_ended() -> bool:
+    number = c.nvtx.range_start("a")
+    return reported(lambda: c.nvtx.range_end(number))
+
+
+def shown(call: Callable[[], Any]) -> bool:
+    """Whether torch.profiler shows what a call names "a name"."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+        call()
+    return "a name" in {event.key for event in profiler.key_averages()}
+
+
+def _matmul_flag() -> bool:
+    flags = torch.backends.cuda.matmul
+    before = flags.allow_tf32
+    try:
+        flags.allow_tf32 = not before
+        return flags.allow_tf32 is not before
+    finally:
+        flags.allow_tf32 = before
+
+
+def _plan_cache() -> bool:
+    cache = torch.backends.cuda.cufft_plan_cache
+    cache[0].max_size = 10
+    return isinstance(cache, torch.backends.cuda.cuFFTPlanCacheManager) and is_exactly(cache.max_size, 10)
+
+
+def _library(call: Callable[..., Any], kind: Any, name: str) -> bool:
+    return call(name.lower()) == getattr(kind, name) and call() == getattr(kind, name)
+
+
+def _cudnn_flags() -> bool:
+    before = torch.backends.cudnn.benchmark
+    with torch.backends.cudnn.flags(enabled=True, benchmark=not before):
+        inner = torch.backends.cudnn.benchmark
+    return [inner, torch.backends.cudnn.benchmark] == [not before, before]
+
+
+def _cudnn_flags_set() -> bool:
+    before = torch.backends.cudnn.set_flags(_benchmark=True)
+    inner = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.set_flags(*before)
+    return [inner, torch.backends.cudnn.benchmark] == [True, before[1]]
+
+
+def _autocast() -> bool:
+    with quiet(lambda: c.amp.autocast(dtype=torch.bfloat16)):
+        return (ones(2, 2) @ ones(2, 2)).dtype is torch.bfloat16
+
+
+def _version() -> bool:
+    major, minor = (int(part) for part in torch.version.cuda.split("."))
+    return 1000 * major + 10 * minor == torch._C._cuda_getCompiledVersion()
 
 
 def _sanitized() -> bool:
     torch.cuda._sanitizer.enable_cuda_sanitizer()
     try:
-        return ones().sum().item() == 4
+        return torch.cuda._sanitizer.cuda_sanitizer.enabled is True and ones().sum().item() == 4
     finally:
         torch.cuda._sanitizer.cuda_sanitizer.__del__()
         torch.cuda._sanitizer.cuda_sanitizer.enabled = False
@@ -294,48 +587,53 @@ CASES: dict[str, Callable[[], Any]] = {
     **{f"torch.cuda.{name}Storage": _storage_type(f"{name}Storage") for name in _DTYPES},
     **{f"torch.cuda.Complex{name}Storage": _storage_type(f"Complex{name}Storage") for name in ("Double", "Float")},
     # ---- devices
-    "torch.cuda.device": lambda: inside(c.device(0)),
+    "torch.cuda.device": lambda: _on_the_third(lambda: _inside_device(lambda: c.device(2))),
     "torch.cuda.device_of": lambda: inside(c.device_of(ones())),
-    "torch.cuda.device_count": lambda: c.device_count() >= 1,
-    "torch.cuda.current_device": lambda: c.current_device() == 0,
-    "torch.cuda.set_device": lambda: none(c.set_device(0)),
-    "torch.cuda.is_available": lambda: c.is_available(),
-    "torch.cuda.is_initialized": lambda: c.is_initialized(),
-    "torch.cuda.init": lambda: none(c.init()),
-    "torch.cuda.synchronize": lambda: none(c.synchronize()),
-    "torch.cuda.get_device_name": lambda: bool(c.get_device_name()),
-    "torch.cuda.get_device_capability": lambda: c.get_device_capability() == (8, 0),
+    "torch.cuda.device_count": lambda: is_exactly(_on_the_third(c.device_count), 3),
+    "torch.cuda.current_device": lambda: _on_the_third(_selected),
+    "torch.cuda.set_device": lambda: _on_the_third(_selected),
+    "torch.cuda.is_available": lambda: by_program(c.is_available) == [True, False],
+    "torch.cuda.is_initialized": lambda: c.is_initialized() is True and not _outside(lambda: bool(c.is_initialized())),
+    "torch.cuda.init": lambda: only_inside(c.init),
+    "torch.cuda.synchronize": lambda: asks_the_runtime("synchronize", c.synchronize),
+    "torch.cuda.get_device_name": lambda: _follows_the_name(c.get_device_name),
+    "torch.cuda.get_device_capability": lambda: (
+        [c.get_device_capability(), elsewhere(c.get_device_capability, capability=(7, 5))] == [(8, 0), (7, 5)]
+    ),
     "torch.cuda.get_device_properties": lambda: c.get_device_properties(0).major == 8,
     "torch.cuda.get_arch_list": lambda: c.get_arch_list() == ["sm_80"],
-    "torch.cuda.get_gencode_flags": lambda: "sm_80" in c.get_gencode_flags(),
-    "torch.cuda.can_device_access_peer": lambda: c.can_device_access_peer(0, 0) is False,
-    "torch.cuda.is_bf16_supported": lambda: c.is_bf16_supported(),
-    "torch.cuda.is_tf32_supported": lambda: c.is_tf32_supported(),
-    "torch.cuda.has_half": lambda: c.has_half,
-    "torch.cuda.has_magma": lambda: c.has_magma in (True, False),
-    "torch.cuda.ipc_collect": lambda: none(c.ipc_collect()),
+    "torch.cuda.get_gencode_flags": lambda: c.get_gencode_flags() == "-gencode compute=compute_80,code=sm_80",
+    "torch.cuda.can_device_access_peer": lambda: _on_the_third(_peers),
+    "torch.cuda.is_bf16_supported": lambda: _by_capability(lambda: c.is_bf16_supported(including_emulation=False)),
+    "torch.cuda.is_tf32_supported": lambda: _by_capability(c.is_tf32_supported),
+    "torch.cuda.has_half": lambda: c.has_half is True,
+    "torch.cuda.has_magma": lambda: c.has_magma is torch._C._has_magma,
+    "torch.cuda.ipc_collect": lambda: reported(c.ipc_collect),
     "torch.cuda.set_sync_debug_mode": _sync_debug_mode,
-    "torch.cuda.get_sync_debug_mode": lambda: c.get_sync_debug_mode() in (0, 1),
-    "torch.cuda.check_error": lambda: none(c.check_error(c.cudart().cudaError.success)),
+    "torch.cuda.get_sync_debug_mode": _sync_debug_mode,
+    "torch.cuda.check_error": lambda: (
+        c.check_error(c.cudart().cudaError.success) is None
+        and raises((RuntimeError, ValueError), lambda: c.check_error(2))
+    ),
     "torch.cuda.cudart": lambda: c.cudart().cudaMemGetInfo(0)[1] > 0,
     "torch.cuda.cudaStatus": lambda: c.cudaStatus.SUCCESS == 0,
     "torch.cuda.CudaError": lambda: issubclass(c.CudaError, RuntimeError),
     "torch.cuda.DeferredCudaCallError": lambda: issubclass(c.DeferredCudaCallError, Exception),
     # ---- readings of NVML
-    "torch.cuda.utilization": lambda: 0 <= c.utilization() <= 100,
+    "torch.cuda.utilization": _utilization,
     "torch.cuda.temperature": lambda: c.temperature() > 0,
     "torch.cuda.power_draw": lambda: c.power_draw() > 0,
     "torch.cuda.clock_rate": lambda: c.clock_rate() > 0,
     "torch.cuda.memory_usage": lambda: 0 <= c.memory_usage() <= 100,
-    "torch.cuda.device_memory_used": lambda: c.device_memory_used() >= 0,
+    "torch.cuda.device_memory_used": lambda: peak_grows(c.device_memory_used),
     # ---- streams and events
     "torch.cuda.Stream": lambda: c.Stream().query(),
     "torch.cuda.Event": _elapsed,
     "torch.cuda.ExternalStream": lambda: c.ExternalStream(0) == c.default_stream(),
     "torch.cuda.get_stream_from_external": lambda: c.get_stream_from_external(0, 0) == c.default_stream(),
-    "torch.cuda.StreamContext": lambda: inside(c.StreamContext(c.Stream())),
-    "torch.cuda.stream": _stream_context,
-    "torch.cuda.set_stream": lambda: none(c.set_stream(c.default_stream())),
+    "torch.cuda.StreamContext": lambda: _stream_context(c.StreamContext),
+    "torch.cuda.stream": lambda: _stream_context(c.stream),
+    "torch.cuda.set_stream": _stream_set,
     "torch.cuda.current_stream": lambda: c.current_stream() == c.default_stream(),
     "torch.cuda.default_stream": lambda: c.default_stream().stream_id == 0,
     # ---- graphs
@@ -343,50 +641,66 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.graph": _graph,
     "torch.cuda.make_graphed_callables": _graphed,
     "torch.cuda.graph_pool_handle": lambda: c.graph_pool_handle() != c.graph_pool_handle(),
-    "torch.cuda.is_current_stream_capturing": lambda: not c.is_current_stream_capturing(),
+    "torch.cuda.is_current_stream_capturing": _capturing,
     "torch.cuda.export_dot": lambda: _exported(c.export_dot("graph.dot")),
     "torch.cuda.export_graph_data": lambda: _exported(c.export_graph_data("graph.pickle")),
     "torch.cuda.graph_annotations.is_available": lambda: c.graph_annotations.is_available() is False,
     "torch.cuda.graph_annotations.mark_kernels": lambda: inside(c.graph_annotations.mark_kernels("a")),
     "torch.cuda.graph_annotations.get_kernel_annotations": lambda: not c.graph_annotations.get_kernel_annotations(),
-    "torch.cuda.graph_annotations.clear_kernel_annotations": lambda: none(
-        c.graph_annotations.clear_kernel_annotations()
+    "torch.cuda.graph_annotations.clear_kernel_annotations": lambda: (
+        c.graph_annotations.clear_kernel_annotations() is None
     ),
     "torch.cuda.graph_annotations.get_kernel_py_stacks": lambda: not c.graph_annotations.get_kernel_py_stacks(),
-    "torch.cuda.graph_annotations.dump_kernel_py_stacks": lambda: none(
-        c.graph_annotations.dump_kernel_py_stacks("stacks")
+    "torch.cuda.graph_annotations.dump_kernel_py_stacks": lambda: (
+        c.graph_annotations.dump_kernel_py_stacks("stacks") is None
     ),
     "torch.cuda.green_contexts.SMPartition": lambda: c.green_contexts.SMPartition.from_device(0),
     "torch.cuda.green_contexts.get_num_locality_domains": lambda: c.green_contexts.get_num_locality_domains(0),
     "torch.cuda.green_contexts.is_localization_supported": lambda: c.green_contexts.is_localization_supported(0),
-    "torch.cuda.GreenContext": lambda: c.green_contexts.GreenContext.create(num_sms=1, device_id=0),
+    "torch.cuda.GreenContext": lambda: c.GreenContext.create(num_sms=1, device_id=0),
     # ---- memory
-    "torch.cuda.empty_cache": lambda: none(c.empty_cache()),
-    "torch.cuda.memory_allocated": lambda: c.memory_allocated() >= 0,
-    "torch.cuda.max_memory_allocated": lambda: c.max_memory_allocated() >= 0,
-    "torch.cuda.memory_reserved": lambda: c.memory_reserved() >= 0,
-    "torch.cuda.max_memory_reserved": lambda: c.max_memory_reserved() >= 0,
-    "torch.cuda.memory_cached": lambda: quiet(c.memory_cached) >= 0,
-    "torch.cuda.max_memory_cached": lambda: quiet(c.max_memory_cached) >= 0,
-    "torch.cuda.memory_stats": lambda: "num_ooms" in c.memory_stats(),
-    "torch.cuda.memory_stats_as_nested_dict": lambda: "num_ooms" in c.memory_stats_as_nested_dict(),
+    "torch.cuda.empty_cache": lambda: asks_the_runtime("empty_cache", c.empty_cache),
+    "torch.cuda.memory_allocated": lambda: grows(c.memory_allocated),
+    "torch.cuda.max_memory_allocated": lambda: peak_grows(c.max_memory_allocated),
+    "torch.cuda.memory_reserved": lambda: peak_grows(c.memory_reserved),
+    "torch.cuda.max_memory_reserved": lambda: peak_grows(c.max_memory_reserved),
+    "torch.cuda.memory_cached": lambda: peak_grows(lambda: quiet(c.memory_cached)),
+    "torch.cuda.max_memory_cached": lambda: peak_grows(lambda: quiet(c.max_memory_cached)),
+    "torch.cuda.memory_stats": lambda: grows(lambda: c.memory_stats()["allocated_bytes.all.current"]),
+    "torch.cuda.memory_stats_as_nested_dict": lambda: grows(
+        lambda: c.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"]
+    ),
     "torch.cuda.memory_summary": lambda: "CUDA OOMs" in c.memory_summary(),
     "torch.cuda.memory_snapshot": _snapshot,
     "torch.cuda.mem_get_info": lambda: c.mem_get_info()[0] <= c.mem_get_info()[1],
     "torch.cuda.list_gpu_processes": lambda: str(os.getpid()) in c.list_gpu_processes(),
-    "torch.cuda.reset_peak_memory_stats": lambda: none(c.reset_peak_memory_stats()),
-    "torch.cuda.reset_accumulated_memory_stats": lambda: none(c.reset_accumulated_memory_stats()),
-    "torch.cuda.reset_max_memory_allocated": lambda: none(quiet(c.reset_max_memory_allocated)),
-    "torch.cuda.reset_max_memory_cached": lambda: none(quiet(c.reset_max_memory_cached)),
-    "torch.cuda.host_memory_stats": lambda: "num_host_alloc" in c.host_memory_stats(),
-    "torch.cuda.host_memory_stats_as_nested_dict": lambda: "num_host_alloc" in c.host_memory_stats_as_nested_dict(),
-    "torch.cuda.reset_peak_host_memory_stats": lambda: none(c.reset_peak_host_memory_stats()),
-    "torch.cuda.reset_accumulated_host_memory_stats": lambda: none(c.reset_accumulated_host_memory_stats()),
-    "torch.cuda.set_per_process_memory_fraction": lambda: none(c.set_per_process_memory_fraction(0.99)),
-    "torch.cuda.get_per_process_memory_fraction": lambda: 0 < c.get_per_process_memory_fraction() <= 1,
+    "torch.cuda.reset_peak_memory_stats": lambda: asks_the_runtime("reset_peak_memory", c.reset_peak_memory_stats),
+    "torch.cuda.reset_accumulated_memory_stats": lambda: asks_the_runtime(
+        "reset_accumulated_memory", c.reset_accumulated_memory_stats
+    ),
+    "torch.cuda.reset_max_memory_allocated": lambda: asks_the_runtime(
+        "reset_peak_memory", lambda: quiet(c.reset_max_memory_allocated)
+    ),
+    "torch.cuda.reset_max_memory_cached": lambda: asks_the_runtime(
+        "reset_peak_memory", lambda: quiet(c.reset_max_memory_cached)
+    ),
+    "torch.cuda.host_memory_stats": lambda: is_exactly(c.host_memory_stats()["num_host_alloc"], 0),
+    "torch.cuda.host_memory_stats_as_nested_dict": lambda: is_exactly(
+        c.host_memory_stats_as_nested_dict()["num_host_alloc"], 0
+    ),
+    "torch.cuda.reset_peak_host_memory_stats": lambda: asks_torch(
+        "_cuda_resetPeakHostMemoryStats", c.reset_peak_host_memory_stats
+    ),
+    "torch.cuda.reset_accumulated_host_memory_stats": lambda: asks_torch(
+        "_cuda_resetAccumulatedHostMemoryStats", c.reset_accumulated_host_memory_stats
+    ),
+    "torch.cuda.set_per_process_memory_fraction": lambda: _set_and_get(
+        c, "set_per_process_memory_fraction", "get_per_process_memory_fraction", 0.5, 0.99
+    ),
+    "torch.cuda.get_per_process_memory_fraction": lambda: is_exactly(c.get_per_process_memory_fraction(), 1.0),
     "torch.cuda.get_allocator_backend": lambda: c.get_allocator_backend() == "native",
-    "torch.cuda.caching_allocator_enable": lambda: none(c.caching_allocator_enable(True)),
-    "torch.cuda.caching_allocator_disabled": lambda: inside(c.caching_allocator_disabled()),
+    "torch.cuda.caching_allocator_enable": _caching_allocator,
+    "torch.cuda.caching_allocator_disabled": _caching_allocator_off,
     "torch.cuda.caching_allocator_alloc": lambda: c.caching_allocator_alloc(8),
     "torch.cuda.caching_allocator_delete": lambda: c.caching_allocator_delete(1),
     "torch.cuda.change_current_allocator": lambda: c.change_current_allocator(c.memory._CUDAAllocator(None)),
@@ -394,16 +708,16 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.MemPool": lambda: c.MemPool(),
     "torch.cuda.use_mem_pool": lambda: inside(c.use_mem_pool(_Pool())),
     # ---- random numbers
-    "torch.cuda.default_generators": lambda: len(c.default_generators) == c.device_count(),
+    "torch.cuda.default_generators": _generators,
     "torch.cuda.get_rng_state": _annotated,
-    "torch.cuda.get_rng_state_all": lambda: len(c.get_rng_state_all()) == c.device_count(),
+    "torch.cuda.get_rng_state_all": _all_states,
     "torch.cuda.set_rng_state": _annotated,
-    "torch.cuda.set_rng_state_all": lambda: none(c.set_rng_state_all(c.get_rng_state_all())),
+    "torch.cuda.set_rng_state_all": _all_states,
     "torch.cuda.manual_seed": lambda: _same_numbers(c.manual_seed, "cuda"),
     "torch.cuda.manual_seed_all": lambda: _same_numbers(c.manual_seed_all, "cuda"),
-    "torch.cuda.seed": lambda: _seeded(c.seed),
-    "torch.cuda.seed_all": lambda: _seeded(c.seed_all),
-    "torch.cuda.initial_seed": lambda: _seeded(lambda: c.manual_seed(3)) and c.initial_seed() == 3,
+    "torch.cuda.seed": lambda: _seeded(c.seed, c.get_rng_state),
+    "torch.cuda.seed_all": lambda: _seeded(c.seed_all, c.get_rng_state),
+    "torch.cuda.initial_seed": _initial_seed,
     # ---- handles and kernels
     "torch.cuda.current_blas_handle": lambda: c.current_blas_handle(),
     "torch.cuda.current_solver_handle": lambda: c.current_solver_handle(),
@@ -411,88 +725,118 @@ CASES: dict[str, Callable[[], Any]] = {
         "template <typename T> T f(T x) { return x; }"
     )(ones()),
     # ---- submodules
-    "torch.cuda.amp.autocast": lambda: inside(quiet(lambda: c.amp.autocast(dtype=torch.bfloat16))),
+    "torch.cuda.amp.autocast": _autocast,
     "torch.cuda.amp.GradScaler": _scaled,
-    "torch.cuda.amp.amp_definitely_not_available": lambda: not c.amp.amp_definitely_not_available(),
+    "torch.cuda.amp.amp_definitely_not_available": lambda: (
+        by_program(c.amp.amp_definitely_not_available) == [False, True]
+    ),
     "torch.cuda.amp.custom_fwd": _custom,
     "torch.cuda.amp.custom_bwd": _custom,
-    "torch.cuda.comm.broadcast": lambda: c.comm.broadcast(ones(), [0])[0].sum() == 4,
-    "torch.cuda.comm.broadcast_coalesced": lambda: len(c.comm.broadcast_coalesced([ones()], [0])) == 1,
-    "torch.cuda.comm.scatter": lambda: c.comm.scatter(ones(), [0], chunk_sizes=[4])[0].numel() == 4,
-    "torch.cuda.comm.gather": lambda: c.comm.gather([ones(), ones()], destination=0).numel() == 8,
+    "torch.cuda.comm.broadcast": lambda: c.comm.broadcast(ones(), [0])[0].tolist() == [1.0] * 4,
+    "torch.cuda.comm.broadcast_coalesced": lambda: (
+        c.comm.broadcast_coalesced([ones()], [0])[0][0].tolist() == [1.0] * 4
+    ),
+    "torch.cuda.comm.scatter": lambda: c.comm.scatter(ones(), [0], chunk_sizes=[4])[0].tolist() == [1.0] * 4,
+    "torch.cuda.comm.gather": lambda: (
+        c.comm.gather([ones(), ones() * 2], destination=0).tolist() == [1.0] * 4 + [2.0] * 4
+    ),
     "torch.cuda.comm.reduce_add": lambda: c.comm.reduce_add([ones(), ones()], 0).tolist() == [2.0] * 4,
     "torch.cuda.comm.reduce_add_coalesced": lambda: c.comm.reduce_add_coalesced([[ones()], [ones()]], 0)[0].sum() == 8,
     "torch.cuda.gds.GdsFile": _saved_and_loaded,
-    "torch.cuda.gds.is_available": lambda: c.gds.is_available(),
-    "torch.cuda.gds.gds_register_buffer": lambda: none(c.gds.gds_register_buffer(ones().untyped_storage())),
-    "torch.cuda.gds.gds_deregister_buffer": lambda: none(c.gds.gds_deregister_buffer(ones().untyped_storage())),
+    "torch.cuda.gds.is_available": lambda: says_what_torch_says("_has_gds", c.gds.is_available),
+    "torch.cuda.gds.gds_register_buffer": lambda: asks_torch(
+        "_gds_register_buffer", lambda: c.gds.gds_register_buffer(ones().untyped_storage())
+    ),
+    "torch.cuda.gds.gds_deregister_buffer": lambda: asks_torch(
+        "_gds_deregister_buffer", lambda: c.gds.gds_deregister_buffer(ones().untyped_storage())
+    ),
     "torch.cuda.nccl.all_reduce": lambda: _nccl_reduced(c.nccl.all_reduce),
     "torch.cuda.nccl.reduce": _reduced_to_one,
     "torch.cuda.nccl.broadcast": _broadcast_in_place,
     "torch.cuda.nccl.all_gather": _gathered,
     "torch.cuda.nccl.reduce_scatter": _scattered,
-    "torch.cuda.nvtx.mark": lambda: none(c.nvtx.mark("a")),
-    "torch.cuda.nvtx.range": lambda: inside(c.nvtx.range("a")),
-    "torch.cuda.nvtx.range_push": lambda: c.nvtx.range_push("a") >= 0 and c.nvtx.range_pop() >= 0,
-    "torch.cuda.nvtx.range_pop": lambda: c.nvtx.range_push("a") == c.nvtx.range_pop(),
-    "torch.cuda.nvtx.range_start": lambda: none(c.nvtx.range_end(c.nvtx.range_start("a"))),
-    "torch.cuda.nvtx.range_end": lambda: none(c.nvtx.range_end(c.nvtx.range_start("a"))),
-    "torch.cuda.profiler.start": lambda: c.profiler.start() is None,
-    "torch.cuda.profiler.stop": lambda: c.profiler.stop() is None,
+    "torch.cuda.nvtx.mark": lambda: shown(lambda: c.nvtx.mark("a name")),
+    "torch.cuda.nvtx.range": lambda: shown(lambda: inside(c.nvtx.range("a name"))),
+    "torch.cuda.nvtx.range_push": _nested_ranges,
+    "torch.cuda.nvtx.range_pop": _nested_ranges,
+    "torch.cuda.nvtx.range_start": lambda: shown(lambda: c.nvtx.range_end(c.nvtx.range_start("a name"))),
+    "torch.cuda.nvtx.range_end": _range_ended,
+    "torch.cuda.profiler.start": lambda: only_inside(c.profiler.start),
+    "torch.cuda.profiler.stop": lambda: only_inside(c.profiler.stop),
     "torch.cuda.profiler.profile": lambda: inside(c.profiler.profile()),
     "torch.cuda.profiler.init": lambda: c.profiler.init("out", None, "csv"),
-    "torch.cuda.tunable.enable": lambda: _set_and_get(c.tunable, "enable", "is_enabled", True),
-    "torch.cuda.tunable.is_enabled": lambda: c.tunable.is_enabled() in (True, False),
-    "torch.cuda.tunable.tuning_enable": lambda: _set_and_get(c.tunable, "tuning_enable", "tuning_is_enabled", False),
-    "torch.cuda.tunable.tuning_is_enabled": lambda: c.tunable.tuning_is_enabled() in (True, False),
+    "torch.cuda.tunable.enable": lambda: _set_and_get(c.tunable, "enable", "is_enabled", True, False),
+    "torch.cuda.tunable.is_enabled": lambda: _set_and_get(c.tunable, "enable", "is_enabled", True, False),
+    "torch.cuda.tunable.tuning_enable": lambda: _set_and_get(
+        c.tunable, "tuning_enable", "tuning_is_enabled", False, True
+    ),
+    "torch.cuda.tunable.tuning_is_enabled": lambda: _set_and_get(
+        c.tunable, "tuning_enable", "tuning_is_enabled", False, True
+    ),
     "torch.cuda.tunable.record_untuned_enable": lambda: _set_and_get(
-        c.tunable, "record_untuned_enable", "record_untuned_is_enabled", True
+        c.tunable, "record_untuned_enable", "record_untuned_is_enabled", True, False
     ),
-    "torch.cuda.tunable.record_untuned_is_enabled": lambda: c.tunable.record_untuned_is_enabled() in (True, False),
+    "torch.cuda.tunable.record_untuned_is_enabled": lambda: _set_and_get(
+        c.tunable, "record_untuned_enable", "record_untuned_is_enabled", True, False
+    ),
     "torch.cuda.tunable.wildcard_fallback_enable": lambda: _set_and_get(
-        c.tunable, "wildcard_fallback_enable", "wildcard_fallback_is_enabled", True
+        c.tunable, "wildcard_fallback_enable", "wildcard_fallback_is_enabled", True, False
     ),
-    "torch.cuda.tunable.wildcard_fallback_is_enabled": lambda: (
-        c.tunable.wildcard_fallback_is_enabled() in (True, False)
+    "torch.cuda.tunable.wildcard_fallback_is_enabled": lambda: _set_and_get(
+        c.tunable, "wildcard_fallback_enable", "wildcard_fallback_is_enabled", True, False
     ),
     "torch.cuda.tunable.set_max_tuning_duration": lambda: _set_and_get(
-        c.tunable, "set_max_tuning_duration", "get_max_tuning_duration", 5
+        c.tunable, "set_max_tuning_duration", "get_max_tuning_duration", 5, 7
     ),
-    "torch.cuda.tunable.get_max_tuning_duration": lambda: c.tunable.get_max_tuning_duration() > 0,
+    "torch.cuda.tunable.get_max_tuning_duration": lambda: _set_and_get(
+        c.tunable, "set_max_tuning_duration", "get_max_tuning_duration", 5, 7
+    ),
     "torch.cuda.tunable.set_max_tuning_iterations": lambda: _set_and_get(
-        c.tunable, "set_max_tuning_iterations", "get_max_tuning_iterations", 5
+        c.tunable, "set_max_tuning_iterations", "get_max_tuning_iterations", 5, 7
     ),
-    "torch.cuda.tunable.get_max_tuning_iterations": lambda: c.tunable.get_max_tuning_iterations() > 0,
+    "torch.cuda.tunable.get_max_tuning_iterations": lambda: _set_and_get(
+        c.tunable, "set_max_tuning_iterations", "get_max_tuning_iterations", 5, 7
+    ),
     "torch.cuda.tunable.set_cublaslt_requested_algo_count": lambda: _set_and_get(
-        c.tunable, "set_cublaslt_requested_algo_count", "get_cublaslt_requested_algo_count", 5
+        c.tunable, "set_cublaslt_requested_algo_count", "get_cublaslt_requested_algo_count", 5, 7
     ),
-    "torch.cuda.tunable.get_cublaslt_requested_algo_count": lambda: c.tunable.get_cublaslt_requested_algo_count() > 0,
+    "torch.cuda.tunable.get_cublaslt_requested_algo_count": lambda: _set_and_get(
+        c.tunable, "set_cublaslt_requested_algo_count", "get_cublaslt_requested_algo_count", 5, 7
+    ),
     "torch.cuda.tunable.set_rotating_buffer_size": lambda: _set_and_get(
-        c.tunable, "set_rotating_buffer_size", "get_rotating_buffer_size", 5
+        c.tunable, "set_rotating_buffer_size", "get_rotating_buffer_size", 5, 7
     ),
-    "torch.cuda.tunable.get_rotating_buffer_size": lambda: c.tunable.get_rotating_buffer_size() >= 0,
-    "torch.cuda.tunable.set_filename": lambda: _set_and_get(c.tunable, "set_filename", "get_filename", "a.csv"),
-    "torch.cuda.tunable.get_filename": lambda: isinstance(c.tunable.get_filename(), str),
+    "torch.cuda.tunable.get_rotating_buffer_size": lambda: _set_and_get(
+        c.tunable, "set_rotating_buffer_size", "get_rotating_buffer_size", 5, 7
+    ),
+    "torch.cuda.tunable.set_filename": lambda: _set_and_get(
+        c.tunable, "set_filename", "get_filename", "a.csv", "b.csv"
+    ),
+    "torch.cuda.tunable.get_filename": lambda: _set_and_get(
+        c.tunable, "set_filename", "get_filename", "a.csv", "b.csv"
+    ),
     "torch.cuda.tunable.get_results": lambda: c.tunable.get_results() == (),
-    "torch.cuda.tunable.get_validators": lambda: c.tunable.get_validators()[0][0] == "PT_VERSION",
+    "torch.cuda.tunable.get_validators": lambda: (
+        c.tunable.get_validators()[0] == ("PT_VERSION", torch.__version__.partition("+")[0])
+    ),
     "torch.cuda.tunable.read_file": lambda: c.tunable.read_file("none.csv") is False,
-    "torch.cuda.tunable.set_numerical_check_tolerances": lambda: none(
-        c.tunable.set_numerical_check_tolerances(True, 1e-3, 1e-3)
+    "torch.cuda.tunable.set_numerical_check_tolerances": lambda: reported(
+        lambda: c.tunable.set_numerical_check_tolerances(True, 1e-3, 1e-3)
     ),
     "torch.cuda.tunable.dynamic_dims_mask": lambda: inside(c.tunable.dynamic_dims_mask("m")),
     "torch.cuda.tunable.tune_gemm_in_file": _tuned_file,
-    "torch.cuda.tunable.mgpu_tune_gemm_in_file": lambda: (
-        quiet(lambda: c.tunable.mgpu_tune_gemm_in_file("none*.csv", 1)) is None
-    ),
+    "torch.cuda.tunable.mgpu_tune_gemm_in_file": _tuned_by_several,
     "torch.cuda._sanitizer.enable_cuda_sanitizer": _sanitized,
     "torch.cuda._memory_viz.segments": lambda: _viewed(c._memory_viz.segments),
     "torch.cuda._memory_viz.memory": lambda: _viewed(c._memory_viz.memory),
     "torch.cuda._memory_viz.compare": _compared,
     # ---- torch.backends
-    "torch.backends.cuda.is_built": lambda: torch.backends.cuda.is_built(),
-    "torch.backends.cuda.SDPAParams": lambda: _params().dropout == 0,
-    "torch.backends.cuda.can_use_flash_attention": lambda: (
-        torch.backends.cuda.can_use_flash_attention(_params()) in (True, False)
+    "torch.backends.cuda.is_built": lambda: says_what_torch_says("_has_cuda", torch.backends.cuda.is_built),
+    "torch.backends.cuda.SDPAParams": lambda: (
+        is_exactly(_params().dropout, 0.0) and _params().query.shape == (1, 1, 4, 8)
+    ),
+    "torch.backends.cuda.can_use_flash_attention": lambda: says_what_torch_says(
+        "_can_use_flash_attention", lambda: torch.backends.cuda.can_use_flash_attention(_params())
     ),
     "torch.backends.cuda.can_use_efficient_attention": lambda: (
         torch.backends.cuda.can_use_efficient_attention(_params()) is False
@@ -500,16 +844,16 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.backends.cuda.can_use_cudnn_attention": lambda: (
         torch.backends.cuda.can_use_cudnn_attention(_params()) is False
     ),
-    "torch.backends.cuda.is_flash_attention_available": lambda: (
-        torch.backends.cuda.is_flash_attention_available() in (True, False)
+    "torch.backends.cuda.is_flash_attention_available": lambda: says_what_torch_says(
+        "_is_flash_attention_available", torch.backends.cuda.is_flash_attention_available
     ),
     "torch.backends.cuda.is_ck_sdpa_available": lambda: torch.backends.cuda.is_ck_sdpa_available() is False,
     "torch.backends.cuda.sdp_kernel": lambda: quiet(lambda: inside(torch.backends.cuda.sdp_kernel())),
-    "torch.backends.cuda.preferred_linalg_library": lambda: (
-        torch.backends.cuda.preferred_linalg_library("magma") == torch._C._LinalgBackend.Magma
+    "torch.backends.cuda.preferred_linalg_library": lambda: _library(
+        torch.backends.cuda.preferred_linalg_library, torch._C._LinalgBackend, "Magma"
     ),
-    "torch.backends.cuda.preferred_blas_library": lambda: (
-        torch.backends.cuda.preferred_blas_library("cublaslt") == torch._C._BlasBackend.Cublaslt
+    "torch.backends.cuda.preferred_blas_library": lambda: _library(
+        torch.backends.cuda.preferred_blas_library, torch._C._BlasBackend, "Cublaslt"
     ),
     "torch.backends.cuda.preferred_rocm_fa_library": lambda: (
         torch.backends.cuda.preferred_rocm_fa_library() == torch._C._ROCmFABackend.Default
@@ -517,80 +861,73 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.backends.cuda.cublas_workspace_size": lambda: torch.backends.cuda.cublas_workspace_size(1024) == 1024,
     "torch.backends.cuda.cublaslt_workspace_size": lambda: torch.backends.cuda.cublaslt_workspace_size(1024) == 1024,
     "torch.backends.cuda.blas_workspace_size": lambda: torch.backends.cuda.blas_workspace_size(1024, "cublas") == 1024,
-    "torch.backends.cuda.matmul": lambda: torch.backends.cuda.matmul.allow_tf32 in (True, False),
+    "torch.backends.cuda.matmul": _matmul_flag,
     "torch.backends.cuda.cuBLASModule": lambda: isinstance(
         torch.backends.cuda.matmul, torch.backends.cuda.cuBLASModule
     ),
-    "torch.backends.cuda.cufft_plan_cache": lambda: torch.backends.cuda.cufft_plan_cache.max_size > 0,
-    "torch.backends.cuda.cuFFTPlanCache": lambda: torch.backends.cuda.cufft_plan_cache[0].size == 0,
-    "torch.backends.cuda.cuFFTPlanCacheAttrContextProp": lambda: torch.backends.cuda.cufft_plan_cache.size == 0,
-    "torch.backends.cuda.cuFFTPlanCacheManager": lambda: none(torch.backends.cuda.cufft_plan_cache.clear()),
+    "torch.backends.cuda.cufft_plan_cache": _plan_cache,
+    "torch.backends.cuda.cuFFTPlanCache": lambda: isinstance(
+        torch.backends.cuda.cufft_plan_cache[0], torch.backends.cuda.cuFFTPlanCache
+    ),
+    "torch.backends.cuda.cuFFTPlanCacheAttrContextProp": lambda: isinstance(
+        vars(type(torch.backends.cuda.cufft_plan_cache[0]))["size"], torch.backends.cuda.cuFFTPlanCacheAttrContextProp
+    ),
+    "torch.backends.cuda.cuFFTPlanCacheManager": _plan_cache,
     **{
         f"torch.backends.cuda.{setter}": (
-            lambda setter=setter, getter=getter: _flag(
-                getattr(torch.backends.cuda, setter), getattr(torch.backends.cuda, getter)
-            )
+            lambda setter=setter, own=own: _flag(getattr(torch.backends.cuda, setter), getattr(torch._C, own))
         )
-        for pair in (
-            ("enable_flash_sdp", "flash_sdp_enabled"),
-            ("enable_mem_efficient_sdp", "mem_efficient_sdp_enabled"),
-            ("enable_math_sdp", "math_sdp_enabled"),
-            ("enable_cudnn_sdp", "cudnn_sdp_enabled"),
-            ("allow_fp16_bf16_reduction_math_sdp", "fp16_bf16_reduction_math_sdp_allowed"),
-        )
-        for setter, getter in (pair,)
+        for (setter, _), (_, own) in _FLAGS.items()
     },
     **{
-        f"torch.backends.cuda.{name}": (lambda name=name: getattr(torch.backends.cuda, name)() in (True, False))
-        for name in (
-            "flash_sdp_enabled",
-            "mem_efficient_sdp_enabled",
-            "math_sdp_enabled",
-            "cudnn_sdp_enabled",
-            "fp16_bf16_reduction_math_sdp_allowed",
+        f"torch.backends.cuda.{getter}": (
+            lambda getter=getter, own=own: _flag(getattr(torch._C, own), getattr(torch.backends.cuda, getter))
         )
+        for (_, getter), (own, _) in _FLAGS.items()
     },
-    "torch.backends.cudnn.is_available": lambda: torch.backends.cudnn.is_available(),
-    "torch.backends.cudnn.version": lambda: torch.backends.cudnn.version() >= 8000,
+    "torch.backends.cudnn.is_available": lambda: says_what_torch_says("_has_cudnn", torch.backends.cudnn.is_available),
+    "torch.backends.cudnn.version": lambda: is_exactly(torch.backends.cudnn.version(), 91002),
     "torch.backends.cudnn.is_acceptable": lambda: torch.backends.cudnn.is_acceptable(ones()) is False,
-    "torch.backends.cudnn.flags": lambda: inside(torch.backends.cudnn.flags(enabled=False, benchmark=True)),
-    "torch.backends.cudnn.set_flags": lambda: (
-        torch.backends.cudnn.set_flags(*torch.backends.cudnn.set_flags(_benchmark=True)) is not None
-    ),
-    "torch.version.cuda": lambda: torch.version.cuda.count(".") == 1,
+    "torch.backends.cudnn.flags": _cudnn_flags,
+    "torch.backends.cudnn.set_flags": _cudnn_flags_set,
+    "torch.version.cuda": _version,
     # ---- torch.mps
-    "torch.mps.is_available": lambda: m.is_available() is False,
-    "torch.mps.device_count": lambda: m.device_count() == 0,
-    "torch.mps.synchronize": lambda: none(m.synchronize()),
+    "torch.mps.is_available": lambda: by_program(m.is_available) == [False, True],
+    "torch.mps.device_count": lambda: by_program(m.device_count) == [0, 1],
+    "torch.mps.synchronize": lambda: asks_the_runtime("synchronize", m.synchronize),
     "torch.mps.get_rng_state": _state_of_mps,
     "torch.mps.set_rng_state": _state_of_mps,
-    "torch.mps.manual_seed": lambda: none(m.manual_seed(3)),
-    "torch.mps.seed": lambda: none(m.seed()),
-    "torch.mps.empty_cache": lambda: none(m.empty_cache()),
-    "torch.mps.set_per_process_memory_fraction": lambda: none(m.set_per_process_memory_fraction(0.9)),
-    "torch.mps.current_allocated_memory": lambda: m.current_allocated_memory() >= 0,
-    "torch.mps.driver_allocated_memory": lambda: m.driver_allocated_memory() >= 0,
-    "torch.mps.recommended_max_memory": lambda: m.recommended_max_memory() > 0,
+    "torch.mps.manual_seed": lambda: elsewhere(lambda: _same_numbers(m.manual_seed, "mps"), written_for="mps"),
+    "torch.mps.seed": lambda: _seeded(m.seed, m.get_rng_state),
+    "torch.mps.empty_cache": lambda: asks_the_runtime("empty_cache", m.empty_cache),
+    "torch.mps.set_per_process_memory_fraction": _limit_of_mps,
+    "torch.mps.current_allocated_memory": lambda: grows(m.current_allocated_memory),
+    "torch.mps.driver_allocated_memory": lambda: peak_grows(m.driver_allocated_memory),
+    "torch.mps.recommended_max_memory": lambda: is_exactly(m.recommended_max_memory(), c.mem_get_info()[1]),
     "torch.mps.compile_shader": lambda: m.compile_shader("kernel void f() {}"),
     "torch.mps.load_metallib": lambda: m.load_metallib(b"none"),
     "torch.mps.Event": _elapsed_on_mps,
     "torch.mps.Stream": lambda: m.Stream() != m.Stream(),
-    "torch.mps.stream": lambda: inside(m.stream(m.Stream())),
-    "torch.mps.set_stream": lambda: none(m.set_stream(m.default_stream())),
+    "torch.mps.stream": _stream_of_mps_context,
+    "torch.mps.set_stream": _stream_of_mps_set,
     "torch.mps.current_stream": lambda: m.current_stream() == m.default_stream(),
     "torch.mps.default_stream": lambda: m.default_stream().stream_id == 0,
-    "torch.mps.profiler.start": lambda: none(m.profiler.start()),
-    "torch.mps.profiler.stop": lambda: none(m.profiler.stop()),
+    "torch.mps.profiler.start": lambda: reported(m.profiler.start),
+    "torch.mps.profiler.stop": lambda: reported(m.profiler.stop),
     "torch.mps.profiler.profile": lambda: inside(m.profiler.profile()),
     "torch.mps.profiler.metal_capture": lambda: inside(m.profiler.metal_capture("a")),
     "torch.mps.profiler.is_metal_capture_enabled": lambda: m.profiler.is_metal_capture_enabled() is False,
     "torch.mps.profiler.is_capturing_metal": lambda: m.profiler.is_capturing_metal() is False,
-    "torch.backends.mps.is_built": lambda: torch.backends.mps.is_built() is False,
-    "torch.backends.mps.is_available": lambda: torch.backends.mps.is_available() is False,
-    "torch.backends.mps.is_macos_or_newer": lambda: torch.backends.mps.is_macos_or_newer(13, 3),
-    "torch.backends.mps.is_macos13_or_newer": lambda: torch.backends.mps.is_macos13_or_newer(),
-    "torch.backends.mps.get_name": lambda: bool(torch.backends.mps.get_name()),
-    "torch.backends.mps.get_core_count": lambda: torch.backends.mps.get_core_count() > 0,
+    "torch.backends.mps.is_built": lambda: by_program(torch.backends.mps.is_built) == [False, True],
+    "torch.backends.mps.is_available": lambda: by_program(torch.backends.mps.is_available) == [False, True],
+    "torch.backends.mps.is_macos_or_newer": lambda: (
+        [torch.backends.mps.is_macos_or_newer(major, 0) for major in (14, 99)] == [True, False]
+    ),
+    "torch.backends.mps.is_macos13_or_newer": lambda: torch.backends.mps.is_macos13_or_newer() is True,
+    "torch.backends.mps.get_name": lambda: torch.backends.mps.get_name() == c.get_device_name(),
+    "torch.backends.mps.get_core_count": lambda: is_exactly(
+        torch.backends.mps.get_core_count(), c.get_device_properties(0).multi_processor_count
+    ),
 }
 
 

@@ -119,13 +119,18 @@ OWN_LIFE = {
 }
 
 
+def _is_one_of(value: Any, *types: type) -> bool:
+    """Like isinstance, but without asking the value for its class: some of torch's warn that they are deprecated."""
+    return issubclass(type(value), types)
+
+
 def _members(owner: Any, name: str) -> dict[tuple[str, str], int]:
     return {
         (name, key): id(value)
         for key, value in vars(owner).items()
         if (name, key) not in OWN_LIFE
         and key not in ("__warningregistry__", "__slotnames__")  # Python's own notes
-        and not isinstance(value, (ModuleType, int, float, str))
+        and not _is_one_of(value, ModuleType, int, float, str)
     }
 
 
@@ -133,7 +138,7 @@ def _plain_values(owner: Any, name: str) -> dict[tuple[str, str], Any]:
     return {
         (name, key): repr(value)
         for key, value in vars(owner).items()
-        if (name, key) not in OWN_LIFE and isinstance(value, (int, float, str)) and not key.startswith("__")
+        if (name, key) not in OWN_LIFE and _is_one_of(value, int, float, str) and not key.startswith("__")
     }
 
 

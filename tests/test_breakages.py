@@ -1,4 +1,4 @@
-"""The ways in which CUDA programs break where there is no CUDA, one test per row of the list of known breakages.
+"""The ways in which CUDA programs break where there is no CUDA, one test per row of docs/breakages.md.
 
 Only rows that concern a CPU target. Each test is named after its row; the symptom is what plain torch does.
 """
@@ -6,6 +6,7 @@ Only rows that concern a CPU target. Each test is named after its row; the sympt
 from __future__ import annotations
 
 import importlib.util
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -448,3 +449,13 @@ def test_row_64_private_names() -> None:
     torch.cuda._lazy_call(lambda: ran.append(1))
     assert ran and not torch.cuda._is_in_bad_fork() and not torch._C._cuda_isInBadFork()
     torch.cuda.default_generators[0].set_state(torch.cuda.default_generators[0].get_state())
+
+
+def test_every_tested_row_is_in_the_documentation() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "breakages.md").read_text()
+    documented = re.findall(r"^\| (\d+) \|.+\|.+\|.+\|$", page, re.MULTILINE)
+    assert documented == [str(row) for row in range(1, len(documented) + 1)]
+    tested = {
+        str(int(number)) for number in re.findall(r"^def test_row_(\d+)_", Path(__file__).read_text(), re.MULTILINE)
+    }
+    assert len(tested) > 40 and tested <= set(documented)

@@ -17,27 +17,6 @@ class TestRun:
         result = run_program(tmp_path, MOVES)
         assert (result.returncode, result.stdout) == (0, "2.0 True\n"), result.stderr
 
-    def test_what_the_script_sees(self, tmp_path: Path) -> None:
-        (tmp_path / "beside.py").write_text("VALUE = 3")
-        program = """
-            import sys, __main__, beside
-            print(sys.argv[1:], __name__, __file__ == sys.argv[0], sys.path[0] == __file__.rsplit("/", 1)[0])
-            def function(): pass
-            print(beside.VALUE, __main__.function is function, __spec__ is None)
-        """
-        result = run_program(tmp_path, program, "--epochs", "3", "-x", "--target")
-        plain = run_python(str(tmp_path / "program.py"), "--epochs", "3", "-x", "--target")
-        assert result.stdout == plain.stdout == "['--epochs', '3', '-x', '--target'] __main__ True True\n3 True True\n"
-
-    @pytest.mark.parametrize(
-        "ending", ["raise SystemExit(7)", "import sys; sys.exit('words')", "import os; os._exit(9)", "raise SystemExit"]
-    )
-    def test_exit_code(self, ending: str, tmp_path: Path) -> None:
-        result = run_program(tmp_path, ending)
-        plain = run_python(str(tmp_path / "program.py"))
-        assert result.returncode == plain.returncode
-        assert "words" not in ending or "words" in result.stderr
-
     def test_traceback(self, tmp_path: Path) -> None:
         program = """
             import torch
@@ -51,10 +30,6 @@ class TestRun:
         lines = [line for line in result.stderr.splitlines() if not line.startswith("no accelerator")]
         assert lines == plain.stderr.splitlines()
 
-    def test_syntax_error(self, tmp_path: Path) -> None:
-        result = run_program(tmp_path, "def broken(:\n")
-        assert result.returncode == 1 and "SyntaxError" in result.stderr
-
     def test_module(self, tmp_path: Path) -> None:
         package = tmp_path / "package"
         package.mkdir()
@@ -63,15 +38,9 @@ class TestRun:
         result = run_command("run", "-m", "package", "--flag", cwd=tmp_path)
         assert result.stdout == "2.0 True\n__main__ ['--flag'] package\n", result.stderr
 
-    def test_missing_script(self, tmp_path: Path) -> None:
-        result = run_command("run", "nowhere.py", cwd=tmp_path)
-        assert result.returncode == 2 and "can't open file" in result.stderr
-
     def test_target_and_devices(self, tmp_path: Path) -> None:
         program = "import torch; print(torch.cuda.device_count())"
         assert run_program(tmp_path, program, options=["--target", "cpu", "--devices", "3"]).stdout == "3\n"
-        result = run_program(tmp_path, program, options=["--target", "abacus"])
-        assert result.returncode == 2 and "'abacus' is not a target" in result.stderr
         assert run_program(tmp_path, program, options=["--devices", "0"]).returncode == 2
 
     def test_strict(self, tmp_path: Path) -> None:
@@ -110,11 +79,6 @@ class TestRun:
         result = run_program(tmp_path, program, options=["--devices", "3", "--strict"])
         assert result.stdout == "3 True\n", result.stderr
 
-    def test_bad_environment(self, tmp_path: Path) -> None:
-        result = run_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE="1", TORCHDEVICE_DEVICES="many")
-        assert result.returncode == 1  # torch itself is imported, and has no CUDA
-        assert "TORCHDEVICE_DEVICES='many': 'many' is not a number" in result.stderr
-
     def test_torchrun(self, tmp_path: Path) -> None:
         program = """
             import os, torch, torch.distributed as dist
@@ -132,15 +96,112 @@ class TestRun:
         )
         assert result.stdout.strip().splitlines()[-1:] == ["2.0"], result.stderr[-2000:]
 
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--identity", "program", "--target", "cpu"], "identity='program' needs a target whose tensors"),
+            (["--memory", "8GiB", "--target", "cpu"], "memory=8589934592 limits simulated devices"),
+            (["--target", "simulated:cuda:2", "--devices", "3"], "devices=3 contradicts target='simulated:cuda:2'"),
+            (["--target", "abacus"], "'abacus' is not a target"),
+        ],
+    )
+    def test_contradicting_options(self, options: list[str], message: str, tmp_path: Path) -> None:
+        result = run_program(tmp_path, "print('started')", options=options)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith(f"torchdevice: {message}") and result.stderr.count("\n") == 1
+
+    def test_variables_that_contradict_a_flag_are_left_out(self, tmp_path: Path) -> None:
+        """As in ``portable``: a variable is meant for the process, not for one call."""
+        program = "import os; print(os.environ.get('TORCHDEVICE_IDENTITY'))"
+        result = run_program(tmp_path, program, options=["--target", "cpu"], TORCHDEVICE_IDENTITY="program")
+        assert result.stdout == "None\n", result.stderr
+
+    def test_a_variable_of_no_meaning(self, tmp_path: Path) -> None:
+        result = run_program(tmp_path, "print('started')", TORCHDEVICE_DEVICES="many")
+        assert (result.returncode, result.stdout) == (2, "") and result.stderr.count("\n") == 1
+        assert result.stderr.startswith("torchdevice: TORCHDEVICE_DEVICES='many': 'many' is not a number")
+
+    def test_a_missing_dependency(self, tmp_path: Path) -> None:
+        (tmp_path / "psutil.py").write_text("raise ImportError('psutil is broken')")
+        result = run_program(tmp_path, "print('started')")
+        assert (result.returncode, result.stdout, result.stderr) == (2, "", "torchdevice: psutil is broken\n")
+
+    def test_in_a_process_that_was_activated(self, tmp_path: Path) -> None:
+        """There is one scope, the command's."""
+        program = """
+            import torch
+            from torchdevice.thread_state import state
+            print(torch.cuda.device_count(), len(state.entries))
+        """
+        environment = {"TORCHDEVICE": "1", "TORCHDEVICE_DEVICES": "2", "TORCHDEVICE_LOG": "ERROR"}
+        result = run_program(tmp_path, program, options=["--devices", "3"], **environment)
+        assert (result.stdout, result.stderr) == ("3 1\n", "")
+
+
+OWN_MODULES = "import sys, torch; print(sorted(name for name in sys.modules if name.startswith('torchdevice')))"
+
+
+class TestActivation:
+    """``import torch`` with and without ``TORCHDEVICE=1``."""
+
     def test_by_the_environment_alone(self, tmp_path: Path) -> None:
         result = run_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE="1")
         assert result.stdout == "2.0 True\n", result.stderr
-        result = run_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE="0")
-        assert result.returncode == 1
 
-    def test_without_a_scope_the_program_fails_as_ever(self, tmp_path: Path) -> None:
-        result = run_python("-c", MOVES, cwd=tmp_path)
+    @pytest.mark.parametrize("switch", ["", "0", "off"])
+    def test_switched_off(self, switch: str, tmp_path: Path) -> None:
+        result = run_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE=switch)
         assert result.returncode == 1 and ("compiled with CUDA" in result.stderr or "NVIDIA driver" in result.stderr)
+
+    def test_nothing_is_imported_when_switched_off(self, tmp_path: Path) -> None:
+        """Not even where that would fail, or where a variable means nothing."""
+        (tmp_path / "psutil.py").write_text("raise RuntimeError('psutil is broken')")
+        result = run_python("-c", OWN_MODULES, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCHDEVICE_DEVICES="many")
+        assert result.stdout == "['torchdevice', 'torchdevice.autoload', 'torchdevice.switch']\n", result.stderr
+        assert result.stderr == ""
+
+    @pytest.mark.parametrize(
+        ("broken", "environment", "reason"),
+        [
+            ("raise ImportError('psutil is\\nbroken')", {}, "ImportError: psutil is broken."),
+            ("raise OSError(2, 'no /proc')", {}, "FileNotFoundError: [Errno 2] no /proc."),
+            ("1 / 0", {}, "ZeroDivisionError: division by zero."),
+            (None, {"TORCHDEVICE_DEVICES": "many"}, "ValueError: TORCHDEVICE_DEVICES='many': 'many' is not a number"),
+            (None, {"TORCHDEVICE_TARGET": "abacus"}, "UnknownTargetError: 'abacus' is not a target."),
+            (None, {"TORCHDEVICE_TARGET": "cpu", "TORCHDEVICE_MEMORY": "1G"}, "ValueError: memory=1073741824 limits"),
+            (None, {"TORCHDEVICE_LOG": "loud"}, "ValueError: TORCHDEVICE_LOG='loud' is not a level."),
+        ],
+    )
+    def test_torch_is_imported_when_it_fails(
+        self, broken: str | None, environment: dict[str, str], reason: str, tmp_path: Path
+    ) -> None:
+        if broken is not None:
+            (tmp_path / "psutil.py").write_text(broken)
+        program = "import torch; print(torch.ones(2).sum().item(), torch.cuda.is_available())"
+        result = run_python("-c", program, PYTHONPATH=str(tmp_path), TORCHDEVICE="1", **environment)
+        assert (result.returncode, result.stdout) == (0, "2.0 False\n"), result.stderr
+        assert result.stderr.startswith("torchdevice: TORCHDEVICE=1 asks for a scope, which could not be activated: ")
+        assert reason in result.stderr and result.stderr.count("\n") == 1
+        assert result.stderr.endswith("Unset TORCHDEVICE to run without this message.\n")
+
+    @pytest.mark.parametrize("name", ["_is_torch_function_all_disabled", "_AutoDispatchBelowAutograd"])
+    def test_a_torch_without_what_is_required(self, name: str) -> None:
+        program = f"""if True:
+            import os
+            os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+            import torch
+            del torch._C.{name}
+            torch._import_device_backends()  # as torch's import does at its end
+            print("imported")
+        """
+        result = run_python("-c", program, TORCHDEVICE="1")
+        assert (result.returncode, result.stdout) == (0, "imported\n"), result.stderr
+        assert f"has no 'torch._C.{name}'" in result.stderr and result.stderr.count("\n") == 1
+
+    def test_stderr_is_closed(self) -> None:
+        program = "import sys; sys.stderr.close(); import torch; print('imported')"
+        result = run_python("-c", program, TORCHDEVICE="1", TORCHDEVICE_DEVICES="many")
+        assert (result.returncode, result.stdout) == (0, "imported\n")
 
 
 def test_doctor_and_version() -> None:

@@ -74,7 +74,8 @@ def test_default_device_that_was_set_before_the_scope(meta_target: None) -> None
             assert torch.zeros(2).is_meta and torch.nn.Linear(2, 2).weight.is_meta
             assert torch.zeros(2, device="cpu").device.type == "cpu"
     finally:
-        torch.set_default_device(None)
+        with plain_torch():
+            torch.set_default_device(None)
 
 
 FACTORIES: dict[str, Callable[[Any], torch.Tensor]] = {

@@ -5,8 +5,10 @@ The names are not a list of ours: they are read from the installed torch, so tha
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -135,21 +137,26 @@ def declared(name: str, kind: str) -> Fidelity:
     return PUBLIC_NAMES[name].fidelity if here is None else here[0]
 
 
+def use(name: str, kind: str) -> None:
+    """Run a name's case in the active scope. It holds, or raises if the name is declared unsupported there."""
+    if declared(name, kind) is not Fidelity.UNSUPPORTED:
+        assert CASES[name]()
+        return
+    with pytest.raises((NotSupportedError, RuntimeError)) as caught:
+        CASES[name]()
+    assert isinstance(caught.value, NotSupportedError) or "init" in name
+
+
 @pytest.mark.parametrize("name", CASED)
 def test_a_name_does_what_it_says(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     with torchdevice.portable(target):
-        if declared(name, kind) is Fidelity.UNSUPPORTED:
-            with pytest.raises((NotSupportedError, RuntimeError)) as caught:
-                CASES[name]()
-            assert isinstance(caught.value, NotSupportedError) or "init" in name
-        else:
-            assert CASES[name]()
+        use(name, kind)
 
 
 @pytest.mark.parametrize("name", CASED)
 def test_a_name_is_as_faithful_as_declared(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """A strict scope refuses what is approximate, and nothing else."""
+    """A strict scope refuses what is approximate, and nothing else. To it a declared constant is as good as exact."""
     monkeypatch.chdir(tmp_path)
     fidelity = declared(name, kind)
     with torchdevice.portable(target, strict=True):
@@ -158,6 +165,54 @@ def test_a_name_is_as_faithful_as_declared(name: str, target: str, kind: str, tm
                 CASES[name]()
         elif fidelity is not Fidelity.UNSUPPORTED:
             assert CASES[name]()
+
+
+NOTHING_TO_OBSERVE = {
+    "torch.cuda.has_half": "torch's own constant, True in every build",
+    "torch.cuda.has_magma": "torch's own constant, True in a CUDA build",
+    "torch.backends.mps.is_macos13_or_newer": "macOS 14.0 is answered, which is newer than any macOS 13",
+    **{
+        f"torch.cuda.graph_annotations.{verb}_kernel_{what}": "torch annotates nothing without CUDA's bindings"
+        for verb, what in (
+            ("get", "annotations"),
+            ("clear", "annotations"),
+            ("get", "py_stacks"),
+            ("dump", "py_stacks"),
+        )
+    },
+}
+"""Names whose cases a stub can pass, with the reason."""
+
+
+@contextlib.contextmanager
+def replaced(name: str, value: Any) -> Iterator[None]:
+    """Let a public name hold another value. A function is replaced by one that returns the value."""
+    path, _, attribute = name.rpartition(".")
+    owner = resolve(path)
+    before, own = getattr(owner, attribute), attribute in vars(owner)
+    setattr(owner, attribute, (lambda *args, **kwargs: value) if callable(before) else value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, attribute, before)
+        else:
+            delattr(owner, attribute)
+
+
+@pytest.mark.parametrize("name", CASED)
+def test_a_stub_does_not_pass(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A case asks for something that a function which only returns None, True or 0 does not do."""
+    monkeypatch.chdir(tmp_path)
+    passed = []
+    for value in (None, True, 0):
+        with torchdevice.portable(target), replaced(name, value):
+            try:
+                use(name, kind)
+            except (Exception, pytest.fail.Exception):
+                continue
+            passed.append(value)
+    assert not passed or name in NOTHING_TO_OBSERVE, f"a stub that returns any of {passed} passes"
 
 
 def test_untouched_names_are_torchs_own(cuda: torchdevice.Scope) -> None:

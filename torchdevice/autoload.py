@@ -23,8 +23,17 @@ def activate() -> None:
         if scope.current() is None:
             scope.enable_chosen(options.Options(**options.from_environment()), propagate=False)
     except Exception as error:
-        print(
-            f"torchdevice: {SWITCH}={os.environ[SWITCH]} asks for a scope, which could not be activated: {error} "
-            f"torch is imported without it. Unset {SWITCH} to run without this message.",
-            file=sys.stderr,
-        )
+        _report(error)
+
+
+def _report(error: Exception) -> None:
+    """Print one line on why there is no scope, and how to go on."""
+    import contextlib
+
+    reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+    line = (
+        f"torchdevice: {SWITCH}={os.environ[SWITCH]} asks for a scope, which could not be activated: {reason}. "
+        f"torch is imported without it. Unset {SWITCH} to run without this message."
+    )
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed, and torch must be importable all the same
+        print(line, file=sys.stderr)

@@ -20,81 +20,115 @@ def decorated(scope: AbstractContextManager[Any], function: F) -> F:
 
     Args:
         scope: A context manager that can be entered again and again.
-        function: A function, method, generator function, coroutine function or asynchronous generator function; also
-            a ``staticmethod`` or ``classmethod`` object.
+        function: A function, method, generator function, coroutine function, asynchronous generator function or an
+            object that can be called; also a ``staticmethod`` or ``classmethod`` object.
+
+    Raises:
+        TypeError: ``function`` cannot be called, or is a class.
     """
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(decorated(scope, function.__func__))  # type: ignore[return-value]
+    if inspect.isclass(function):
+        raise TypeError(f"{function!r} cannot be decorated: it is a class. Decorate its methods, or use 'with'.")
     if not callable(function):
         raise TypeError(f"{function!r} cannot be decorated: it is not callable. Decorate a function, or use 'with'.")
-    wrapper = _wrapper(scope, function)
-    return functools.wraps(function)(wrapper)  # type: ignore[return-value]
+    return functools.wraps(function)(_wrapper(scope, function))  # type: ignore[return-value]
 
 
 def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    if inspect.isasyncgenfunction(function):
+    is_object = not (inspect.isroutine(function) or isinstance(function, functools.partial))
+    runs: Any = type(function).__call__ if is_object else function
+
+    if inspect.isasyncgenfunction(runs):
 
         async def async_generator(*args: Any, **kwargs: Any) -> Any:
             steps = _AsyncSteps(scope, function(*args, **kwargs))
             try:
-                sent = None
                 item = await steps.asend(None)
                 while True:
                     try:
                         sent = yield item
-                    except GeneratorExit:
-                        raise
-                    except BaseException as error:
+                    except BaseException as error:  # also GeneratorExit, which a generator may answer
                         item = await steps.athrow(error)
                     else:
                         item = await steps.asend(sent)
             except StopAsyncIteration:
                 return
-            finally:
-                await steps.aclose()
 
         return async_generator
 
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(runs):
 
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
             return await _Steps(scope, function(*args, **kwargs))
 
         return coroutine
 
-    if inspect.isgeneratorfunction(function):
+    if inspect.isgeneratorfunction(runs):
 
         def generator(*args: Any, **kwargs: Any) -> Any:
-            return (yield from _stepwise(scope, function(*args, **kwargs)))
+            steps = _Stepping(scope, function(*args, **kwargs))
+            try:
+                item = steps.send(None)
+                while True:  # not "yield from _stepwise(...)": it closes at GeneratorExit, which a generator may answer
+                    try:
+                        sent = yield item
+                    except BaseException as error:
+                        item = steps.throw(error)
+                    else:
+                        item = steps.send(sent)
+            except StopIteration as stop:
+                return stop.value
 
         return generator
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with scope:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+        # A function may hand out steps that it has not run yet.
+        if inspect.isgenerator(result):
+            return _stepwise(scope, result)
+        return _awaited(scope, result) if inspect.iscoroutine(result) else result
 
     return call
 
 
+async def _awaited(scope: AbstractContextManager[Any], awaitable: Awaitable[Any]) -> Any:
+    return await _Steps(scope, awaitable)
+
+
 def _stepwise(scope: AbstractContextManager[Any], inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Run a generator one step at a time, each inside ``scope``; passes sent values, errors and the result through."""
-    step, value = inner.send, None
+    """Run a generator one step at a time, each inside ``scope``.
+
+    What is sent or thrown in is passed through, GeneratorExit too, which a generator may answer; so is the result.
+    """
+    steps = _Stepping(scope, inner)
     try:
+        item = steps.send(None)
         while True:
             try:
-                with scope:
-                    item = step(value)
-            except StopIteration as stop:
-                return stop.value
-            try:
-                value, step = (yield item), inner.send
-            except GeneratorExit:
-                raise
+                sent = yield item
             except BaseException as error:
-                value, step = error, inner.throw  # type: ignore[assignment]
-    finally:
-        with scope:
-            inner.close()
+                item = steps.throw(error)
+            else:
+                item = steps.send(sent)
+    except StopIteration as stop:
+        return stop.value
+
+
+class _Stepping:
+    """A generator, each step of which runs inside a scope."""
+
+    def __init__(self, scope: AbstractContextManager[Any], inner: Generator[Any, Any, Any]):
+        self._scope, self._inner = scope, inner
+
+    def send(self, value: Any) -> Any:
+        with self._scope:
+            return self._inner.send(value)
+
+    def throw(self, error: BaseException) -> Any:
+        with self._scope:
+            return self._inner.throw(error)
 
 
 class _Steps:
@@ -119,6 +153,3 @@ class _AsyncSteps:
 
     async def athrow(self, error: BaseException) -> Any:
         return await _Steps(self._scope, self._inner.athrow(error))
-
-    async def aclose(self) -> None:
-        await _Steps(self._scope, self._inner.aclose())

@@ -237,13 +237,13 @@ class Options:
     from_variables: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, declaration in declarations().items():
+        for name, declaration in declarations(type(self)).items():
             object.__setattr__(self, name, declaration.check(getattr(self, name)))
 
     @property
     def key(self) -> str:
         """What compiled code is guarded by: every option, as text."""
-        return " ".join(f"{name}={getattr(self, name)}" for name in declarations())
+        return " ".join(f"{name}={getattr(self, name)}" for name in declarations(type(self)))
 
     def for_target(self, *, simulated: bool, shares_host_memory: bool, names_count: bool) -> Options:
         """Return these options without what contradicts the target.

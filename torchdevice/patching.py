@@ -89,22 +89,26 @@ class Replaced:
         self._expected = False
 
     def install(self) -> None:
-        present = vars(self.owner).get(self.name, _ABSENT)
-        if self._value is _ABSENT or present is not self._value:
+        while (present := self._present()) is not self._value or self._value is _ABSENT:
             original = getattr(self.owner, self.name, None)
+            if self._present() is not present:
+                continue  # somebody came between, and may have installed this patch
             if self._value is _ABSENT or original is not self._original:
                 self._original, self._value = original, self.make(original)
             self._before = present
             setattr(self.owner, self.name, self._value)
         self._expected = True
 
+    def _present(self) -> Any:
+        return vars(self.owner).get(self.name, _ABSENT)
+
     def remove(self) -> None:
-        present = vars(self.owner).get(self.name, _ABSENT)
-        if self._value is _ABSENT or present is not self._value:
+        if self._value is _ABSENT or self._present() is not self._value:
             if self._expected:
                 logger.info("%s.%s was set to something else during the scope and stays so", self.owner, self.name)
         elif self._before is _ABSENT:
-            delattr(self.owner, self.name)
+            # On one line: somebody may have removed it since the line above.
+            delattr(self.owner, self.name) if self.name in vars(self.owner) else None
         else:
             setattr(self.owner, self.name, self._before)
         self._expected = False

@@ -14,8 +14,9 @@ from torchdevice.cuda.memory import APPROXIMATE_FIGURES, LIMITS
 from torchdevice.cuda.memory_history import APPROXIMATE_SNAPSHOT
 from torchdevice.fidelity import Fidelity
 
-EXACT, APPROXIMATE, INERT, UNSUPPORTED = (
+EXACT, DECLARED, APPROXIMATE, INERT, UNSUPPORTED = (
     Fidelity.EXACT,
+    Fidelity.DECLARED,
     Fidelity.APPROXIMATE,
     Fidelity.INERT,
     Fidelity.UNSUPPORTED,
@@ -82,7 +83,12 @@ _declare(_C, "is_initialized init", "CUDA counts as initialised; nothing is.")
 _declare(_C, "device_count", "The devices the scope advertises, as `CUDA_VISIBLE_DEVICES` shapes them.")
 
 
-_declare(_C, "device device_of current_device set_device", "The current device of the thread, among the advertised.")
+_declare(_C, "device current_device set_device", "The current device of the thread, among the advertised.")
+
+
+_declare(
+    _C, "device_of", "torch's own: it selects no device, for the target's tensors say that `is_cuda` is false.", INERT
+)
 
 
 _declare(_C, "synchronize", "Waits for the target's work.")
@@ -91,13 +97,29 @@ _declare(_C, "synchronize", "Waits for the target's work.")
 _declare(_C, "get_device_name", "The target's name, or `properties={'name': ...}`.")
 
 
-_declare(_C, "get_device_properties", "All fields of CUDA's own: the target's, or as `properties=` sets them.")
+_declare(
+    _C,
+    "get_device_properties",
+    "The target's name, memory and number of processors, constants of compute capability 8.0 for the other fields, or "
+    "what `properties=` sets.",
+    DECLARED,
+)
 
 
-_declare(_C, "get_device_capability get_arch_list get_gencode_flags is_tf32_supported", "By `capability=`, (8, 0).")
+_declare(
+    _C,
+    "get_device_capability get_arch_list get_gencode_flags is_tf32_supported",
+    "What follows from `capability=`, which is (8, 0) if it is not given.",
+    DECLARED,
+)
 
 
-_declare(_C, "is_bf16_supported", "Whether the target computes in bfloat16.")
+_declare(
+    _C,
+    "is_bf16_supported",
+    "True from compute capability 8.0; below it, whether the target can hold a bfloat16 tensor.",
+    DECLARED,
+)
 
 
 _declare(_C, "can_device_access_peer", "True for two different devices: tensors can be copied between them.")
@@ -211,7 +233,7 @@ _declare(_C, "set_per_process_memory_fraction", "A limit that raises `torch.cuda
 _declare(_C, "get_per_process_memory_fraction", "The fraction that was set.")
 
 
-_declare(_C, "get_allocator_backend", "`native`.")
+_declare(_C, "get_allocator_backend", "`native`.", DECLARED)
 
 
 _declare(_C, "caching_allocator_enable caching_allocator_disabled", "Stored; there is no caching allocator.", INERT)
@@ -288,6 +310,7 @@ _declare(
     "is_enabled tuning_is_enabled record_untuned_is_enabled wildcard_fallback_is_enabled get_max_tuning_duration "
     "get_max_tuning_iterations get_cublaslt_requested_algo_count get_rotating_buffer_size get_filename",
     "What was stored, CUDA's default before.",
+    DECLARED,
 )
 
 
@@ -344,7 +367,7 @@ _declare(
 _declare(_B, "can_use_cudnn_attention", "False: there is no cuDNN.")
 
 
-_declare("torch.backends.cudnn", "is_available version", "True; a recent version.")
+_declare("torch.backends.cudnn", "is_available version", "True; 9.10.2. Nothing runs on it.", DECLARED)
 
 
 _declare("torch.backends.cudnn", "is_acceptable", "False: there is no cuDNN.")
@@ -353,7 +376,7 @@ _declare("torch.backends.cudnn", "is_acceptable", "False: there is no cuDNN.")
 _declare("torch.backends.cudnn", "flags set_flags", "torch's own flags, stored and read back.", INERT)
 
 
-_declare("torch.version", "cuda", "The version of the build, or 12.8.")
+_declare("torch.version", "cuda", "The version of the build, or 12.8.", DECLARED)
 
 
 _M = "torch.mps"

@@ -32,7 +32,7 @@ from torchdevice.installed import INSTALLATION
 from torchdevice.journal import Journal
 from torchdevice.logs import configure_logging, warn_once
 from torchdevice.options import Options
-from torchdevice.patching import Installation, hold_all
+from torchdevice.patching import hold_all
 from torchdevice.thread_state import Entry, state
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,20 +48,20 @@ class _Leaving:
     ends. So the destructor leaves a scope whose ``__exit__`` an interrupt kept from beginning or from finishing.
     """
 
-    __slots__ = ("_depth", "_done", "_entry", "_scope", "_thread")
+    _done = True  # until the object is complete
+    _entry: Entry | None = None
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._thread = threading.get_ident()
         self._depth = len(state.entries)
-        self._entry: Entry | None = None
         self._done = False
 
     def __call__(self, *exc_info: object) -> None:
         self._entry = self._scope._entry_to_leave()
         innermost = self._entry is state.entries[-1]
-        _leave(self._entry)
-        self._done = True
+        _leave_whatever_comes(self._entry)
+        self._done = True  # not in a finally clause: an interrupt before the line above would run it too
         if not innermost:
             raise ScopeError(
                 f"{self._scope!r} was left before a scope entered after it. Leave scopes in the reverse order of "
@@ -75,7 +75,7 @@ class _Leaving:
             mine = (entry for entry in state.entries[self._depth :] if entry.owner is self._scope)
             self._entry = next(mine, None)
         if self._entry is not None:
-            _leave(self._entry)
+            _leave_whatever_comes(self._entry)
 
 
 class _Exit:
@@ -190,7 +190,7 @@ def _enter(context: Context, owner: Scope) -> None:
     try:
         _fill(entry, context)
         context.entries.add(entry)
-        hold_all(_installations(entry), entry)
+        hold_all(entry.parts, entry)
         context.runtime.enter_thread(entry)
         thread_state.enter(entry)
         if context.thread.at_return:
@@ -198,7 +198,7 @@ def _enter(context: Context, owner: Scope) -> None:
         if context.runtime.degraded_notice:
             warn_once(context.runtime.degraded_notice)
     except BaseException:
-        _leave(entry)
+        _leave_whatever_comes(entry)
         raise
 
 
@@ -217,38 +217,53 @@ def _fill(entry: Entry, context: Context) -> None:
     entry.parts = [INSTALLATION, *(wrap.needed(context) if wraps else ())]
 
 
-def _installations(entry: Entry) -> list[Installation]:
-    return entry.parts
-
-
 def _leave(entry: Entry) -> None:
     """Undo an entry, whatever of it was done. May be called again."""
-    context = entry.context
-    assert context is not None
-
-    def finish_thread() -> None:
-        if all(other.context is not context for other in state.entries):
-            context.finish_thread()
-
-    def drop_installations() -> None:
-        for installation in reversed(_installations(entry)):
-            installation.drop(entry)
-
-    steps: list[Callable[[], Any]] = [
-        lambda: thread_state.leave(entry),
-        lambda: context.entries.discard(entry),
-        finish_thread,
-        drop_installations,
-        lambda: context.runtime.leave_thread(entry),
-    ]
     failed: BaseException | None = None
-    for step in steps:
+    for step in _LEAVING:
         try:
-            step()
+            step(entry)
         except BaseException as error:
             failed = failed or error
     if failed is not None:
         raise failed
+
+
+def _forget(entry: Entry) -> None:
+    _context_of(entry).entries.discard(entry)
+
+
+def _finish_thread(entry: Entry) -> None:
+    context = _context_of(entry)
+    if all(other.context is not context for other in state.entries):
+        context.finish_thread()
+
+
+def _drop_installations(entry: Entry) -> None:
+    for installation in reversed(entry.parts):
+        installation.drop(entry)
+
+
+def _leave_runtime(entry: Entry) -> None:
+    _context_of(entry).runtime.leave_thread(entry)
+
+
+def _context_of(entry: Entry) -> Context:
+    assert entry.context is not None
+    return entry.context
+
+
+_LEAVING = (thread_state.leave, _forget, _finish_thread, _drop_installations, _leave_runtime)
+"""The steps of leaving, in order. Each can be repeated, and is done where another failed."""
+
+
+def _leave_whatever_comes(entry: Entry) -> None:
+    """Undo an entry, once more where an interrupt came."""
+    try:
+        _leave(entry)
+    except BaseException:
+        _leave(entry)
+        raise
 
 
 def _refuse_other_patchers() -> None:
@@ -367,7 +382,7 @@ def enable_chosen(options: Options, *, propagate: bool) -> Scope:
     try:
         entry.environment = _options.set_environment(variables_of(scope)) if propagate else {}
     except BaseException:
-        _leave(entry)
+        _leave_whatever_comes(entry)
         raise
     return scope
 
@@ -397,7 +412,7 @@ def disable() -> None:
     entry = enabled[-1]
     innermost = entry is state.entries[-1]
     _options.set_environment(entry.environment or {})
-    _leave(entry)
+    _leave_whatever_comes(entry)
     if not innermost:
         raise ScopeError(
             f"{entry.owner!r} was disabled before a scope entered after it was left. Leave scopes in the reverse order "

@@ -11,7 +11,7 @@ and the two must agree, also when an asyncio task is suspended inside a ``with``
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -52,13 +52,23 @@ class Entry:
         owner: The scope that was entered.
 
     Attributes:
-        outside: The value of ``state.mode`` outside the entry.
-        restores: Whether ``state.mode`` gets that value back: the entry was left as the innermost one.
+        during_call: Whether a mode beside the stack handles a call outside the entry, so that ``state.mode`` is None.
+        restores: Whether ``state.mode`` is still to be restored: the entry was left as the innermost one.
         parts: What was put in place for the entry, for the one who entered it.
         environment: The variables to restore when the entry is left; None where it set none.
     """
 
-    __slots__ = ("compiling", "context", "environment", "mode", "outside", "owner", "parts", "restores", "unstacked")
+    __slots__ = (
+        "compiling",
+        "context",
+        "during_call",
+        "environment",
+        "mode",
+        "owner",
+        "parts",
+        "restores",
+        "unstacked",
+    )
 
     def __init__(
         self,
@@ -74,7 +84,7 @@ class Entry:
         self.unstacked = unstacked
         self.compiling = compiling
         self.owner = owner
-        self.outside = state.mode
+        self.during_call = state.mode is None and bool(state.entries) and state.entries[-1].unstacked is not None
         self.restores = False
         self.parts: list[Any] = []
         self.environment: dict[str, str | None] | None = None
@@ -91,6 +101,7 @@ class ThreadState(threading.local):
             while the mode handles a call.
         traced: The mode beside the stack, while Dynamo traces a program.
         compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
+        answers: Whether all of the above, and torch's own flags, were last set to the end.
         stacked: The modes that entries of this thread have put on torch's stack.
         lifted: Modes of others that were taken off torch's stack to reach one below, and must be put back.
     """
@@ -102,11 +113,30 @@ class ThreadState(threading.local):
         self.mode: ContextMode | None = None
         self.traced: ContextMode | None = None
         self.compiling = False
+        self.answers = True
         self.stacked: list[ContextMode] = []
-        self.lifted: list[Any] = []
+        self.lifted: list[_Lifted] = []
 
 
 state = ThreadState()
+
+
+class _Lifted(NamedTuple):
+    """A mode of others that was taken off torch's stack to reach one below.
+
+    Attributes:
+        position: Where it was.
+        mode: The mode.
+        to_reach: The one below.
+    """
+
+    position: int
+    mode: Any
+    to_reach: ContextMode
+
+    def place(self) -> int:
+        """Return where it belongs now: one lower if the mode below is gone."""
+        return self.position - (self.to_reach not in stacked_modes())
 
 
 def current() -> Context | None:
@@ -117,12 +147,12 @@ def current() -> Context | None:
 def enter(entry: Entry) -> None:
     """Make an entry the innermost one of this thread. The caller calls :func:`leave` if this is interrupted."""
     mode = entry.mode
+    state.entries.append(entry)
     if mode is not None and mode is not entry.unstacked and mode not in state.stacked:
         mode.serve(entry.context)
         state.stacked.append(mode)
         _push(mode)
-    state.entries.append(entry)
-    state.mode = entry.unstacked
+    state.mode = entry.unstacked if state.entries[-1] is entry else state.mode
     settle()
 
 
@@ -132,7 +162,8 @@ def leave(entry: Entry) -> None:
         entry.restores = state.entries[-1] is entry
         state.entries.remove(entry)
     if entry.restores:
-        state.mode = entry.outside
+        state.mode = None if entry.during_call or not state.entries else state.entries[-1].unstacked
+        entry.restores = False  # once: a destructor may come here late, when another entry is the innermost
     if entry.mode is not None and all(other.mode is not entry.mode for other in state.entries):
         entry.mode.serve(None)
     settle()
@@ -147,12 +178,13 @@ def settle() -> None:
     while True:
         entries = list(state.entries)
         _answer_for(entries[-1] if entries else None)
-        _put_back_lifted()
         for mode in list(state.stacked):
             served = [entry.context for entry in entries if entry.mode is mode]
             mode.serve(served[-1] if served else None)
-            if not served:
+            # Nobody takes a mode that serves nothing, so what is true now stays true.
+            if not any(entry.mode is mode for entry in state.entries):
                 _retire(mode)
+        _put_back_lifted()
         if state.mode is not None:
             state.mode.serve(next((e.context for e in reversed(entries) if e.mode is state.mode), None))
         if entries == state.entries:
@@ -164,8 +196,12 @@ def _answer_for(entry: Entry | None) -> None:
     context = entry.context if entry is not None else None
     if context is not None and context.is_native:
         context = None
+    compiling = entry is not None and entry.compiling
+    if state.answers and state.context is context and state.compiling is compiling:
+        return
+    state.answers = False
     state.context = context
-    state.compiling = entry is not None and entry.compiling
+    state.compiling = compiling
     state.for_cuda = None if context is None or context.device_type == "cuda" else context
     # In a thread that says it is initialising, torch neither initialises CUDA nor looks for NVIDIA's library.
     for of_accelerator in _initializing:
@@ -173,6 +209,16 @@ def _answer_for(entry: Entry | None) -> None:
             of_accelerator.is_initializing = True
         else:
             vars(of_accelerator).pop("is_initializing", None)
+    state.answers = True
+
+
+def stacked_modes() -> list[Any]:
+    """Return what is on torch's stack of function modes, the topmost last."""
+    while True:
+        try:
+            return [_stack_at(index) for index in range(_stack_length())]
+        except RuntimeError:
+            continue  # who came between these calls made the stack shorter
 
 
 def _retire(mode: ContextMode) -> None:
@@ -181,17 +227,28 @@ def _retire(mode: ContextMode) -> None:
     It is not there while torch lets it handle a call, for which torch takes it off and puts it back afterwards. Until
     the next entry or exit it then stays on the stack and does nothing.
     """
-    if not any(_stack_at(index) is mode for index in range(_stack_length())):
-        return
-    while _stack_at(_stack_length() - 1) is not mode:
-        state.lifted.append(_pop())  # one line: an interrupt cannot come between the two calls of C
-    state.stacked.remove(_pop())  # one line, as above
-    _put_back_lifted()
+    while mode in (stack := stacked_modes()):
+        top = stack[-1]
+        # Each on one line, so that whoever comes between the lines finds nothing half done.
+        try:
+            if top is mode:
+                state.stacked.remove(_pop()) if _is_top(mode) else None
+            else:
+                state.lifted.append(_Lifted(len(stack) - 1, top, mode))
+                _pop() if _is_top(top) else None
+        except RuntimeError:
+            continue  # a signal handler came within the line, and the stack is empty now
+
+
+def _is_top(mode: Any) -> bool:
+    return mode is next(reversed(stacked_modes()), None)
 
 
 def _put_back_lifted() -> None:
     while state.lifted:
-        _push(state.lifted.pop())
+        lifted = state.lifted[-1]
+        _push(lifted.mode) if _stack_length() == lifted.place() else None
+        state.lifted.pop() if lifted in state.lifted[-1:] else None
 
 
 class suspended:
@@ -201,15 +258,27 @@ class suspended:
         compiling: Whether a compiler works for a program in the scope, whose tensors it may make.
     """
 
+    _entry: Entry | None = None
+
     def __init__(self, *, compiling: bool = False) -> None:
         self._entry = Entry(None, compiling=compiling)
 
     def __enter__(self) -> None:
-        enter(self._entry)
+        assert self._entry is not None
+        try:
+            enter(self._entry)
+        except BaseException:
+            leave(self._entry)
+            raise
 
     def __exit__(self, *exc_info: object) -> None:
-        leave(self._entry)
+        assert self._entry is not None
+        try:
+            leave(self._entry)
+        except BaseException:  # an interrupt
+            leave(self._entry)
+            raise
 
     def __del__(self) -> None:
         if self._entry in state.entries:  # an interrupt came before __exit__ could begin
-            leave(self._entry)
+            leave(self._entry)  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""The ``torchdevice`` command. Each file here is one of its commands."""
+"""The ``torchdevice`` command. ``run`` and ``doctor`` are its commands."""

@@ -6,10 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-import torch
-
-from torchdevice import __version__, choosing
-from torchdevice.devices.registry import runtime
+from torchdevice import __version__
+from torchdevice.cli.refusals import refusals
 
 
 def add(commands: Any) -> None:
@@ -18,7 +16,14 @@ def add(commands: Any) -> None:
     parser.set_defaults(action=_doctor)
 
 
+@refusals()
 def _doctor(options: argparse.Namespace) -> int:
+    # Imported here, so that a broken installation is refused in one line.
+    import torch
+
+    from torchdevice import choosing
+    from torchdevice.devices.registry import runtime
+
     print(f"torchdevice {__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
     print(f"would stand in: {choosing.TorchDevice()!r}")
     for name in choosing.target_names():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from torchdevice import __version__
 from torchdevice.cli import doctor, run
-from torchdevice.errors import TorchDeviceError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,7 +16,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the command's name; None takes ``sys.argv``.
 
     Returns:
-        The exit status: that of the command, or 2 for a command that could not be understood or carried out.
+        The exit status of the command.
+
+    Raises:
+        SystemExit: With status 2 for a command that could not be understood or carried out; as a program raises it.
+        BaseException: What the program of ``torchdevice run`` raises.
     """
     parser = argparse.ArgumentParser(
         prog="torchdevice", description="Run CUDA-written PyTorch programs where there is no CUDA."
@@ -28,8 +30,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in (run, doctor):
         command.add(commands)
     options = parser.parse_args(argv)
-    try:
-        return options.action(options)
-    except (TorchDeviceError, ValueError, TypeError) as error:
-        print(f"torchdevice: {error}", file=sys.stderr)
-        return 2
+    return options.action(options)

@@ -41,11 +41,12 @@ class Interfaces:
     def remove(self) -> None:
         for patch in self._exchanges:
             patch.remove()
-        if self._before is not None:
+        before = self._before  # read once: whoever comes between two lines may undo the change himself
+        if before is not None:
             interfaces = _registry().device_interfaces
-            for name in interfaces.keys() - self._before.keys():
-                del interfaces[name]
-            interfaces.update(self._before)
+            for name in interfaces.keys() - before.keys():
+                interfaces.pop(name, None)
+            interfaces.update(before)
             self._before = None
 
     def add(self, runtime: Runtime, devices: int) -> None:

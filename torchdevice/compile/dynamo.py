@@ -185,17 +185,11 @@ def _build_event(context: Context, original: Any, args: Any, kwargs: Any) -> Any
 
 
 def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Where Dynamo meets ``torch.autocast``: in a graph it is that of the target, and nothing stands beside it.
-
-    What a strict scope refuses breaks the graph, so that the program's own line raises the error.
-    """
+    """Where Dynamo meets ``torch.autocast``: in a graph it is that of the target, and nothing stands beside it."""
     found = original(*args, **kwargs)
     device_type, dtype, enabled, *rest = found.target_values
     if device_type in ACCELERATORS or device_type == context.device_type:
-        try:
-            fitting = context.autocast_dtype(dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
-        except FidelityError as error:
-            raise require(torch._dynamo.exc, "Unsupported")(str(error)) from error
+        fitting = context.autocast_dtype(dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
         found.target_values = [context.device_type, fitting, enabled, *rest]
     return found
 
@@ -237,7 +231,10 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
     _forget_unused_stream(gm)
     by_inductor = isinstance(compiler, require(torch, "_TorchCompileInductorWrapper"))
     if by_inductor and not context.runtime.compiles:
-        context.report("torch.compile with inductor", "the graph, run operator by operator", Fidelity.APPROXIMATE)
+        try:
+            context.report("torch.compile with inductor", "the graph, run operator by operator", Fidelity.APPROXIMATE)
+        except FidelityError as error:
+            raise unstacked_mode.GraphRefusedError(error.requested, error.done) from None
         return gm.forward
     compiled = truthfully(context, original, self, gm, *args, **kwargs)
     beside_the_stack = thread_state.state.traced is not None

@@ -26,8 +26,8 @@ class Importing:
             sys.meta_path.insert(0, self)  # type: ignore[arg-type]
 
     def remove(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+        finders: list[Any] = sys.meta_path
+        finders.remove(self) if self in finders else None  # on one line: somebody may come between two
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != self._name:

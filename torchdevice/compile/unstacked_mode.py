@@ -16,6 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.engines.wrap import EntryPoint, LastResort
+from torchdevice.errors import FidelityError
 from torchdevice.patching import Callback, Patch, Replaced, ReplacedItem, replaced_function
 from torchdevice.thread_state import ContextMode
 from torchdevice.torch_internals import require
@@ -27,12 +28,23 @@ _BESIDE = 1 << 20
 """The index that means the mode beside the stack to :func:`_mode_at`; Dynamo adds or subtracts a few."""
 
 
+class GraphRefusedError(FidelityError):
+    """A strict scope refuses what a compiler would make of a whole graph; the frame without it raises nothing."""
+
+
 def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Where Dynamo traces a frame: what it runs meanwhile, with fake tensors, asks no mode."""
+    """Where Dynamo traces a frame: what it runs meanwhile, with fake tensors, asks no mode.
+
+    A frame in which a strict scope refuses something is not compiled, so that the program's own line raises the error.
+    """
     before = _state.mode, _state.traced
     _state.mode, _state.traced = None, _state.mode
     try:
         return original(*args, **kwargs)
+    except GraphRefusedError:
+        raise
+    except FidelityError as error:
+        raise require(torch._dynamo.exc, "Unsupported")(str(error)) from error
     finally:
         _state.mode, _state.traced = before
 

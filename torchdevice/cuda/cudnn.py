@@ -10,6 +10,7 @@ import torch.cuda.green_contexts
 
 from torchdevice import thread_state
 from torchdevice.context import Context
+from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, Replaced, replaced_function
 from torchdevice.supplied import supplied_function, supplied_value
 
@@ -27,6 +28,8 @@ class _BenchmarkLimit:
     """``torch.backends.cudnn.benchmark_limit``, which a build without cuDNN lacks: stored for the context."""
 
     def __get__(self, module: Any, owner: type) -> int | None:
+        if module is None:
+            return None  # what torch has there in a build without cuDNN
         if thread_state.state.for_cuda is None:
             return vars(module).get("benchmark_limit")
         return torch._C._cuda_get_cudnn_benchmark_limit()
@@ -41,7 +44,7 @@ class _BenchmarkLimit:
 CUDNN = 91002
 
 
-@supplied_value("torch._C._has_cudnn")
+@supplied_value("torch._C._has_cudnn", Fidelity.DECLARED)
 def has_cudnn(context: Context) -> bool:
     """True, so that programs set its flags; no tensor is acceptable to it."""
     return True

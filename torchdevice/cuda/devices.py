@@ -81,7 +81,7 @@ def can_device_access_peer(context: Context, device: int, peer_device: int) -> b
     return device != peer_device
 
 
-@supplied_function("_cuda_getArchFlags")
+@supplied_function("_cuda_getArchFlags", Fidelity.DECLARED)
 def get_arch_flags(context: Context) -> str:
     """The architecture of the scope's compute capability."""
     return "sm_{}{}".format(*context.options.capability)

@@ -45,6 +45,7 @@ class GraphStandIn:
         self._captured: Capture | None = None
         self._pool: Any = None
         self._retained: list[Any] = []
+        self._generators: list[torch.Generator] = []
         for moment in _HOOKED:
             setattr(self, f"_{moment}_hooks", collections.OrderedDict())
 
@@ -67,6 +68,11 @@ class GraphStandIn:
         """Keep an object alive as long as the graph."""
         self._retained.append(value)
 
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        """Let the graph draw from a generator too: a capture does not advance it, and each replay does."""
+        if not any(known is generator for known in self._generators):
+            self._generators.append(generator)
+
     def capture_begin(
         self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
     ) -> None:
@@ -81,7 +87,8 @@ class GraphStandIn:
         runtime = self._context.runtime
         generator = runtime.default_generator(self._context.device(thread.device_index).index or 0)
         self._pool = graph_pool_handle(self._context) if pool is None else pool
-        self._capture = thread.capture = Capture(None if runtime.shares_host_memory else runtime.device_type, generator)
+        told_apart = None if runtime.shares_host_memory else runtime.device_type
+        self._capture = thread.capture = Capture(told_apart, [generator, *self._generators])
         thread.at_exit.append(self._abandon)
         self._capture.__enter__()
         self._run_hooks("capture_start")
@@ -125,6 +132,7 @@ class GraphStandIn:
         """Forget what was captured."""
         self._captured = None
         self._retained.clear()
+        self._generators.clear()
 
     def pool(self) -> Any:
         """Return the identifier of a memory pool, which nothing allocates from."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchdevice.context import Context
+from torchdevice.fidelity import Fidelity
 from torchdevice.supplied import supplied_function
 
 _REDUCTIONS: dict[int, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -82,13 +83,13 @@ NCCL = 2 << 32 | 27 << 16 | 3
 """NCCL 2.27.3 as ``_nccl_version`` packs it: major, minor and patch, the latter two in 16 bits each."""
 
 
-@supplied_function("_nccl_version")
+@supplied_function("_nccl_version", Fidelity.DECLARED)
 def nccl_version(context: Context) -> int:
     """2.27.3, packed."""
     return NCCL
 
 
-@supplied_function("_nccl_version_suffix")
+@supplied_function("_nccl_version_suffix", Fidelity.DECLARED)
 def nccl_version_suffix(context: Context) -> bytes:
     """No suffix."""
     return b""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.overrides import _get_current_function_mode_stack
-
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.engines import rewriters
@@ -60,7 +58,7 @@ def of_this_thread() -> ContextMode | None:
     """Return the mode that sees this thread's calls, beside torch's stack or on it; None while it handles one."""
     if thread_state.state.mode is not None:
         return thread_state.state.mode
-    serving = (m for m in _get_current_function_mode_stack() if isinstance(m, DeviceMode) and m.context is not None)
+    serving = (m for m in thread_state.stacked_modes() if isinstance(m, DeviceMode) and m.context is not None)
     return next(serving, None)
 
 

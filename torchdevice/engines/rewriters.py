@@ -89,7 +89,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     keeps = context.says_program and made.type == context.options.written_for
     if keeps or (made.type == "cuda" and _calling_module() in INSISTS_ON_CUDA):
         return made
-    if context.runtime.shares_host_memory and made is not lone and made.type == context.device_type:
+    if context.runtime.shares_host_memory and placement.spells_host(context, args[0] if args else kwargs.get("type")):
         return placement.host_device(made.type, made.index)
     return context.redirect(made) or made
 
@@ -114,8 +114,11 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         kwargs["pin_memory"] = False
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory:
-        side = None if asked is None else placement.side_meant(context, asked, target)
-        placement.created(result, args[0] if args else None, side, asked is None)
+        if asked is None:
+            placement.created_by_default(func, args, kwargs, result)
+        else:
+            side = placement.side_meant(context, asked, target)
+            result = placement.created(context, args[0] if args else None, result, side)
     return context.pin(result) if pins else result
 
 
@@ -146,11 +149,7 @@ def _from_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
     target = context.redirect(asked)
     result = func(*args, **{**kwargs, "device": target or asked})
     source = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-    side = placement.side_meant(context, asked, target)
-    if placement.shares_memory(result, source):
-        is_known_there = isinstance(source, torch.Tensor) and side is not None and placement.side_of(source) is side
-        result = result if is_known_there or side is placement.Side.HOST else result.clone()
-    return placement.mark(result, side)
+    return placement.made_of(context, source, result, placement.side_meant(context, asked, target))
 
 
 _MAY_SHARE = frozenset({torch.as_tensor, torch.asarray})
@@ -170,8 +169,8 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
             return result
         if isinstance(device, torch.Tensor):
             return placement.moved(context, args[0], result, placement.side_of(device))
-        return placement.copied(args[0], result)
-    target = context.force_cpu() if device == FORCE_CPU else context.redirect(device)
+        return placement.followed(args[0], result)
+    target = context.force_cpu() if device.__class__ is str and device == FORCE_CPU else context.redirect(device)
     asked = device
     if target is not None:
         args, kwargs = (_replace(args, 1, target), kwargs) if len(args) > 1 else (args, {**kwargs, "device": target})
@@ -186,8 +185,10 @@ def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
     """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` with a device it names."""
     if context.device_type == func.__name__:
         return func(*args, **kwargs)
-    rest = {**dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False)), **kwargs}
-    device = rest.pop("device", None)
+    device, rest = None, kwargs
+    if len(args) > 1 or kwargs:
+        rest = {**dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False)), **kwargs}
+        device = rest.pop("device", None)
     if device is None:
         device = context.current_spelling(func.__name__)
     return move(context, torch.Tensor.to, (args[0], device), rest)
@@ -202,18 +203,42 @@ def _tensor_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
     return result
 
 
+@rewrites(torch.Tensor.type_as)
+def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``Tensor.type_as``, which moves to where the other tensor is."""
+    result = func(*args, **kwargs)
+    if context.runtime.shares_host_memory:
+        other = args[1] if len(args) > 1 else kwargs["other"]
+        return placement.moved(context, args[0], result, placement.side_of(other))
+    return result
+
+
+@rewrites(torch.Tensor.clone, torch.clone)
+def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The one operator whose results are followed, because programs keep what they are: snapshots, and new leaves."""
+    result = func(*args, **kwargs)
+    if context.runtime.shares_host_memory and args:
+        return placement.followed(args[0], result)
+    return result
+
+
 @rewrites(torch._C._nn._parse_to)
 def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What ``Module.to`` calls to understand its arguments."""
-    device = args[0] if args else kwargs.get("device")
-    if device is not None and not isinstance(device, (torch.dtype, torch.Tensor)):
-        target = context.force_cpu() if device == FORCE_CPU else context.redirect(device)
+    asked = args[0] if args else kwargs.get("device")
+    target = None
+    names_device = asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
+    if names_device:
+        target = context.force_cpu() if asked == FORCE_CPU else context.redirect(asked)
         if target is not None:
             args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
-    parsed = func(*args, **kwargs)
-    if parsed[1] in context.unsupported_dtypes:
-        parsed = (parsed[0], context.fit_dtype(parsed[1]), *parsed[2:])
-    return (*parsed[:2], False, *parsed[3:]) if context.runtime.blocking_copies_only else parsed
+    device, dtype, non_blocking, *rest = func(*args, **kwargs)
+    if dtype in context.unsupported_dtypes:
+        dtype = context.fit_dtype(dtype)
+    if device is not None and context.runtime.shares_host_memory:
+        side = placement.side_meant(context, asked, target) if names_device else placement.side_of(asked)
+        device = placement.device_meaning(context, device, side)
+    return (device, dtype, non_blocking and not context.runtime.blocking_copies_only, *rest)
 
 
 @rewrites(torch.Tensor.double, torch.Tensor.cdouble)

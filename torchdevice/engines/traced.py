@@ -89,12 +89,15 @@ in_place_of(Context.report)(
 # A tensor that is traced has no memory yet, so nothing is known of its side. In a graph, a move that moves nothing is
 # left out, as the compilers leave out every copy that they need not make.
 in_place_of(placement.moved)(lambda context, tensor, result, to: result)
-in_place_of(placement.created)(lambda result, source, to, by_default: result)
-in_place_of(placement.copied)(lambda source, result: result)
+in_place_of(placement.created)(lambda context, source, result, to: result)
+in_place_of(placement.created_by_default)(lambda func, args, kwargs, result: result)
+in_place_of(placement.made_of)(lambda context, source, result, to: result)
+in_place_of(placement.followed)(lambda source, result: result)
 in_place_of(placement.mark)(lambda tensor, side: tensor)
 in_place_of(placement.side_of)(lambda tensor: None)
 in_place_of(placement.side_meant)(lambda context, device, target: None)
-in_place_of(placement.shares_memory)(lambda result, source: False)
+in_place_of(placement.device_meaning)(lambda context, device, side: device)
+in_place_of(placement.spells_host)(lambda context, text: False)
 
 
 @in_place_of(DeviceMode.__torch_function__)

@@ -6,6 +6,8 @@ are exact: they count what the program holds, not what a kernel needed on its wa
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -22,6 +24,9 @@ _conj = torch._C._VariableFunctions._conj
 
 
 _neg_view = torch._C._VariableFunctions._neg_view
+
+
+_as_strided = torch._C._VariableFunctions.as_strided
 
 
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
@@ -133,10 +138,14 @@ class Device:
     def __init__(self, index: int) -> None:
         self._index = index
         self.freed: list[int] = []
-        self._lock = threading.RLock()
         self._small, self._large = _Pool(), _Pool()
         self._all = _Both(self._small, self._large)
         self._failures = 0
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Take a lock that nobody holds: what another thread held when the process forked, nobody gives back."""
+        self._lock = threading.RLock()
 
     def allocate(self, requested: int) -> None:
         """Count a new block.
@@ -252,18 +261,38 @@ def device(index: int) -> Device:
     return found if found is not None else _devices.setdefault(index, Device(index))
 
 
-class _Owner(weakref.ref):  # type: ignore[type-arg]
-    """A storage of the device: noticed when it ends, and the CPU tensor whose memory it is until then."""
+def _renew_locks() -> None:
+    for each in list(_devices.values()):
+        each.renew_lock()
 
-    __slots__ = ("address", "freed", "index", "requested", "tensor")
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
+class _Owner(weakref.ref):  # type: ignore[type-arg]
+    """A storage of the device: noticed when it ends, and the CPU tensor whose memory it is until then.
+
+    Every CPU tensor that a kernel gets for a tensor of this storage is ``tensor`` or a view of it. So torch's kernels
+    see which of their arguments overlap, and refuse or copy as they do on the CPU.
+
+    Attributes:
+        view: The last such view.
+        viewer: The identity of the tensor it was made for, or 0 where it serves any tensor that looks the same.
+    """
+
+    __slots__ = ("address", "freed", "index", "requested", "tensor", "view", "viewer")
     address: int
     freed: list[int]
     index: int
     requested: int
     tensor: torch.Tensor
+    view: torch.Tensor
+    viewer: int
 
 
 _owners: dict[int, _Owner] = {}
+"""Address of the memory -> its storage on the device."""
 
 
 observers: list[Observer] = []
@@ -307,19 +336,30 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     requested = result.nbytes
     if not requested:
         return on_device(result, index)
+    address = result.data_ptr()
+    known = _owners.get(address)
+    if known is not None:
+        storage, view = known(), on_device(result, index)
+        if storage is not None and view.untyped_storage().nbytes() <= storage.nbytes():
+            return set_storage(view, storage, 0, result.shape, result.stride())  # as the CPU's kernel does it
     on = _devices.get(index) or device(index)
     on.allocate(requested)
     tensor = on_device(result, index)
     owner = _Owner(tensor.untyped_storage(), _ended)
-    owner.address = address = result.data_ptr()
+    owner.address = address
     owner.index = index
     owner.requested = requested
     owner.freed = on.freed
-    owner.tensor = result
+    owner.tensor = owner.view = result
+    owner.viewer = 0
     _owners[address] = owner
     for observer in observers:
         observer.allocated(_block(owner))
     return tensor
+
+
+set_storage = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.CPU)
+"""``Tensor.set_`` for tensors of the device too."""
 
 
 def with_bits(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -334,9 +374,70 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
     It must not be resized: it may be the one that the device's memory belongs to.
     """
-    owner = _owners.get(tensor.data_ptr())
+    address, dtype, shape, stride = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    owner = _owners.get(address)
     if owner is not None:
         own = owner.tensor
-        if own.dtype is tensor.dtype and own.shape == tensor.shape and own.stride() == tensor.stride():
+        if own.dtype is dtype and own.shape == shape and own.stride() == stride:
             return own
-    return on_cpu(tensor)
+    else:
+        owner = _owners.get(tensor.untyped_storage().data_ptr())
+        if owner is None:  # a storage without memory
+            return on_cpu(tensor)
+    view = owner.view
+    alike = view.data_ptr() == address and view.dtype is dtype and view.shape == shape and view.stride() == stride
+    if alike and (not owner.viewer or owner.viewer == tensor._cdata):
+        return view
+    view = owner.view = _view(owner, tensor)
+    owner.viewer = 0 if _is_dense(view) else tensor._cdata
+    return view
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether torch sees by the memory alone that this tensor and its like overlap.
+
+    Of others it sees only whether they are the same tensor. False may be said of some that are dense.
+    """
+    return tensor.is_contiguous() or (tensor.dim() == 2 and tensor.stride() == (1, tensor.shape[0]))
+
+
+def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same as a tensor of its own, for a kernel that may resize it.
+
+    The memory cannot grow: a kernel that asks for more than the block holds raises :data:`CANNOT_GROW`.
+    """
+    owner = _owners.get(tensor.untyped_storage().data_ptr())
+    if owner is None:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    _fix(owner)
+    return _view(owner, tensor)
+
+
+CANNOT_GROW = "Trying to resize storage that is not resizable"
+"""The beginning of torch's error for it."""
+
+
+def _fix(owner: _Owner) -> None:
+    """Let nobody resize the memory of a block: torch never resizes memory that came by DLPack."""
+    if owner.tensor.untyped_storage().resizable():
+        _import_again(owner)
+
+
+def _import_again(owner: _Owner) -> None:
+    """Give a block's CPU tensor a storage that begins where the tensor does and cannot be resized."""
+    with torch.inference_mode(owner.tensor.is_inference()):
+        owner.tensor = owner.view = on_cpu(owner.tensor)
+    owner.viewer = 0
+
+
+def _view(owner: _Owner, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a block's CPU tensor that looks at the memory as a tensor of the device does."""
+    if owner.tensor.storage_offset():  # a kernel handed out a part of its memory, where the block begins
+        _import_again(owner)
+    own = owner.tensor
+    if own.is_inference() and not tensor.is_inference():  # torch would refuse to write to a view
+        return on_cpu(tensor)
+    if own.dtype is tensor.dtype:
+        return _as_strided(own, tensor.shape, tensor.stride(), tensor.storage_offset())
+    view = torch.empty(0, dtype=tensor.dtype)
+    return set_storage(view, own.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

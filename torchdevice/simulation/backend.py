@@ -6,6 +6,7 @@ torch cannot take any of this back. Nothing of it is reached unless a tensor of 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from typing import Any
 
@@ -22,6 +23,16 @@ _libraries: list[torch.library.Library] = []
 
 
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Take a lock that nobody holds: a process may fork while another thread registers the device."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):

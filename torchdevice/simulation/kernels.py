@@ -17,8 +17,14 @@ from torch._C import DispatchKey
 
 from torchdevice.simulation import placement, policy
 from torchdevice.simulation import random as device_random
-from torchdevice.simulation.allocator import fresh, memory_of, with_bits
-from torchdevice.simulation.relabel import on_cpu
+from torchdevice.simulation.allocator import (
+    CANNOT_GROW,
+    fresh,
+    memory_of,
+    resizable_memory_of,
+    set_storage,
+    with_bits,
+)
 from torchdevice.torch_internals import require
 
 Kernel = Callable[..., Any]
@@ -161,7 +167,7 @@ class _Arguments:
         named = dict(zip(kwargs, values, strict=True))
         device = named.get("device")
         if device is not None:
-            index, named["device"] = device.index or 0, _CPU
+            index, named["device"] = -1 if device == _CPU else device.index or 0, _CPU
         return named, index, odd
 
     def look_again(self, taken: list[Any], args: Any, kwargs: Any, index: int) -> bool:
@@ -204,6 +210,8 @@ def _plain(op: Any) -> Kernel:
         result = random(call, index, taken, named) if random is not None else call(*taken, **named)
         if not only_new:
             return results.of(result, index, args, kwargs)
+        if index < 0:  # asked for on the host
+            return result
         if result.__class__ is _Tensor and result.layout is _STRIDED:
             return fresh(result, index)
         return wrapped(result, index)
@@ -228,7 +236,11 @@ def _factory(op: Any) -> Kernel:
 
 
 class _Outgoing:
-    """An operator with ``out``, which may have to be resized: it writes to CPU tensors of its own."""
+    """An operator with ``out``, which its kernel may resize.
+
+    The kernel writes to the memory of ``out``. Where that does not hold the result, which only the kernel knows, it
+    is called again with a tensor of its own to write to.
+    """
 
     def __init__(self, op: Any, resizable: frozenset[str]):
         self._op = op
@@ -240,43 +252,82 @@ class _Outgoing:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if policy.watching:
             policy.check_operator(self._op)
-        outs: list[tuple[torch.Tensor, torch.Tensor]] = []
         given = {**dict(zip(self._arguments.names, args, strict=False)), **kwargs}
-        own = {name: _own(given[name], outs) for name in self._resizable & given.keys()}
+        outs = _Outs()
+        while True:
+            try:
+                result, index = self._call(given, len(args), outs)
+                break
+            except RuntimeError as error:
+                if not (str(error).startswith(CANNOT_GROW) and outs.let_grow()):
+                    raise
+        outs.settle()
+        return self._results.of(result, index, args, kwargs)
+
+    def _call(self, given: dict[str, Any], positional: int, outs: _Outs) -> tuple[Any, int]:
+        """Run the kernel, and return its results and the index of the device."""
+        own = {name: outs.take(given[name]) for name in self._resizable & given.keys()}
         named, index, odd = self._arguments.take_named(given, -1)
         if odd:
             placement.check(self._op, (), given)
         named.update(own)
-        taken = [named.pop(name) for name in self._arguments.names[: len(args)]]
+        taken = [named.pop(name) for name in self._arguments.names[:positional]]
         result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
-        for tensor, written in outs:
-            _settle(tensor, written)
-        return self._results.of(result, index, args, kwargs)
+        return result, index
 
 
-def _own(value: Any, outs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """Return CPU tensors for an ``out`` argument that its kernel may resize, and remember them in ``outs``."""
-    if isinstance(value, (list, tuple)):
-        return [_own(each, outs) for each in value]
-    if index_of(value) < 0:
-        return value
-    own = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-    if value.numel():
-        own.copy_(on_cpu(value))
-    outs.append((value, own))
-    return own
+class _Outs:
+    """The ``out`` arguments of a call, each with the CPU tensor that the kernel is given to write to."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def take(self, value: Any) -> Any:
+        """Return CPU tensors for an ``out`` argument: with its memory, or empty ones if that was found too small."""
+        if isinstance(value, (list, tuple)):
+            return [self.take(each) for each in value]
+        if index_of(value) < 0:
+            return value
+        known = self._written.get(id(value))
+        grows = known is not None and known[1].untyped_storage().resizable()
+        own = torch.empty(0, dtype=value.dtype) if grows else resizable_memory_of(value)
+        self._written[id(value)] = value, own
+        return own
+
+    def let_grow(self) -> bool:
+        """Give those arguments that a kernel could not resize a CPU tensor which can grow; return whether any is.
+
+        Torch sets the size before it resizes the memory, so the size tells. Of an empty tensor it does not warn.
+        """
+        small = [(value, own) for value, own in self._written.values() if not _fits(own)]
+        self._written.update({id(value): (value, torch.empty(0, dtype=value.dtype)) for value, _ in small})
+        return bool(small)
+
+    def settle(self) -> None:
+        """Give the arguments what the kernel wrote."""
+        for value, own in self._written.values():
+            _settle(value, own)
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor lies within its storage."""
+    if not tensor.numel():
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + last + 1) * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 
 def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
     """Give an ``out`` argument of the device what its kernel wrote to the CPU tensor in its place."""
-    if given.shape != own.shape:
+    memory = memory_of(given)
+    if own.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr():
+        if own.shape != given.shape or own.stride() != given.stride():
+            set_storage(given, given.untyped_storage(), given.storage_offset(), own.shape, own.stride())
+    elif given.shape != own.shape:
         new = fresh(own, index_of(given))
-        _set_storage(given, new.untyped_storage(), new.storage_offset(), new.shape, new.stride())
+        set_storage(given, new.untyped_storage(), new.storage_offset(), new.shape, new.stride())
     elif own.numel():
-        on_cpu(given).copy_(own)
-
-
-_set_storage = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, DispatchKey.CPU)
+        memory.copy_(own)
 
 
 class _Results:

@@ -15,10 +15,11 @@ _swap = require(torch._C, "_swap_tensor_impl")
 
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """``Tensor.__repr__`` computes in float64, which the device may lack, and names the device."""
+    """``Tensor.__repr__`` computes in float64, which the device may lack, and names the device; so does formatting."""
     with policy.lifted():
         text = func(*args, **kwargs)
-    return text.replace(f"device='{policy.KIND}:", "device='cuda:") if context.says_program else text
+    named = f"device='{context.options.written_for}:"
+    return text.replace(f"device='{policy.KIND}:", named) if context.says_program else text
 
 
 def _numpy(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -71,6 +72,7 @@ def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 TABLE = {
     torch.Tensor.__repr__: _repr,
+    torch.Tensor.__format__: _repr,
     torch.Tensor.numpy: _numpy,
     require(torch, "_has_compatible_shallow_copy_type"): _is_compatible,
     torch.Tensor.data.__set__: _set_data,

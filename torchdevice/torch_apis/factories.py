@@ -1,13 +1,16 @@
-"""Factories whose device torch does not show to the mode: nested tensors, ``torch.range``, device contexts."""
+"""Factories that torch does not show to the mode: nested tensors, ``torch.range``, device contexts, DLPack."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 from torch.utils._device import DeviceContext, _device_constructors
 
+from torchdevice import placement
 from torchdevice.context import Context
+from torchdevice.engines import rewriters
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.torch_apis.storage import with_device
 
@@ -17,9 +20,19 @@ def _inject(
 ) -> Any:
     """``DeviceContext.__torch_function__``: what it adds is rewritten too."""
     kwargs = kwargs or {}
-    if kwargs.get("device") is None and func in _device_constructors():
-        kwargs["device"] = context.redirect(self.device) or self.device
-    return original(self, func, types, args, kwargs)
+    if kwargs.get("device") is not None or func not in _device_constructors():
+        return original(self, func, types, args, kwargs)
+    kwargs = {**kwargs, "device": context.redirect(self.device) or self.device}
+    rewriter = rewriters.rewriter_of(rewriters.table_of(context), func)
+    if rewriter is None or not context.runtime.shares_host_memory:
+        return original(self, func, types, args, kwargs)
+    return rewriter(context, func, args, kwargs)  # the mode is not asked again, and a move may have to copy
+
+
+def _from_dlpack(context: Context, original: Any, ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """``from_dlpack``: memory that another tensor has too, in a storage of its own."""
+    result = original(ext_tensor, *args, **kwargs)
+    return placement.shared(ext_tensor, result) if context.runtime.shares_host_memory else result
 
 
 def patches() -> list[Patch]:
@@ -29,4 +42,6 @@ def patches() -> list[Patch]:
         replaced_function(torch, "range", with_device),
         replaced_function(torch.nested, "nested_tensor", with_device),
         replaced_function(torch.nested, "as_nested_tensor", with_device),
+        replaced_function(torch, "from_dlpack", _from_dlpack),
+        replaced_function(torch.utils.dlpack, "from_dlpack", _from_dlpack),
     ]

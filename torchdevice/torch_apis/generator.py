@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copyreg
 from typing import Any
 
 import torch
 
 from torchdevice import thread_state
-from torchdevice.patching import Patch, Replaced, subclass_in_place_of
+from torchdevice.patching import Callback, Patch, Replaced, subclass_in_place_of
 
 _Original = torch.Generator
 
@@ -24,6 +25,24 @@ def _new(cls: type, device: Any = "cpu") -> torch.Generator:
 Generator = subclass_in_place_of(_Original, _new)
 
 
+def _reduce(generator: torch.Generator) -> Any:
+    """Pickle a generator as torch does. Its ``__reduce__`` names the class that it finds as ``torch.Generator``."""
+    _, *rest = _Original.__reduce__(generator)
+    return _Original, *rest
+
+
+Generator.__reduce__ = _reduce  # classes of a program, which are pickled as torch's own
+
+
+def _register() -> None:
+    copyreg.dispatch_table.setdefault(_Original, _reduce)
+
+
+def _unregister() -> None:
+    if copyreg.dispatch_table.get(_Original) is _reduce:
+        copyreg.dispatch_table.pop(_Original, None)
+
+
 def patches() -> list[Patch]:
-    """Return the patch of ``torch.Generator``."""
-    return [Replaced(torch, "Generator", lambda _: Generator)]
+    """Return the patches of ``torch.Generator``."""
+    return [Replaced(torch, "Generator", lambda _: Generator), Callback(_register, _unregister)]

@@ -111,7 +111,8 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
     if wanted is None:
         return _type_name(context, func(*args))
     if isinstance(wanted, torch.dtype):
-        return convert(context, func, args, kwargs)
+        result = convert(context, func, args, kwargs)
+        return placement.followed(args[0], result) if context.runtime.shares_host_memory else result
     dtype = legacy_dtype(wanted)
     if dtype is not None:
         return move(context, torch.Tensor.to, (args[0], context.current_spelling("cuda")), {"dtype": dtype})

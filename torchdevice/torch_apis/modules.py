@@ -1,4 +1,4 @@
-"""Moves of whole modules, which keep memory that nobody but the module holds. For ``torch/nn/modules/module.py``."""
+"""Moves and copies of modules. A move keeps parameters' memory that nobody else holds. For ``torch/nn``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torchdevice import placement
 from torchdevice.context import Context
 from torchdevice.patching import Patch, replaced_function
 
@@ -21,6 +22,15 @@ def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, *
         context.thread.moving_module -= 1
 
 
+def _deepcopy(context: Context, original: Any, self: torch.nn.Parameter, memo: Any) -> Any:
+    """``Parameter.__deepcopy__``: the copy is where the parameter is. A copied module may never be moved itself."""
+    result = original(self, memo)
+    return placement.followed(self, result) if context.runtime.shares_host_memory else result
+
+
 def patches() -> list[Patch]:
-    """Return the patch of ``Module._apply``."""
-    return [replaced_function(torch.nn.Module, "_apply", _apply)]
+    """Return the patches of modules and their parameters."""
+    return [
+        replaced_function(torch.nn.Module, "_apply", _apply),
+        replaced_function(torch.nn.Parameter, "__deepcopy__", _deepcopy),
+    ]

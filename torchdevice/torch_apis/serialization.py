@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import serialization
 
-from torchdevice import thread_state
-from torchdevice.patching import Callback, Patch
+from torchdevice import placement, thread_state
+from torchdevice.context import Context
+from torchdevice.patching import Callback, Patch, replaced_function
 from torchdevice.spelling import parse
 from torchdevice.torch_internals import require
 
@@ -40,19 +41,43 @@ def _deserialize(storage: Any, location: str) -> Any:
     else:  # perhaps a device that is rewritten already
         rewritten = location.partition(":")[0] == context.device_type and not context.runtime.shares_host_memory
         device = torch.device(location) if rewritten else None
-    return None if device is None else storage.to(device=device)
+    if device is None:
+        return None
+    if context.runtime.shares_host_memory:
+        placement.mark_storage(storage, placement.Side.DEVICE)
+    return storage.to(device=device)
+
+
+def _restore_location(context: Context, original: Any, map_location: Any) -> Any:
+    """What puts each loaded storage where it is wanted. Loaded memory looks like NumPy's, and may be the device's."""
+    restore = original(map_location)
+    if not context.runtime.shares_host_memory:
+        return restore
+    wanted = isinstance(map_location, (str, torch.device))
+    side = placement.side_meant(context, map_location, None) if wanted else None
+
+    def restored(storage: Any, location: str) -> Any:
+        return placement.mark_unmarked(restore(storage, location), side)
+
+    return restored
 
 
 def _register() -> None:
+    _unregister()  # it may be there already, and must not be there twice
     serialization.register_package(_PRIORITY, _tag, _deserialize)
 
 
 def _unregister() -> None:
     registry = require(serialization, "_package_registry")
-    registry[:] = [entry for entry in registry if entry[2] is not _deserialize]
+    for entry in [entry for entry in registry if entry[2] is _deserialize]:
+        # On one line: somebody may have removed it since the line above.
+        registry.remove(entry) if entry in registry else None
 
 
 def patches() -> list[Patch]:
-    """Return the patch of torch's registry of storage locations."""
+    """Return the patches of torch's registry of storage locations, and of who asks it."""
     assert torch.serialization is serialization
-    return [Callback(_register, _unregister)]
+    return [
+        Callback(_register, _unregister),
+        replaced_function(serialization, "_get_restore_location", _restore_location),
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torchdevice import thread_state
@@ -46,6 +47,7 @@ def _submit(context: Context, original: Any, self: ThreadPoolExecutor, fn: Any, 
     """``ThreadPoolExecutor.submit``: run the task in the scope, and start workers without it."""
 
     inherited = context.in_another_thread()
+    _initialize_in_scope(self, inherited)
 
     @functools.wraps(fn)
     def task(*args: Any, **kwargs: Any) -> Any:
@@ -54,6 +56,39 @@ def _submit(context: Context, original: Any, self: ThreadPoolExecutor, fn: Any, 
 
     with thread_state.suspended():
         return original(self, task, *args, **kwargs)
+
+
+def _initialize_in_scope(pool: ThreadPoolExecutor, inherited: AbstractContextManager[Any]) -> None:
+    """Let the initializer of a pool run in the scope, also of a pool that was made before the scope."""
+    made_by = "_create_worker_context" if hasattr(pool, "_create_worker_context") else "_initializer"
+    present = getattr(pool, made_by)
+    if present is None or isinstance(present, _Initializer):
+        return
+    setattr(pool, made_by, _Initializer(present, inherited, makes_workers=made_by != "_initializer"))
+
+
+class _Initializer:
+    """The initializer of a pool's workers, in a scope.
+
+    Args:
+        original: The initializer; from Python 3.14 on what makes a worker's context, which has the initializer.
+        inherited: What a worker enters to be in the scope.
+        makes_workers: Whether ``original`` makes a worker's context.
+    """
+
+    def __init__(self, original: Any, inherited: AbstractContextManager[Any], *, makes_workers: bool):
+        self._original, self._inherited, self._makes_workers = original, inherited, makes_workers
+
+    def __call__(self, *args: Any) -> Any:
+        if self._makes_workers:
+            worker = self._original(*args)
+            worker.initialize = functools.partial(self._run, worker.initialize)
+            return worker
+        return self._run(self._original, *args)
+
+    def _run(self, initializer: Any, *args: Any) -> Any:
+        with self._inherited:
+            return initializer(*args)
 
 
 def patches() -> list[Patch]:

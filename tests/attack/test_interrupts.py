@@ -1,0 +1,279 @@
+"""Interrupts and re-entry at every line of entering and leaving.
+
+A trace function raises ``KeyboardInterrupt`` at one line of this package after the other, while a scope is entered and
+left, and checks each time that torch answers rightly at once, that the thread's state is right, and that the next entry
+works. A second one enters and leaves another scope at each line instead, as a destructor or a signal handler does.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice import installed, thread_state
+from torchdevice.engines import wrap
+
+# Python reports an exception that reaches a destructor as unraisable, also an interrupt that comes there.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+PACKAGE = str(Path(torchdevice.__file__).parent) + os.sep
+
+Line = tuple[str, int, int]
+"""File, line number, and how often that line was reached before."""
+
+
+class Injector:
+    """Calls an action at one line that is reached while it is active, and counts the lines on the way.
+
+    Args:
+        at: The number of the line, in the order in which lines are reached; -1 for none.
+        action: What to call there; an exception that it raises is raised at that line.
+        files: Prefix of the files whose lines count.
+    """
+
+    def __init__(self, at: int, action: Callable[[], None], files: str = PACKAGE):
+        self.at, self.action, self.files = at, action, files
+        self.reached = 0
+        self.where = ""
+
+    def __enter__(self) -> Injector:
+        # The frame of the test counts too: the lines of its ``with`` statement are where a scope is left.
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(self.files) and frame.f_code.co_name != "cycle":
+            return None
+        if event == "line":
+            number, self.reached = self.reached, self.reached + 1
+            if number == self.at:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                sys.settrace(None)
+                self.action()
+        return self._trace
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def cycle(make: Callable[[], torchdevice.Scope]) -> None:
+    """Enter a scope and leave it: by ``with``."""
+    with make():
+        pass
+
+
+def decorated_cycle(make: Callable[[], torchdevice.Scope]) -> None:
+    """Enter a scope and leave it: by a decorated function."""
+    make()(lambda: None)()
+
+
+def generator_cycle(make: Callable[[], torchdevice.Scope]) -> None:
+    """Enter a scope and leave it: for each step of a decorated generator."""
+
+    def steps() -> Iterator[int]:
+        yield 1
+        yield 2
+
+    list(make()(steps)())
+
+
+WAYS = {"with": cycle, "decorator": decorated_cycle, "generator": generator_cycle}
+
+
+def state_of_thread() -> dict[str, Any]:
+    state = thread_state.state
+    return {
+        "entries": len(state.entries),
+        "context": state.context,
+        "for cuda": state.for_cuda,
+        "mode": state.mode,
+        "lifted": len(state.lifted),
+        "stack": torch.overrides._get_current_function_mode_stack(),
+        "initializing": "is_initializing" in vars(torch.cuda._tls),
+        "multithreading": torch._C._is_multithreading_enabled(),
+        "available": torch.cuda.is_available(),
+        "generator": type(torch.Generator()),
+        "tensor": torch.ones(2).device.type,
+    }
+
+
+def assert_inside_and_outside(make: Callable[[], torchdevice.Scope]) -> None:
+    """Enter and leave once more: everything works inside, and nothing is left in place outside."""
+    with make() as scope:
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+        assert torch.ones(2, device="cuda").sum().item() == 2
+        assert torch.zeros(1).cuda().get_device() in (-1, 0)
+        assert torchdevice.current() is scope
+    for installation in (installed.INSTALLATION, wrap._FOR_EVERY_SCOPE, wrap._READS, *wrap._OF_RUNTIMES.values()):
+        assert not installation._holders and installation._in_place is False
+
+
+def makers(target: str, engine: str) -> Callable[[], torchdevice.Scope]:
+    return functools.partial(torchdevice.portable, target, engine=engine)
+
+
+def lines_of(way: Callable[..., None], make: Callable[[], torchdevice.Scope]) -> int:
+    """Return how many lines a cycle has."""
+    way(make)  # what is built once is built
+    way(make)
+    with Injector(-1, interrupt) as counter:
+        way(make)
+    assert counter.reached > 50
+    return counter.reached
+
+
+def chosen_lines(count: int, sweep: tuple[bool, int], sample: int) -> list[int]:
+    """Return all lines, or a sample of them."""
+    everything, seed = sweep
+    return list(range(count)) if everything else sorted(random.Random(seed).sample(range(count), min(sample, count)))
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_interrupt_at_any_line(target: str, engine: str, way: str, sweep: tuple[bool, int]) -> None:
+    """All lines with --sweep=full, a seeded sample by default."""
+    make, run = makers(target, engine), WAYS[way]
+    before = state_of_thread()
+    interrupted = 0
+    for number in chosen_lines(lines_of(run, make), sweep, 150):
+        with Injector(number, interrupt) as injector:
+            try:
+                run(make)
+            except KeyboardInterrupt:
+                interrupted += 1
+        assert state_of_thread() == before, f"interrupted at {injector.where}"
+        assert_inside_and_outside(make)
+    assert interrupted > 100
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("way", WAYS)
+def test_another_scope_at_any_line(target: str, engine: str, way: str, sweep: tuple[bool, int]) -> None:
+    make, run = makers(target, engine), WAYS[way]
+    before = state_of_thread()
+    seen: list[bool] = []
+
+    def enter_another() -> None:
+        with torchdevice.portable("cpu", engine=engine):
+            seen.append(torch.cuda.is_available() and torch.ones(1, device="cuda").item() == 1)
+
+    numbers = chosen_lines(lines_of(run, make), sweep, 80)
+    for number in numbers:
+        with Injector(number, enter_another) as injector:
+            run(make)
+        assert state_of_thread() == before, f"entered another at {injector.where}"
+        assert_inside_and_outside(make)
+    assert seen == [True] * len(numbers)
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_scope_that_is_entered_at_any_line_and_stays(target: str, engine: str, sweep: tuple[bool, int]) -> None:
+    """A signal handler that calls ``enable()`` half way through another entry or exit."""
+    make = makers(target, engine)
+    before = state_of_thread()
+    for number in chosen_lines(lines_of(cycle, make), sweep, 60):
+        with Injector(number, lambda: torchdevice.enable("cpu", engine=engine)) as injector:
+            try:
+                cycle(make)
+            except torchdevice.errors.ScopeError as error:
+                assert "left before a scope entered after it" in str(error)
+        assert torch.cuda.is_available() and torch.ones(2, device="cuda").sum().item() == 2, injector.where
+        torchdevice.disable()
+        assert state_of_thread() == before, f"entered another at {injector.where}"
+        assert_inside_and_outside(make)
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_abandoned_generators_are_collected_at_any_time(chosen: str, engine: str) -> None:
+    """A decorated generator in a reference cycle leaves its scope when the collector comes, in the middle of others."""
+
+    def abandon() -> None:
+        @torchdevice.portable(engine=engine)
+        def steps() -> Iterator[int]:
+            try:
+                yield 1
+                yield 2
+            finally:
+                assert torch.cuda.is_available()
+
+        generator = steps()
+        next(generator)
+        circle: list[Any] = [generator]
+        circle.append(circle)
+
+    before, threshold = state_of_thread(), gc.get_threshold()
+    gc.set_threshold(15)
+    try:
+        for _ in range(300):
+            abandon()
+            with torchdevice.portable(engine=engine):
+                assert torch.cuda.is_available()
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    assert state_of_thread() == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows")
+def test_timed_interrupts(chosen: str) -> None:
+    """Real ``Ctrl-C`` at random times over a small decorated call, as a person presses it."""
+    assert threading.current_thread() is threading.main_thread()
+    step = torchdevice.portable(lambda: torch.ones(2, device="cuda").sum().item())
+    step()
+    before, rng, caught = state_of_thread(), random.Random(0), 0
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for _ in range(150):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 3e-3))
+                for _ in range(30):
+                    step()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                caught += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert state_of_thread() == before
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert caught > 50
+    assert step() == 2
+
+
+def test_a_signal_handler_that_uses_a_scope(chosen: str) -> None:
+    seen: list[bool] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        with torchdevice.portable("cpu"):
+            seen.append(torch.cuda.is_available())
+
+    before = state_of_thread()
+    previous = signal.signal(signal.SIGALRM, handler)
+    try:
+        rng = random.Random(0)
+        while len(seen) < 100:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 2e-3))  # one signal: a steady stream would starve
+            for _ in range(5):
+                with torchdevice.portable():
+                    assert torch.cuda.is_available()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert all(seen) and state_of_thread() == before

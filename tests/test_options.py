@@ -1,0 +1,214 @@
+"""One record of options: each is declared once, and every way in takes it from there."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_command, run_python
+
+import torchdevice
+from torchdevice import options as record
+from torchdevice.options import Options
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Extended(Options):
+    """The record with one option more, declared in one place."""
+
+    flavour: str = record._option("plain", "How it tastes.", **record._one_of("flavour", "plain", "sweet"))
+
+
+class TestOneMore:
+    """An option that is added to the record is found by every way in."""
+
+    def test_as_a_keyword_with_its_default_and_its_check(self) -> None:
+        assert record.chosen({}, record=Extended).flavour == "plain"
+        assert record.chosen({"flavour": "sweet"}, record=Extended).flavour == "sweet"
+        with pytest.raises(ValueError, match=r"flavour='sour' is not known. Use 'plain' or 'sweet'"):
+            record.chosen({"flavour": "sour"}, record=Extended)
+
+    def test_in_signature_and_documentation(self) -> None:
+        @record.takes_options(record=Extended)
+        def portable(**options: Any) -> None:
+            """Run.
+
+            Args:
+                **options: See below.
+            """
+
+        assert inspect.signature(portable).parameters["flavour"].default == "plain"
+        assert "flavour: How it tastes." in (portable.__doc__ or "")
+
+    def test_as_a_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHDEVICE_FLAVOUR", "sweet")
+        assert record.chosen({}, record=Extended).flavour == "sweet"
+        assert record.chosen({"flavour": "plain"}, record=Extended).flavour == "plain"
+        monkeypatch.setenv("TORCHDEVICE_FLAVOUR", "sour")
+        with pytest.raises(ValueError, match=r"TORCHDEVICE_FLAVOUR='sour'.*unset the variable"):
+            record.chosen({}, record=Extended)
+
+    @pytest.mark.parametrize("flag", [record.flag_of, record.pytest_flag_of])
+    def test_as_a_flag(self, flag: Any) -> None:
+        parser = argparse.ArgumentParser()
+        record.add_flags(parser.add_argument, flag, Extended)
+        assert vars(parser.parse_args([flag("flavour"), "sweet"]))[flag("flavour")[2:].replace("-", "_")] == "sweet"
+        assert "How it tastes. (variable: TORCHDEVICE_FLAVOUR)" in " ".join(parser.format_help().split())
+        with pytest.raises(SystemExit):
+            parser.parse_args([flag("flavour"), "sour"])
+
+    def test_for_child_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        variables = record.to_environment(Extended(flavour="sweet"))
+        assert variables["TORCHDEVICE_FLAVOUR"] == "sweet"
+
+    def test_in_the_key_and_in_the_table(self) -> None:
+        assert Extended(flavour="sweet").key != Extended().key
+        assert "`--flavour` | `TORCHDEVICE_FLAVOUR` | `--torchdevice-flavour` | `'plain'`" in record.table(Extended)
+
+
+OTHER_VALUES: dict[str, Any] = {
+    "target": "simulated:cuda",
+    "devices": 4,
+    "identity": "program",
+    "strict": True,
+    "float64": "error",
+    "capability": (9, 0),
+    "memory": 1 << 30,
+    "properties": {"name": "a GPU", "total_memory": 1 << 29},
+    "written_for": "mps",
+    "engine": "wrap",
+}
+
+
+def test_what_children_are_told_is_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(**OTHER_VALUES)
+    for name, value in record.to_environment(options).items():
+        monkeypatch.setenv(name, value or "")
+    assert OTHER_VALUES.keys() == record.declarations().keys()
+    assert Options(**record.from_environment()) == options
+
+
+def test_the_command_takes_every_option() -> None:
+    parser = argparse.ArgumentParser()
+    record.add_flags(parser.add_argument)
+    words = []
+    for name, value in OTHER_VALUES.items():
+        words.append(record.flag_of(name))
+        if value is not True:
+            words.append(record.declarations()[name].show(value))
+    assert Options(**vars(parser.parse_args(words))) == Options(**OTHER_VALUES)
+
+
+@pytest.mark.parametrize("way_in", [torchdevice.portable, torchdevice.enable, torchdevice.simulate])
+def test_signatures_have_every_option(way_in: Any) -> None:
+    own = {"simulate": {"target", "devices"}}.get(way_in.__name__, set())
+    parameters = inspect.signature(way_in).parameters
+    assert record.declarations().keys() - own <= parameters.keys()
+    assert all(f"{name}: " in way_in.__doc__ for name in record.declarations().keys() - own)
+    assert not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+PROGRAM = """
+import torch, torchdevice
+options = torchdevice.current().options
+print(options.strict, options.devices, options.float64, options.capability, torch.cuda.device_count())
+"""
+
+
+@pytest.mark.parametrize("way", ["run", "import torch"])
+def test_variables_reach_a_program(tmp_path: Path, way: str) -> None:
+    (tmp_path / "p.py").write_text(PROGRAM)
+    variables = {
+        "TORCHDEVICE_TARGET": "cpu",
+        "TORCHDEVICE_STRICT": "1",
+        "TORCHDEVICE_DEVICES": "4",
+        "TORCHDEVICE_FLOAT64": "error",
+        "TORCHDEVICE_CAPABILITY": "9.0",
+    }
+    if way == "run":
+        result = run_command("run", "p.py", cwd=tmp_path, **variables)
+    else:
+        result = run_python("p.py", cwd=tmp_path, TORCHDEVICE="1", **variables)
+    assert result.stdout == "True 4 error (9, 0) 4\n", result.stderr
+
+
+def test_variables_reach_a_scope_in_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDEVICE_STRICT", "yes")
+    assert torchdevice.portable("cpu").options.strict and torchdevice.simulate().options.strict
+    assert not torchdevice.portable("cpu", strict=False).options.strict
+
+
+def test_a_variable_that_contradicts_the_target_of_a_call_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable is meant for the process; ``simulate()`` and ``portable("cpu")`` in it still work."""
+    monkeypatch.setenv("TORCHDEVICE_IDENTITY", "program")
+    monkeypatch.setenv("TORCHDEVICE_MEMORY", "1GiB")
+    monkeypatch.setenv("TORCHDEVICE_DEVICES", "4")
+    with torchdevice.portable("cpu"):
+        import torch
+
+        assert torch.cuda.device_count() == 4 and not torch.ones(1, device="cuda").is_cuda
+    with torchdevice.simulate(count=2):
+        assert torch.cuda.device_count() == 2 and torch.ones(1, device="cuda").is_cuda
+        assert torch.cuda.mem_get_info()[1] == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "cpu", "identity": "program"}, "identity='program' needs a target"),
+        ({"target": "cpu", "identity": "cuda"}, "identity='program' needs a target"),
+        ({"target": "cpu", "memory": "8GiB"}, "memory=8589934592 limits simulated devices"),
+        ({"target": "simulated:cuda:2", "devices": 4}, "devices=4 contradicts target='simulated:cuda:2'"),
+    ],
+)
+def test_what_a_call_says_and_contradicts_its_target_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        torchdevice.portable(**options).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"devices": 0}, ValueError, "devices=0 is not a number of devices"),
+        ({"devices": True}, ValueError, "devices=True is not a number of devices"),
+        ({"identity": "mps"}, ValueError, "identity='mps' is not known"),
+        ({"strict": "no"}, TypeError, "strict='no' is not a bool"),
+        ({"capability": (True, False)}, ValueError, "is not a compute capability"),
+        ({"capability": (-1, 0)}, ValueError, "is not a compute capability"),
+        ({"capability": 8.0}, ValueError, "is not a compute capability"),
+        ({"memory": "80 potatoes"}, ValueError, "'80 potatoes' is not a size"),
+        ({"memory": 0}, ValueError, "memory=0 is not a number of bytes"),
+        ({"properties": 5}, TypeError, "properties=5 is not a mapping"),
+        ({"properties": {"total_memory": "80GB"}}, TypeError, "'80GB' is not of type int"),
+        ({"properties": {"total_memory": -1}}, ValueError, "-1 is below 0"),
+        ({"properties": {"speed": 1}}, ValueError, "'speed'.*cannot be set"),
+        ({"written_for": ["cuda"]}, ValueError, r"written_for=\['cuda'\] is not known"),
+        ({"engine": "fast"}, ValueError, "engine='fast' is not known"),
+        ({"target": 3}, TypeError, "target=3 is not a device type"),
+        ({"colour": "red"}, TypeError, "'colour' is not an option"),
+    ],
+)
+def test_a_bad_value_is_refused_at_the_call(options: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        torchdevice.portable(**options)
+
+
+@pytest.mark.parametrize("arguments", [("cuda:3", 2), (4,), ("cuda", 0), ("cuda", True)])
+def test_simulate_refuses_what_it_would_misread(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        torchdevice.simulate(*arguments)
+
+
+def test_sizes_as_people_write_them() -> None:
+    sizes = {"1024": 1024, "8G": 8 << 30, "8 GiB": 8 << 30, "1.5kb": 1536, "2T": 2 << 40, "512 B": 512}
+    assert {text: Options(memory=text).memory for text in sizes} == sizes
+
+
+def test_the_page_of_options_is_up_to_date() -> None:
+    assert record.table() in (ROOT / "docs" / "options.md").read_text(), "run python docs/make_options.py"

@@ -1,0 +1,275 @@
+"""``torchdevice run`` is ``python``: a program that runs under both behaves alike, from its first line to shutdown."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import re
+import sys
+import textwrap
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import run_python
+
+PROBE = """
+    import builtins, gc, inspect, os, signal, sys, threading
+
+    try:
+        import beside
+    except ImportError:
+        beside = None
+
+    def function(argument: int): pass
+
+    seen = {
+        "names": list(globals()),
+        "values": [__name__, __package__, __doc__, __file__, globals().get("__cached__")],
+        "spec": __spec__ and [__spec__.name, __spec__.origin, __spec__.parent, __spec__.cached, __spec__.has_location],
+        "loader": [type(__loader__).__name__, getattr(__loader__, "name", None), getattr(__loader__, "path", None)],
+        "builtins": __builtins__ is builtins,
+        "main": vars(sys.modules["__main__"]) is globals(),
+        "future": function.__annotations__["argument"] is int,
+        "file": function.__code__.co_filename,
+        "source": inspect.getsource(function),
+        "beside": beside and [beside.VALUE, beside.__file__],
+        "argv": sys.argv,
+        "path": sys.path,
+        "flags": [repr(sys.flags), sys.warnoptions, __debug__],
+        "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
+        "process": [os.getcwd(), repr(signal.getsignal(signal.SIGINT)), threading.current_thread().name],
+        "limits": [sys.getrecursionlimit(), gc.get_threshold()],
+    }
+    for name, value in seen.items():
+        print(name, value)
+"""
+
+STARTS = {
+    "script": ["program.py"],
+    "dot": ["./program.py"],
+    "up": ["package/../program.py"],
+    "elsewhere": ["package/inner.py"],
+    "link": ["links/link.py"],
+    "no_suffix": ["program"],
+    "compiled": ["program.pyc"],
+    "module": ["-m", "program"],
+    "package": ["-m", "package"],
+    "inner_module": ["-m", "package.inner"],
+    "folder": ["folder"],
+    "archive": ["archive.zip"],
+    "archive_without_suffix": ["archive"],
+}
+"""What follows ``python`` and ``torchdevice run``, by what it shows."""
+
+needs_safe_path = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has -P since 3.11")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the probe as everything that Python runs."""
+    root = tmp_path_factory.mktemp("programs")
+    for folder in ("", "package", "folder", "links"):
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / "beside.py").write_text(f"VALUE = {folder!r}")
+    probe = textwrap.dedent(PROBE)
+    for name in ("program.py", "program", "package/__main__.py", "package/inner.py", "folder/__main__.py"):
+        (root / name).write_text(probe)
+    (root / "package" / "__init__.py").write_text("import sys; print(sys.argv[0])")
+    (root / "links" / "link.py").symlink_to("../package/inner.py")
+    py_compile.compile(str(root / "program.py"), str(root / "program.pyc"))
+    for name in ("archive.zip", "archive"):
+        with zipfile.ZipFile(root / name, "w") as archive:
+            archive.writestr("__main__.py", probe)
+            archive.writestr("beside.py", "VALUE = 'archive'")
+    # What the installed command consists of.
+    (root / "command.py").write_text("import sys\nfrom torchdevice.cli.main import main\nsys.exit(main())\n")
+    return root
+
+
+def outcomes(
+    folder: Path,
+    *program: str,
+    flags: tuple[str, ...] = (),
+    launcher: tuple[str, ...] = ("-m", "torchdevice"),
+    **env: str,
+) -> Iterator[tuple[int, str, str]]:
+    """Run a program under Python, then under the command. Return for each the exit status and both outputs."""
+    environment = {"TORCHDEVICE_LOG": "ERROR", "PYTHONDONTWRITEBYTECODE": "1", **env}
+    for command in ([], [*launcher, "run", "--target", "cpu"]):
+        result = run_python(*flags, *command, *program, cwd=folder, **environment)
+        yield result.returncode, result.stdout, re.sub("0x[0-9a-f]+", "ADDRESS", result.stderr)
+
+
+class TestStart:
+    @pytest.mark.parametrize("start", STARTS)
+    def test_what_the_program_sees(self, start: str, programs: Path) -> None:
+        plain, run = outcomes(programs, *STARTS[start], "--epochs", "3", "--target", "-m", "--", "", "a b")
+        assert plain[0] == 0 and "\nbuiltins True\nmain True\nfuture True\n" in plain[1], plain[2]
+        assert "beside None" not in plain[1]
+        assert run == plain
+
+    @pytest.mark.parametrize("start", ["script", "module", "folder"])
+    def test_by_the_installed_command(self, start: str, programs: Path) -> None:
+        launcher = (str(programs / "command.py"),)
+        plain, run = outcomes(programs, *STARTS[start], launcher=launcher)
+        assert run == plain and plain[0] == 0
+
+    @pytest.mark.parametrize("start", ["script", "module", "folder"])
+    @pytest.mark.parametrize("flags", [("-I",), ("-O", "-Werror"), pytest.param(("-P",), marks=needs_safe_path)])
+    def test_flags(self, flags: tuple[str, ...], start: str, programs: Path) -> None:
+        plain, run = outcomes(programs, *STARTS[start], flags=flags)
+        assert run == plain and (plain[0] == 0 or flags != ("-O", "-Werror"))
+
+    @needs_safe_path
+    def test_safe_path_by_the_environment(self, programs: Path) -> None:
+        plain, run = outcomes(programs, "program.py", PYTHONSAFEPATH="1")
+        assert run == plain and "\nbeside None\n" in plain[1]
+
+    @pytest.mark.parametrize("arguments", [["nowhere.py"], ["-m", "nowhere"], ["-m", "package.nowhere"], ["links"]])
+    def test_nothing_to_run(self, arguments: list[str], programs: Path) -> None:
+        plain, run = outcomes(programs, *arguments)
+        assert run == plain and plain[0] in (1, 2) and plain[2].count("\n") == 1
+
+    def test_a_module_of_the_program_hides_another_from_torch(self, tmp_path: Path) -> None:
+        """The program's folder comes first in sys.path already when torch is imported."""
+        (tmp_path / "queue.py").write_text("from _queue import Empty, SimpleQueue\nLifoQueue = Queue = SimpleQueue\n")
+        (tmp_path / "program.py").write_text("import torch, queue; print(queue.__file__)")
+        plain, run = outcomes(tmp_path, "program.py")
+        assert run == plain == (0, f"{tmp_path / 'queue.py'}\n", plain[2])
+
+
+ENDINGS = {
+    "nothing": "pass",
+    "exit": "raise SystemExit",
+    "exit_zero": "import sys; sys.exit(0)",
+    "exit_number": "import sys; sys.exit(7)",
+    "exit_none": "import sys; sys.exit(None)",
+    "exit_large": "raise SystemExit(261)",
+    "exit_negative": "raise SystemExit(-3)",
+    "exit_true": "raise SystemExit(True)",
+    "exit_text": "import sys; sys.exit('words')",
+    "exit_tuple": "raise SystemExit(1, 2)",
+    "exit_at_once": "import os; os._exit(9)",
+    "exit_of_a_replaced_function": "import sys; sys.exit = None",
+    "signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "exception": "def inner():\n    raise KeyError('boom')\ninner()",
+    "exception_of_a_library": "import json\njson.loads('{')",
+    "exceptions_in_a_chain": "try:\n    1 / 0\nexcept ArithmeticError as error:\n    raise KeyError('boom') from error",
+    "value_error": "raise ValueError('not one of this command')",
+    "base_exception": "class Ended(BaseException): pass\nraise Ended('boom')",
+    "interrupt": "raise KeyboardInterrupt",
+    "interrupt_by_signal": "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nwhile True: pass",
+    "syntax_error": "def broken(:\n",
+    "indentation_error": "if True:\nprint(1)\n",
+    "syntax_error_at_run_time": "exec('def broken(:')",
+    "own_hook": "import sys\nsys.excepthook = lambda *args: print(args[0], args[2].tb_lineno, __file__)\n1 / 0",
+    "own_hook_exits": "import sys\nsys.excepthook = lambda *args: sys.exit(5)\n1 / 0",
+    "a_hook_as_before": "import atexit, sys\natexit.register(lambda: print(sys.excepthook))\n1 / 0",
+    "last_traceback": """
+import atexit, sys, traceback
+def show():
+    print(sys.last_type, sys.last_value, traceback.format_tb(sys.last_traceback))
+    print(sys.last_value.__traceback__ is sys.last_traceback)
+atexit.register(show)
+1 / 0""",
+    "exit_handlers": """
+import atexit
+atexit.register(print, 'first')
+@atexit.register
+def second():
+    print(1 / 0)
+class Last:
+    def __del__(self): print('torn down')
+kept = Last()""",
+    "stdout_is_gone": "import os, sys\nprint('words'); os.close(1)",
+}
+
+
+class TestEnd:
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_script(self, ending: str, tmp_path: Path) -> None:
+        (tmp_path / "program.py").write_text(ENDINGS[ending])
+        plain, run = outcomes(tmp_path, "program.py")
+        assert run == plain
+
+    def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
+        """Python words this differently for a file than for bytes to compile."""
+        (tmp_path / "program.py").write_bytes(b"x = '\xe9'")
+        plain, run = outcomes(tmp_path, "program.py")
+        assert run[:2] == plain[:2] == (1, "")
+        assert plain[2].startswith("SyntaxError: ") and run[2].splitlines()[-1].startswith("SyntaxError: ")
+        assert "Traceback" not in run[2] and f'File "{tmp_path / "program.py"}", line 1' in run[2]
+
+    @pytest.mark.parametrize("ending", ["exit_text", "exception", "interrupt", "syntax_error", "last_traceback"])
+    @pytest.mark.parametrize("start", ["module", "folder"])
+    def test_what_runpy_runs(self, start: str, ending: str, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        for name in ("program.py", "folder/__main__.py"):
+            (tmp_path / name).write_text(ENDINGS[ending])
+        plain, run = outcomes(tmp_path, *STARTS[start])
+        assert run == plain
+
+    def test_interrupt_ends_the_process_by_the_signal(self, tmp_path: Path) -> None:
+        (tmp_path / "program.py").write_text(ENDINGS["interrupt_by_signal"])
+        plain, run = outcomes(tmp_path, "program.py")
+        assert run[0] == plain[0] < 0 and run[2].count("KeyboardInterrupt") == 1
+
+    @pytest.mark.parametrize("ending", ["", "raise SystemExit(4)", "1 / 0", "raise KeyboardInterrupt"])
+    def test_the_scope_lasts_to_the_end_of_the_process(self, ending: str, tmp_path: Path) -> None:
+        program = """
+            import atexit, torch
+            class Last:
+                def __del__(self):
+                    print("torn down", torch.ones(2, device="cuda").sum().item(), torch.cuda.is_available())
+            atexit.register(lambda: print("at exit", torch.ones(1).cuda().item(), torch.cuda.device_count()))
+            kept, circular = Last(), Last()
+            circular.itself = circular
+        """
+        (tmp_path / "program.py").write_text(textwrap.dedent(program) + ending)
+        run = list(outcomes(tmp_path, "program.py"))[1]
+        environment = {"TORCHDEVICE": "1", "TORCHDEVICE_TARGET": "cpu", "TORCHDEVICE_LOG": "ERROR"}
+        activated = run_python("program.py", cwd=tmp_path, **environment)
+        assert run == (activated.returncode, activated.stdout, activated.stderr)
+        assert run[1] == "at exit 1.0 1\n" + "torn down 2.0 True\n" * 2
+
+    def test_the_report_counts_what_exit_handlers_do(self, tmp_path: Path) -> None:
+        program = "import atexit, torch\natexit.register(lambda: torch.ones(1).cuda())\n1 / 0"
+        (tmp_path / "program.py").write_text(program)
+        result = run_python("-m", "torchdevice", "run", "--target", "cpu", "--report", "program.py", cwd=tmp_path)
+        assert result.returncode == 1 and result.stderr.index("ZeroDivisionError") < result.stderr.index("1 x cuda")
+
+
+class TestWorkers:
+    @pytest.mark.parametrize("start", ["script", "link", "module", "inner_module"])
+    @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+    def test_functions_and_classes_of_main_pickle(self, method: str, start: str, tmp_path: Path) -> None:
+        program = """
+            import sys
+            from concurrent.futures import ProcessPoolExecutor
+            from multiprocessing import get_context
+
+            class Value:
+                def __init__(self, number): self.number = number
+
+            def work(value):
+                return Value(value.number + 1), sys.argv, __name__, sys.path
+
+            if __name__ == "__main__":
+                with ProcessPoolExecutor(1, mp_context=get_context(sys.argv[1])) as pool:
+                    value, *rest = pool.submit(work, Value(1)).result()
+                print(type(value) is Value, value.number, rest)
+        """
+        for folder in ("package", "links"):
+            (tmp_path / folder).mkdir()
+        for name in ("program.py", "package/inner.py"):
+            (tmp_path / name).write_text(textwrap.dedent(program))
+        (tmp_path / "links" / "link.py").symlink_to(os.path.join("..", "package", "inner.py"))
+        # Multiprocessing has another name for __main__, which it sets when it is imported.
+        (tmp_path / "command.py").write_text(
+            "import multiprocessing, sys\nfrom torchdevice.cli.main import main\nsys.exit(main())\n"
+        )
+        for launcher in (("-m", "torchdevice"), ("command.py",)):
+            plain, run = outcomes(tmp_path, *STARTS[start], method, launcher=launcher)
+            assert run == plain and plain[1].startswith("True 2 "), run[2]
