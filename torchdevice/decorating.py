@@ -65,22 +65,7 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
         return coroutine
 
     if inspect.isgeneratorfunction(runs):
-
-        def generator(*args: Any, **kwargs: Any) -> Any:
-            steps = _Stepping(scope, function(*args, **kwargs))
-            try:
-                item = steps.send(None)
-                while True:  # not "yield from _stepwise(...)": it closes at GeneratorExit, which a generator may answer
-                    try:
-                        sent = yield item
-                    except BaseException as error:
-                        item = steps.throw(error)
-                    else:
-                        item = steps.send(sent)
-            except StopIteration as stop:
-                return stop.value
-
-        return generator
+        return _generator_function(scope, function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with scope:
@@ -97,23 +82,32 @@ async def _awaited(scope: AbstractContextManager[Any], awaitable: Awaitable[Any]
     return await _Steps(scope, awaitable)
 
 
-def _stepwise(scope: AbstractContextManager[Any], inner: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Run a generator one step at a time, each inside ``scope``.
+def _generator_function(scope: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a generator function that runs one step at a time of what ``function`` returns, each inside ``scope``.
 
     What is sent or thrown in is passed through, GeneratorExit too, which a generator may answer; so is the result.
     """
-    steps = _Stepping(scope, inner)
-    try:
-        item = steps.send(None)
-        while True:
-            try:
-                sent = yield item
-            except BaseException as error:
-                item = steps.throw(error)
-            else:
-                item = steps.send(sent)
-    except StopIteration as stop:
-        return stop.value
+
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        steps = _Stepping(scope, function(*args, **kwargs))
+        try:
+            item = steps.send(None)
+            while True:
+                try:
+                    sent = yield item
+                except BaseException as error:
+                    item = steps.throw(error)
+                else:
+                    item = steps.send(sent)
+        except StopIteration as stop:
+            return stop.value
+
+    return generator
+
+
+def _stepwise(scope: AbstractContextManager[Any], inner: Any) -> Any:
+    """Return a generator that runs another one step at a time, each inside ``scope``."""
+    return _generator_function(scope, lambda: inner)()
 
 
 class _Stepping:
@@ -139,7 +133,7 @@ class _Steps:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         iterator = self._awaitable.__await__()
-        return _stepwise(self._scope, iterator)  # type: ignore[arg-type]
+        return _stepwise(self._scope, iterator)
 
 
 class _AsyncSteps:

@@ -14,7 +14,7 @@ class _VariableFileHandler(logging.FileHandler):
     """The handler that ``TORCHDEVICE_LOG_FILE`` asks for."""
 
 
-_configuring = threading.Lock()
+_configuring = threading.RLock()
 
 
 def configure_logging() -> None:

@@ -325,7 +325,7 @@ def _get_core_count(context: Context, original: Any) -> int:
 
 
 def patches() -> list[Patch]:
-    """Return the patches: torch keeps the answers of ``torch.backends.mps``, and MPS's generator, for good."""
+    """Return the patches: torch keeps the answers of ``torch.backends.mps`` and MPS's generator for the process."""
     kept: dict[str, Callable[..., Any]] = {
         "is_available": _is_available,
         "is_macos_or_newer": _is_macos_or_newer,

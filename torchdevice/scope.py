@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 
@@ -205,8 +205,8 @@ def _enter(context: Context, owner: Scope) -> None:
 def _fill(entry: Entry, context: Context) -> None:
     """Decide which mode serves an entry, and what must be in place for it.
 
-    This thread's mode serves it, switched to its context. There is none although a scope is active inside a torch
-    function that is being handled, such as ``backward``; then, as in the outermost entry, a new one does.
+    This thread's mode serves the entry, switched to its context. A thread has no mode in its outermost entry, and while
+    a mode handles a torch function such as ``backward``; a new mode serves the entry then.
     """
     if context.is_native and state.context is None:
         return
@@ -353,10 +353,6 @@ def simulate(profile: str = "cuda", count: int = 1, **options: Any) -> Scope:
 
 
 _PROPAGATE = inspect.Parameter("propagate", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
-
-
-def _as_enable(record: Callable[P, Any]) -> Callable[[Any], Callable[Concatenate[P], Scope]]:
-    return _options.takes_options(leading=(_PROPAGATE,))
 
 
 @_options.takes_options(leading=(_PROPAGATE,))

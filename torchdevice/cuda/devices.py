@@ -65,7 +65,7 @@ def exchange_device(context: Context, device: int) -> int:
 
 @supplied_function(["_cuda_maybeExchangeDevice", "torch.cuda._maybe_exchange_device"])
 def maybe_exchange_device(context: Context, device: int) -> int:
-    """The same: there is no device context to avoid creating."""
+    """Set the current device as ``exchange_device`` does: there is no device context to avoid creating."""
     return exchange_device(context, device)
 
 
@@ -140,7 +140,7 @@ def cuda_device_properties(context: Context) -> type:
 
 @supplied_value("torch.cuda._CudaDeviceProperties")
 def cuda_cuda_device_properties(context: Context) -> type:
-    """The same, under the name that ``torch.cuda`` has for it."""
+    """The class of what ``get_device_properties`` returns, under the name that ``torch.cuda`` has for it."""
     return DeviceProperties
 
 

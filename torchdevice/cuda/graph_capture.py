@@ -40,7 +40,7 @@ _WAITS_FOR_THE_DEVICE = frozenset(
 
 
 _INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
-"""The same for these, where an index is a mask."""
+"""Operators that cannot be captured where an index is a mask, for the same reason."""
 
 
 _UNINITIALISED = frozenset({_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default})

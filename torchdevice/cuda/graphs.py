@@ -146,7 +146,7 @@ class GraphStandIn:
         raise NotSupportedError("torch.cuda.CUDAGraph.debug_dump", "There is no CUDA graph. Use torch.profiler.")
 
     def raw_cuda_graph(self) -> NoReturn:
-        """There is none."""
+        """Refuse: there is no ``cudaGraph_t``."""
         raise NotSupportedError("torch.cuda.CUDAGraph.raw_cuda_graph", "There is no cudaGraph_t. Use replay().")
 
     raw_cuda_graph_exec = get_graph_data = raw_cuda_graph

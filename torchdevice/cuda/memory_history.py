@@ -211,7 +211,7 @@ def record_memory_history_legacy(
     clear_history: bool = False,
     *rest: Any,
 ) -> None:
-    """The same, by its older arguments."""
+    """Record allocations or stop, by the older arguments of ``_record_memory_history``."""
     stacks_of = ("all" if trace_alloc_record_context else "state") if record_context else None
     kept = "all" if enabled else None
     record_memory_history(context, kept, stacks_of, "python", trace_alloc_max_entries, clear_history)

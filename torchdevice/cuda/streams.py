@@ -114,7 +114,7 @@ class StreamStandIn(torch.Stream):
 
     @property
     def native_handle(self) -> int:
-        """The same, under the name that ``torch.Stream`` has for it."""
+        """The ``cudaStream_t``, under the name that ``torch.Stream`` has for it."""
         return self.cuda_stream
 
     @staticmethod
@@ -244,7 +244,7 @@ class EventStandIn(torch.Event):
         return self._mark.elapsed_time(end_event._mark)
 
     def ipc_handle(self) -> bytes:
-        """There is none."""
+        """Refuse: an event has no handle that another process could open."""
         raise NotSupportedError("torch.cuda.Event.ipc_handle", "Share an event between threads, not processes.")
 
     def __repr__(self) -> str:

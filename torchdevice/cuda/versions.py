@@ -19,6 +19,6 @@ def cuda(context: Context) -> str:
 
 @supplied_function("_cuda_getCompiledVersion", Fidelity.DECLARED)
 def get_compiled_version(context: Context) -> int:
-    """The same as a number: 12080 for 12.8."""
+    """The version of CUDA as a number: 12080 for 12.8."""
     major, minor = (int(part) for part in cuda(context).split(".")[:2])
     return 1000 * major + 10 * minor

@@ -1,6 +1,6 @@
 """The engine without a mode on torch's stack: the entry points of torch that can carry a device, each wrapped.
 
-A mode on the stack makes every torch call dearer. With ``engine="wrap"`` the thread's mode stays beside the stack, and
+A mode on the stack costs time in every torch call. With ``engine="wrap"`` the thread's mode stays beside the stack, and
 only what can carry a device asks it: functions and methods whose schema has a device argument, those with a rewriter of
 their own, and operators called as ``torch.ops.aten...``. Everything else is torch's own, untouched.
 
@@ -101,7 +101,7 @@ class LastResort(EntryPoint):
 
 
 class _Attribute:
-    """The same for an attribute of tensors, such as ``Tensor.device``. Asked of the class it is the original."""
+    """Stands in the place of an attribute of tensors, such as ``Tensor.device``; of the class it is the original."""
 
     def __init__(self, original: Any):
         self._original = original

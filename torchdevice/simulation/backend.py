@@ -22,13 +22,13 @@ from torchdevice.torch_internals import require
 _libraries: list[torch.library.Library] = []
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def _renew_lock() -> None:
     """Take a lock that nobody holds: a process may fork while another thread registers the device."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -95,18 +95,23 @@ def register() -> None:
     Raises:
         BackendTakenError: Another backend is registered in the place that torch has for one.
     """
-    with _lock:
-        if _libraries:
-            return
-        name = torch._C._get_privateuse1_backend_name()
-        if name != "privateuseone" or hasattr(torch, name):
-            raise BackendTakenError(name)
-        setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
-        with thread_state.suspended(), torch._C.DisableTorchFunction():
-            setup(KIND, Module(), _Hooks(), _Guard())
-            _register_kernels()
-            _guard_storage()
-            sharing.register()
+    if not _libraries:
+        # On one line: an interrupt between two lines would leave the lock held.
+        with _lock: _register()  # noqa: E701  # fmt: skip
+
+
+def _register() -> None:
+    if _libraries:  # another thread was faster
+        return
+    name = torch._C._get_privateuse1_backend_name()
+    if name != "privateuseone" or hasattr(torch, name):
+        raise BackendTakenError(name)
+    setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
+    with thread_state.suspended(), torch._C.DisableTorchFunction():
+        setup(KIND, Module(), _Hooks(), _Guard())
+        _guard_storage()
+        sharing.register()
+        _register_kernels()
 
 
 def _guard_storage() -> None:

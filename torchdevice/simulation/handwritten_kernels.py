@@ -27,7 +27,7 @@ copies: Counter[tuple[str, str]] = Counter()
 
 
 copied_bytes: Counter[tuple[str, str]] = Counter()
-"""The same in bytes."""
+"""Copies between devices: source and destination -> bytes."""
 
 
 _aten = torch.ops.aten

@@ -30,7 +30,7 @@ _COALESCED = {
     **dict.fromkeys(("allgather_into_tensor_coalesced", "all_gather_single_coalesced"), "_allgather_base"),
     **dict.fromkeys(("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"), "_reduce_scatter_base"),
 }
-"""The same for lists of outputs and inputs, which gloo takes one by one."""
+"""Methods for lists of outputs and inputs -> methods of gloo, which takes them one by one."""
 
 
 _POINT_TO_POINT = ("send", "recv", "recv_anysource")

@@ -29,12 +29,12 @@ def _init_custom_op(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """``torch.library.custom_op``: the same for its function."""
+    """``torch.library.custom_op``: let its function see the mode."""
     original(self, namespace, name, schema, _kernel(fn), *args, **kwargs)
 
 
 def _register_kernel(context: Context, original: Any, self: Any, device_types: Any, fn: Any = None, /) -> Any:
-    """``CustomOpDef.register_kernel``: the same for its function. A kernel for CUDA is not taken for the target's."""
+    """``CustomOpDef.register_kernel``: let the kernel see the mode. A kernel for CUDA is not taken for the target's."""
     if fn is None:
         return functools.partial(_register_kernel, context, original, self, device_types)
     original(self, device_types, _kernel(fn))
