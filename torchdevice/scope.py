@@ -235,8 +235,10 @@ def _forget(entry: Entry) -> None:
 
 def _finish_thread(entry: Entry) -> None:
     context = _context_of(entry)
-    if all(other.context is not context for other in state.entries):
-        context.finish_thread()
+    for other in state.entries:
+        if other.context is context:
+            return
+    context.finish_thread()
 
 
 def _drop_installations(entry: Entry) -> None:

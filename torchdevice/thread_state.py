@@ -178,17 +178,25 @@ def settle() -> None:
     while True:
         entries = list(state.entries)
         _answer_for(entries[-1] if entries else None)
-        for mode in list(state.stacked):
-            served = [entry.context for entry in entries if entry.mode is mode]
-            mode.serve(served[-1] if served else None)
+        for mode in state.stacked[:]:
+            mode.serve(_served_by(mode))
             # Nobody takes a mode that serves nothing, so what is true now stays true.
-            if not any(entry.mode is mode for entry in state.entries):
+            if _served_by(mode) is None:
                 _retire(mode)
-        _put_back_lifted()
+        if state.lifted:
+            _put_back_lifted()
         if state.mode is not None:
-            state.mode.serve(next((e.context for e in reversed(entries) if e.mode is state.mode), None))
+            state.mode.serve(_served_by(state.mode))
         if entries == state.entries:
             return
+
+
+def _served_by(mode: ContextMode) -> Context | None:
+    """Return the context of the innermost entry that a mode serves; None where it serves none."""
+    for entry in reversed(state.entries):
+        if entry.mode is mode:
+            return entry.context
+    return None
 
 
 def _answer_for(entry: Entry | None) -> None:

@@ -58,8 +58,10 @@ def of_this_thread() -> ContextMode | None:
     """Return the mode that sees this thread's calls, beside torch's stack or on it; None while it handles one."""
     if thread_state.state.mode is not None:
         return thread_state.state.mode
-    serving = (m for m in thread_state.stacked_modes() if isinstance(m, DeviceMode) and m.context is not None)
-    return next(serving, None)
+    for mode in thread_state.stacked_modes():
+        if isinstance(mode, DeviceMode) and mode.context is not None:
+            return mode
+    return None
 
 
 def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
