@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import py_compile
 import re
+import signal
 import sys
 import textwrap
 import zipfile
@@ -86,6 +87,14 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What the installed command consists of.
     (root / "command.py").write_text("import sys\nfrom torchdevice.cli.main import main\nsys.exit(main())\n")
     return root
+
+
+@pytest.fixture(autouse=True)
+def interrupts_are_heard() -> Iterator[None]:
+    """Let programs hear SIGINT: a shell that runs the tests in the background has its children ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def outcomes(
