@@ -65,6 +65,11 @@ def _one_of(name: str, *choices: str) -> dict[str, Any]:
     return {"check": check, "choices": choices}
 
 
+def is_number(value: Any, *, least: int) -> bool:
+    """Say whether a value is an int of ``least`` or more; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def _target(value: Any) -> Any:
     torch = sys.modules.get("torch")  # not imported for this: pytest reads the options of everybody who has the plugin
     if not (value is None or isinstance(value, str) or (torch is not None and isinstance(value, torch.device))):
@@ -73,7 +78,7 @@ def _target(value: Any) -> Any:
 
 
 def _devices(value: Any) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    if value is not None and not is_number(value, least=1):
         raise ValueError(f"devices={value!r} is not a number of devices. Use an int of 1 or more, or None.")
     return value
 
@@ -103,7 +108,7 @@ def _truth(text: str) -> bool:
 
 def _capability(value: Any) -> tuple[int, int]:
     numbers = isinstance(value, (tuple, list)) and len(value) == 2
-    if not numbers or any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in value):
+    if not numbers or not all(is_number(n, least=0) for n in value):
         raise ValueError(f"capability={value!r} is not a compute capability. Use a pair such as (8, 0).")
     return value[0], value[1]
 
@@ -118,7 +123,7 @@ def _parse_capability(text: str) -> tuple[int, ...]:
 def _memory(value: Any) -> int | None:
     if isinstance(value, str):
         value = _bytes(value)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    if value is not None and not is_number(value, least=1):
         raise ValueError(f"memory={value!r} is not a number of bytes. Use an int of 1 or more, '8GiB', or None.")
     return value
 
@@ -148,10 +153,11 @@ def _parse_number(text: str) -> int:
     return int(text)
 
 
+_ENGINES = _one_of("engine", "mode", "wrap")
+
+
 def _engine(value: Any) -> str:
-    if value is None:
-        return "mode"
-    checked: str = _one_of("engine", "mode", "wrap")["check"](value)
+    checked: str = "mode" if value is None else _ENGINES["check"](value)
     return checked
 
 
@@ -232,7 +238,7 @@ class Options:
         None,
         "How torch's calls are seen: mode sees every call, wrap only those that can carry a device. Left out, mode.",
         _engine,
-        choices=("mode", "wrap"),
+        choices=_ENGINES["choices"],
     )
     from_variables: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 

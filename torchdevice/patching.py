@@ -345,25 +345,19 @@ class Installation:
                 for patch in self._patches:
                     patch.install()
             else:
-                _remove_all(self._patches)
+                do_all([patch.remove for patch in reversed(self._patches)])
             if self._round is this_round and bool(self._holders) is wanted:
                 self._in_place = wanted
                 return
 
 
-def _remove_all(patches: list[Patch]) -> None:
-    """Remove patches in the reverse order. One that fails does not keep the others in place."""
+def do_all(steps: Sequence[Callable[..., None]], *args: Any) -> None:
+    """Do each step, also where one before it failed; then raise what failed first."""
     failed: BaseException | None = None
-    for patch in reversed(patches):
+    for step in steps:
         try:
-            patch.remove()
+            step(*args)
         except BaseException as error:
             failed = failed or error
     if failed is not None:
         raise failed
-
-
-def hold_all(installations: Sequence[Installation], holder: object) -> None:
-    """Put some installations in place, in their order."""
-    for installation in installations:
-        installation.hold(holder)

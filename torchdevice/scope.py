@@ -32,7 +32,7 @@ from torchdevice.installed import INSTALLATION
 from torchdevice.journal import Journal
 from torchdevice.logs import configure_logging, warn_once
 from torchdevice.options import Options
-from torchdevice.patching import hold_all
+from torchdevice.patching import do_all
 from torchdevice.thread_state import Entry, state
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -125,10 +125,11 @@ class Scope(AbstractContextManager["Scope"]):
         if context is not None and context.entries:
             return context
         runtime, fitting = choosing.resolve(self.options)
-        if context is None or context.runtime is not runtime:
-            context = self._context = Context(fitting, runtime, self.journal, self._join)
-        context.count_devices_again()
-        return context
+        if context is not None and context.runtime is runtime:
+            context.count_devices_again()
+            return context
+        self._context = Context(fitting, runtime, self.journal, self._join)
+        return self._context
 
     def _join(self, context: Context, forced_cpu: bool) -> _Joining:
         return _Joining(self, context, forced_cpu)
@@ -190,7 +191,8 @@ def _enter(context: Context, owner: Scope) -> None:
     try:
         _fill(entry, context)
         context.entries.add(entry)
-        hold_all(entry.parts, entry)
+        for installation in entry.parts:
+            installation.hold(entry)
         context.runtime.enter_thread(entry)
         thread_state.enter(entry)
         if context.thread.at_return:
@@ -219,14 +221,7 @@ def _fill(entry: Entry, context: Context) -> None:
 
 def _leave(entry: Entry) -> None:
     """Undo an entry, whatever of it was done. May be called again."""
-    failed: BaseException | None = None
-    for step in _LEAVING:
-        try:
-            step(entry)
-        except BaseException as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed
+    do_all(_LEAVING, entry)
 
 
 def _forget(entry: Entry) -> None:
@@ -345,7 +340,7 @@ def simulate(profile: str = "cuda", count: int = 1, **options: Any) -> Scope:
             f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps' or 'strict', and count= for the "
             f"number of devices."
         )
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    if not _options.is_number(count, least=1):
         raise ValueError(f"count={count!r} is not a number of devices. Use an int of 1 or more.")
     for name in ("target", "devices"):
         if name in options:

@@ -129,17 +129,13 @@ def _new_device(original: Call) -> Any:
     return __new__
 
 
-def _carries_device(context: Context, operator: Any) -> bool:
-    return rewriters.rewriter_of(rewriters.table_of(context), operator) is not None
-
-
 def _operator_call(original: Any) -> Any:
     """``OpOverload.__call__`` and ``OpOverloadPacket.__call__``: every operator, so found by its own schema."""
 
     @functools.wraps(original)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        mode = _state.mode
-        if mode is None or mode.context is None or not _carries_device(mode.context, self) or _all_disabled():
+        mode: Any = _state.mode
+        if mode is None or rewriters.rewriter_of(mode.table, self) is None or _all_disabled():
             return original(self, *args, **kwargs)
         return _ask(mode, self, args, kwargs)
 
