@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -246,7 +247,7 @@ class Options:
         for name, declaration in declarations(type(self)).items():
             object.__setattr__(self, name, declaration.check(getattr(self, name)))
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """What compiled code is guarded by: every option, as text."""
         return " ".join(f"{name}={getattr(self, name)}" for name in declarations(type(self)))

@@ -6,7 +6,7 @@ and none of them is noticed by a thread without a scope:
 - :class:`Replaced` sets an attribute that torch's Python looks up when it runs. A function put there with
   :func:`per_context` calls the original wherever no context is active.
 - :class:`Guarded` gives a module names that only threads with a context can see. The module's class becomes a subclass
-  with properties.
+  with a descriptor for each name.
 - :class:`Callback` runs a pair of functions, for what is neither.
 
 An interrupt may come between any two lines of an installation, and so may a destructor or a signal handler that enters
@@ -83,15 +83,17 @@ class Replaced:
         if not may_be_absent:
             require(owner, name)
         self.owner, self.name, self.make = owner, name, make
+        self._attributes: Mapping[str, Any] = vars(owner)  # a live view
         self._before: Any = _ABSENT
         self._original: Any = _ABSENT
         self._value: Any = _ABSENT
         self._expected = False
 
     def install(self) -> None:
-        while (present := self._present()) is not self._value or self._value is _ABSENT:
+        present_value = self._attributes.get
+        while (present := present_value(self.name, _ABSENT)) is not self._value or self._value is _ABSENT:
             original = getattr(self.owner, self.name, None)
-            if self._present() is not present:
+            if present_value(self.name, _ABSENT) is not present:
                 continue  # somebody came between, and may have installed this patch
             if self._value is _ABSENT or original is not self._original:
                 self._original, self._value = original, self.make(original)
@@ -99,16 +101,13 @@ class Replaced:
             setattr(self.owner, self.name, self._value)
         self._expected = True
 
-    def _present(self) -> Any:
-        return vars(self.owner).get(self.name, _ABSENT)
-
     def remove(self) -> None:
-        if self._value is _ABSENT or self._present() is not self._value:
+        if self._value is _ABSENT or self._attributes.get(self.name, _ABSENT) is not self._value:
             if self._expected:
                 logger.info("%s.%s was set to something else during the scope and stays so", self.owner, self.name)
         elif self._before is _ABSENT:
             # On one line: somebody may have removed it since the line above.
-            delattr(self.owner, self.name) if self.name in vars(self.owner) else None
+            delattr(self.owner, self.name) if self.name in self._attributes else None
         else:
             setattr(self.owner, self.name, self._before)
         self._expected = False
@@ -219,8 +218,8 @@ class Guarded:
     def __init__(self, module: ModuleType, names: Mapping[str, Callable[[Any], Any]]):
         self._module = module
         self._before: type[ModuleType] = type(module)
-        properties = {name: _guarded_property(name, value) for name, value in names.items()}
-        self._class = type(f"Guarded[{module.__name__}]", (self._before,), properties)
+        descriptors = {name: _GuardedName(name, value) for name, value in names.items()}
+        self._class = type(f"Guarded[{module.__name__}]", (self._before,), descriptors)
 
     def install(self) -> None:
         self._module.__class__ = self._class
@@ -233,58 +232,60 @@ class Guarded:
 _DELETED: Any = object()
 
 
-def _guarded_property(name: str, value: Callable[[Any], Any]) -> property:
-    """Return a property that behaves as a plain attribute of the module, by context.
+class _GuardedName:
+    """The descriptor of a guarded name. By context, the name behaves as a plain attribute of the module.
 
-    What a program sets or deletes there is a value of its context, which ends with it.
+    What a program sets or deletes there is a value of its context, which ends with the context.
     """
 
-    def supplied(context: Any) -> Any:
-        written = context.written_values
-        if written:
-            found = written.get((value, name), _ABSENT)
-            if found is not _ABSENT:
-                return found
-        return context.supplied_values.get(value) or value(context)
+    def __init__(self, name: str, value: Callable[[Any], Any]):
+        self._name, self._value = name, value
+        self._key = (value, name)
 
-    def written(context: Any) -> bool:
-        return (value, name) in context.written_values
-
-    def absent(module: ModuleType) -> AttributeError:
-        return AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-
-    def get(module: ModuleType) -> Any:
+    def __get__(self, module: ModuleType | None, owner: type) -> Any:
+        if module is None:
+            return self
         context = _state.context
         if context is not None:
-            found = supplied(context)
+            written = context.written_values
+            if written and self._key in written:
+                found = written[self._key]
+            else:
+                found = context.supplied_values.get(self._value) or self._value(context)
             if found is _DELETED:
-                raise absent(module)
+                raise self._absent(module)
             if found is not TORCHS_OWN:
                 return found
         try:
-            return vars(module)[name]
+            return vars(module)[self._name]
         except KeyError:
-            raise absent(module) from None
+            raise self._absent(module) from None
 
-    def set_(module: ModuleType, new: Any) -> None:
+    def __set__(self, module: ModuleType, new: Any) -> None:
         context = _state.context
-        if context is None or value(context) is TORCHS_OWN:
-            vars(module)[name] = new
-        elif new is value(context) or (written(context) and new is vars(module).get(name, _ABSENT)):
-            # What was there is put back: monkeypatch reads the attribute for that, mock the module's dictionary.
-            context.written_values.pop((value, name), None)
+        if context is None or self._value(context) is TORCHS_OWN:
+            vars(module)[self._name] = new
+        elif self._is_what_was_there(module, context, new):
+            context.written_values.pop(self._key, None)
         else:
-            context.written_values[value, name] = new
+            context.written_values[self._key] = new
 
-    def delete(module: ModuleType) -> None:
-        get(module)  # raises where there is nothing to delete
+    def __delete__(self, module: ModuleType) -> None:
+        self.__get__(module, type(module))  # raises where there is nothing to delete
         context = _state.context
-        if context is None or value(context) is TORCHS_OWN:
-            del vars(module)[name]
+        if context is None or self._value(context) is TORCHS_OWN:
+            del vars(module)[self._name]
         else:
-            context.written_values[value, name] = _DELETED
+            context.written_values[self._key] = _DELETED
 
-    return property(get, set_, delete)
+    def _is_what_was_there(self, module: ModuleType, context: Any, new: Any) -> bool:
+        """Return whether a program puts back what it found: monkeypatch reads the attribute, mock the dictionary."""
+        if new is self._value(context):
+            return True
+        return self._key in context.written_values and new is vars(module).get(self._name, _ABSENT)
+
+    def _absent(self, module: ModuleType) -> AttributeError:
+        return AttributeError(f"module {module.__name__!r} has no attribute {self._name!r}")
 
 
 class Callback:

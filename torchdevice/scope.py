@@ -33,7 +33,7 @@ from torchdevice.journal import Journal
 from torchdevice.logs import configure_logging, warn_once
 from torchdevice.options import Options
 from torchdevice.patching import do_all
-from torchdevice.thread_state import Entry, state
+from torchdevice.thread_state import Entry, state, undo
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -60,7 +60,7 @@ class _Leaving:
     def __call__(self, *exc_info: object) -> None:
         self._entry = self._scope._entry_to_leave()
         innermost = self._entry is state.entries[-1]
-        _leave_whatever_comes(self._entry)
+        undo(_leave, self._entry)
         self._done = True  # not in a finally clause: an interrupt before the line above would run it too
         if not innermost:
             raise ScopeError(
@@ -75,7 +75,7 @@ class _Leaving:
             mine = (entry for entry in state.entries[self._depth :] if entry.owner is self._scope)
             self._entry = next(mine, None)
         if self._entry is not None:
-            _leave_whatever_comes(self._entry)
+            undo(_leave, self._entry)
 
 
 class _Exit:
@@ -120,9 +120,14 @@ class Scope(AbstractContextManager["Scope"]):
         return self._context if self._context is not None else self._resolve()
 
     def _resolve(self) -> Context:
-        """Resolve the target, unless the scope is active: what runs keeps its target."""
+        """Resolve the target, unless the scope is active: what runs keeps its target.
+
+        A target that the options name is resolved once. Without a name it is the best there is at each entry.
+        """
         context = self._context
-        if context is not None and context.entries:
+        if context is not None and (context.entries or self.options.target is not None):
+            if not context.entries:
+                context.count_devices_again()
             return context
         runtime, fitting = choosing.resolve(self.options)
         if context is not None and context.runtime is runtime:
@@ -200,7 +205,7 @@ def _enter(context: Context, owner: Scope) -> None:
         if context.runtime.degraded_notice:
             warn_once(context.runtime.degraded_notice)
     except BaseException:
-        _leave_whatever_comes(entry)
+        undo(_leave, entry)
         raise
 
 
@@ -252,15 +257,6 @@ def _context_of(entry: Entry) -> Context:
 
 _LEAVING = (thread_state.leave, _forget, _finish_thread, _drop_installations, _leave_runtime)
 """The steps of leaving, in order. Each can be repeated, and is done where another failed."""
-
-
-def _leave_whatever_comes(entry: Entry) -> None:
-    """Undo an entry, once more where an interrupt came."""
-    try:
-        _leave(entry)
-    except BaseException:
-        _leave(entry)
-        raise
 
 
 def _refuse_other_patchers() -> None:
@@ -375,7 +371,7 @@ def enable_chosen(options: Options, *, propagate: bool) -> Scope:
     try:
         entry.environment = _options.set_environment(variables_of(scope)) if propagate else {}
     except BaseException:
-        _leave_whatever_comes(entry)
+        undo(_leave, entry)
         raise
     return scope
 
@@ -405,7 +401,7 @@ def disable() -> None:
     entry = enabled[-1]
     innermost = entry is state.entries[-1]
     _options.set_environment(entry.environment or {})
-    _leave_whatever_comes(entry)
+    undo(_leave, entry)
     if not innermost:
         raise ScopeError(
             f"{entry.owner!r} was disabled before a scope entered after it was left. Leave scopes in the reverse order "

@@ -11,6 +11,7 @@ and the two must agree, also when an asyncio task is suspended inside a ``with``
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -169,6 +170,15 @@ def leave(entry: Entry) -> None:
     settle()
 
 
+def undo(leaving: Callable[[Entry], None], entry: Entry) -> None:
+    """Leave an entry, once more where an interrupt came."""
+    try:
+        leaving(entry)
+    except BaseException:
+        leaving(entry)
+        raise
+
+
 def settle() -> None:
     """Bring this thread's state, and torch's, in line with the entries.
 
@@ -281,11 +291,7 @@ class suspended:
 
     def __exit__(self, *exc_info: object) -> None:
         assert self._entry is not None
-        try:
-            leave(self._entry)
-        except BaseException:  # an interrupt
-            leave(self._entry)
-            raise
+        undo(leave, self._entry)
 
     def __del__(self) -> None:
         if self._entry in state.entries:  # an interrupt came before __exit__ could begin
