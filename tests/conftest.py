@@ -70,9 +70,11 @@ def torch_is_restored() -> Iterator[None]:
     for entry in reversed(left):  # so that the next test starts without it
         entry.owner.__exit__(None, None, None)
     assert not left, "a scope is still active after the test"
-    if snapshot.differences(before, snapshot.take()):
+    changed = snapshot.differences(before, snapshot.take())
+    if changed:
         gc.collect()  # a generator or a thread that nobody holds any more may have been in a scope
-    assert snapshot.differences(before, snapshot.take()) == []
+        changed = snapshot.differences(before, snapshot.take())
+    assert changed == []
     torch.set_rng_state(state)
 
 

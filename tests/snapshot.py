@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import operator
 import sys
 import threading
 from types import ModuleType
@@ -119,38 +120,10 @@ OWN_LIFE = {
 }
 
 
-def _is_one_of(value: Any, *types: type) -> bool:
-    """Like isinstance, but without asking the value for its class: some of torch's warn that they are deprecated."""
-    return issubclass(type(value), types)
-
-
-def _members(owner: Any, name: str) -> dict[tuple[str, str], int]:
-    return {
-        (name, key): id(value)
-        for key, value in vars(owner).items()
-        if (name, key) not in OWN_LIFE
-        and key not in ("__warningregistry__", "__slotnames__")  # Python's own notes
-        and not _is_one_of(value, ModuleType, int, float, str)
-    }
-
-
-def _plain_values(owner: Any, name: str) -> dict[tuple[str, str], Any]:
-    return {
-        (name, key): repr(value)
-        for key, value in vars(owner).items()
-        if (name, key) not in OWN_LIFE and _is_one_of(value, int, float, str) and not key.startswith("__")
-    }
-
-
 def take() -> dict[str, Any]:
     """Return a snapshot that compares equal to another one if nothing changed."""
-    members: dict[tuple[str, str], Any] = {}
-    for owner in (*MODULES, *CLASSES):
-        name = owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
-        members.update(_members(owner, name))
-        members.update(_plain_values(owner, name))
     return {
-        "members": members,
+        "members": {owner: dict(vars(owner)) for owner in (*MODULES, *CLASSES)},
         "module types": {module.__name__: type(module) for module in MODULES},
         "packages": list(torch.serialization._package_registry),
         "function modes": list(_get_current_function_mode_stack()),
@@ -172,18 +145,44 @@ def take() -> dict[str, Any]:
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Return what changed, one line each. Names that torch added by importing its own submodules do not count."""
-    found = []
-    for part, value in before.items():
-        if part != "members":
-            if value != after[part]:
-                found.append(f"{part}: {value!r} -> {after[part]!r}")
-            continue
-        for key, member in value.items():
-            if after[part].get(key, "gone") != member:
-                found.append(f"{'.'.join(key)} is another object")
-        found.extend(f"{'.'.join(key)} is new" for key in after[part].keys() - value.keys() if not _imported(key))
+    found = [
+        f"{part}: {value!r} -> {after[part]!r}"
+        for part, value in before.items()
+        if part != "members" and value != after[part]
+    ]
+    for owner, members in before["members"].items():
+        now = after["members"][owner]
+        # By identity, because some replacements equal what they replace; `all(map())` is fast where nothing changed.
+        if len(now) != len(members) or not all(map(operator.is_, members.values(), now.values())):
+            found += _changed_members(_name_of(owner), members, now)
     return found
 
 
-def _imported(key: tuple[str, str]) -> bool:
-    return f"{key[0]}.{key[1]}" in sys.modules
+def _name_of(owner: Any) -> str:
+    return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _changed_members(owner: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    found = []
+    for name in before.keys() | after.keys():
+        old, new = before.get(name, _GONE), after.get(name, _GONE)
+        if old is new or (owner, name) in OWN_LIFE or name in _PYTHONS_OWN or _is_one_of(old, ModuleType):
+            continue
+        if old is _GONE:
+            if not (_is_one_of(new, ModuleType) or f"{owner}.{name}" in sys.modules):
+                found.append(f"{owner}.{name} is new")
+        elif not _is_one_of(old, int, float, str):
+            found.append(f"{owner}.{name} is another object")
+        elif not name.startswith("__") and repr(old) != repr(new):
+            found.append(f"{owner}.{name}: {old!r} -> {new!r}")
+    return found
+
+
+_GONE = object()
+
+_PYTHONS_OWN = ("__warningregistry__", "__slotnames__")
+
+
+def _is_one_of(value: Any, *types: type) -> bool:
+    """Like isinstance, but without asking the value for its class: some of torch's warn that they are deprecated."""
+    return issubclass(type(value), types)

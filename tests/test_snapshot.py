@@ -1,0 +1,39 @@
+"""What the fixture that guards every test can see."""
+
+from __future__ import annotations
+
+import pytest
+import snapshot
+import torch
+
+from torchdevice.patching import subclass_in_place_of
+
+
+def _changes(change: object) -> list[str]:
+    before = snapshot.take()
+    with pytest.MonkeyPatch.context() as patching:
+        change(patching)  # type: ignore[operator]
+        return snapshot.differences(before, snapshot.take())
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda patching: patching.setattr(torch, "add", torch.sub), "torch.add is another object"),
+        (lambda patching: patching.delattr(torch, "add"), "torch.add is another object"),
+        (lambda patching: patching.setattr(torch, "added", len, raising=False), "torch.added is new"),
+        (lambda patching: patching.setattr(torch.cuda, "_initialized", 1), "torch.cuda._initialized: False -> 1"),
+        (
+            lambda patching: patching.setattr(torch, "Event", subclass_in_place_of(torch.Event, torch.Event.__new__)),
+            "torch.Event is another object",
+        ),
+        (lambda patching: patching.setattr(torch.Tensor, "backward", len), "torch.Tensor.backward is another object"),
+    ],
+    ids=["replaced", "deleted", "new", "plain value", "replaced by what equals it", "method"],
+)
+def test_a_change_is_seen(change: object, expected: str) -> None:
+    assert expected in _changes(change)
+
+
+def test_nothing_is_seen_where_nothing_changed() -> None:
+    assert _changes(lambda patching: None) == []
