@@ -30,6 +30,7 @@ ROOMS = [
     "context",
     "thread_state",
     "patching",
+    "importing",
     "placement",
     "supplied",
     "engines",

@@ -31,6 +31,7 @@ from torchdevice.torch_apis import (
     data_parallel,
     default_device,
     distributed,
+    dtensor,
     factories,
     generator,
     jit,
@@ -77,6 +78,7 @@ AREAS = (
     jit,
     data_parallel,
     distributed,
+    dtensor,
 )
 """Files that replace something of torch's."""
 

@@ -13,13 +13,13 @@ from torch.utils._device import _device_constructors
 from torchdevice import thread_state
 from torchdevice.compile import unstacked_mode
 from torchdevice.compile.device_interfaces import Interfaces
-from torchdevice.compile.imports import Importing
 from torchdevice.context import Context
 from torchdevice.cuda.streams import StreamStandIn, new_stream
 from torchdevice.device_properties import DeviceProperties
 from torchdevice.engines import traced
 from torchdevice.errors import FidelityError
 from torchdevice.fidelity import Fidelity
+from torchdevice.importing import Importing
 from torchdevice.patching import (
     Callback,
     Patch,

@@ -123,10 +123,9 @@ class Runtime:
         """Rewriters of torch functions that this device needs beyond the common ones."""
         return {}
 
-    @property
-    def collectives(self) -> str:
-        """The ``torch.distributed`` backend that stands in for NCCL."""
-        return "gloo"
+    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the CPU tensor with the memory of one of the device or of the CPU; None where there is none."""
+        return tensor if tensor.device.type == "cpu" else None
 
     def enter_thread(self, entry: object) -> None:
         """Prepare this thread for the device: a scope on it is being entered.

@@ -15,6 +15,7 @@ from torchdevice.devices import registry
 from torchdevice.devices.allocations import Block, Observer
 from torchdevice.devices.runtime import Memory, Runtime
 from torchdevice.simulation import allocator, backend, handwritten_kernels, policy, random, rewriters
+from torchdevice.simulation.kernels import aliased, index_of
 from torchdevice.simulation.profiles import PROFILES, Profile
 from torchdevice.torch_internals import require
 
@@ -76,11 +77,8 @@ class SimulatedRuntime(Runtime):
     def rewriters(self) -> Mapping[Any, Any]:
         return rewriters.TABLE
 
-    @property
-    def collectives(self) -> str:
-        from torchdevice.simulation import process_group
-
-        return process_group.register()
+    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if index_of(tensor) < 0 else aliased(tensor)
 
     def enter_thread(self, entry: object) -> None:
         """Register the device, if nobody has, and keep backward on the calling thread.

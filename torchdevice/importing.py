@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from torchdevice import thread_state
+from torchdevice.patching import Patch
 
 
 class Importing:
@@ -52,3 +54,31 @@ class _Loader:
         with thread_state.suspended(compiling=True):
             self._loader.exec_module(module)
         self._imported()
+
+
+class WhenImported:
+    """Patches of a module that programs need not import: in place from then on, if a scope is active.
+
+    Args:
+        name: The module's full name.
+        build: Returns the patches of the module.
+    """
+
+    def __init__(self, name: str, build: Callable[[ModuleType], list[Patch]]):
+        self._name, self._build = name, build
+        self._importing = Importing(name, self.install)
+        self._patches: list[Patch] = []
+
+    def install(self) -> None:
+        module = sys.modules.get(self._name)
+        if module is None:
+            self._importing.install()
+            return
+        self._patches = self._patches or self._build(module)
+        for patch in self._patches:
+            patch.install()
+
+    def remove(self) -> None:
+        self._importing.remove()
+        for patch in reversed(self._patches):
+            patch.remove()
