@@ -1,4 +1,4 @@
-"""Collectives between processes with simulated devices: gloo, on the CPU tensors with the same memory."""
+"""Collectives between processes with simulated devices: gloo, on CPU tensors that share the memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _COLLECTIVES = {
     **dict.fromkeys(("_reduce_scatter_base", "reduce_scatter_single"), "_reduce_scatter_base"),
     **dict.fromkeys(("alltoall_base", "all_to_all_single"), "alltoall_base"),
 }
-"""Methods of a process group -> methods of gloo. Some of the former have had another name since torch 2.12."""
+"""Method of a process group -> method of gloo. Both names are listed of methods that torch 2.12 renamed."""
 
 
 _COALESCED = {
     **dict.fromkeys(("allgather_into_tensor_coalesced", "all_gather_single_coalesced"), "_allgather_base"),
     **dict.fromkeys(("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"), "_reduce_scatter_base"),
 }
-"""Methods for lists of outputs and inputs -> methods of gloo, which takes them one by one."""
+"""Method for lists of outputs and inputs -> method of gloo, which is called for each pair."""
 
 
 _POINT_TO_POINT = ("send", "recv", "recv_anysource")
@@ -70,7 +70,7 @@ def _point_to_point(name: str) -> Callable[..., Any]:
 
 
 def _done(outputs: Any) -> Any:
-    """Return finished work whose result is what the program passed in."""
+    """Return finished work whose result is ``outputs``, the program's own argument."""
     future: Any = torch.futures.Future()
     future.set_result(outputs)
     return require(torch._C._distributed_c10d, "_create_work_from_future")(future)
@@ -84,7 +84,7 @@ class StagedProcessGroup(dist.ProcessGroup):
         self.gloo = gloo
 
     def getBackendName(self) -> str:
-        """Return the name it is registered by."""
+        """Return the name under which the process group is registered with torch."""
         return BACKEND
 
 
