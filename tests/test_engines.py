@@ -258,7 +258,7 @@ class TestDevice:
             patch.install()
         monkeypatch.undo()
         monkeypatch.setattr(replace_new, "_places", lambda cls, value: [312, 320])
-        with pytest.raises(EngineUnavailableError, match="cannot be told"):
+        with pytest.raises(EngineUnavailableError, match="cannot be determined"):
             patch.install()
         assert torch.device("cuda").type == "cuda"
 
