@@ -1,4 +1,4 @@
-"""How a replacement is put in and taken out.
+"""Reversible patches of torch, and their installation.
 
 A :class:`Patch` is one reversible change of torch. All of them are undone when the last entry in the process is left,
 and none of them is noticed by a thread without a scope:
@@ -7,7 +7,7 @@ and none of them is noticed by a thread without a scope:
   :func:`per_context` calls the original wherever no context is active.
 - :class:`Guarded` gives a module names that only threads with a context can see. The module's class becomes a subclass
   with properties.
-- :class:`Callback` runs a pair of functions, for what is neither.
+- :class:`Callback` runs a pair of functions, for any other change.
 
 An interrupt may come between any two lines of an installation, and so may a destructor or a signal handler that enters
 or leaves a scope itself. Therefore ``install`` and ``remove`` of a patch look at what is in place instead of
@@ -75,7 +75,7 @@ class Replaced:
     Args:
         owner: A module or a Python class.
         name: The attribute.
-        make: Called with the current value at installation; its result is used again while that value is the same.
+        make: Called with the current value at installation; its result is used again while that value is unchanged.
         may_be_absent: The attribute need not exist; ``make`` then gets None, and removal deletes the attribute.
     """
 
@@ -92,7 +92,7 @@ class Replaced:
         while (present := self._present()) is not self._value or self._value is _ABSENT:
             original = getattr(self.owner, self.name, None)
             if self._present() is not present:
-                continue  # somebody came between, and may have installed this patch
+                continue  # a signal handler came between, and may have installed this patch
             if self._value is _ABSENT or original is not self._original:
                 self._original, self._value = original, self.make(original)
             self._before = present
@@ -107,7 +107,7 @@ class Replaced:
             if self._expected:
                 logger.info("%s.%s was set to something else during the scope and stays so", self.owner, self.name)
         elif self._before is _ABSENT:
-            # On one line: somebody may have removed it since the line above.
+            # On one line: a signal handler may have removed it since the line above.
             delattr(self.owner, self.name) if self.name in vars(self.owner) else None
         else:
             setattr(self.owner, self.name, self._before)
@@ -133,7 +133,7 @@ class ReplacedItem:
 def replaced_function(
     owner: Any, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
 ) -> Replaced:
-    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` where one is active."""
+    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context."""
     return Replaced(owner, name, lambda original: per_context(original, replacement, native_to=native_to))
 
 
@@ -185,7 +185,7 @@ def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple
     Args:
         original: The class.
         new: The ``__new__`` of the subclass; it may return instances of the original.
-        also: Classes that are subclasses of it on the device they belong to, and not in every build.
+        also: Further classes that ``issubclass`` accepts: in some builds of torch they do not derive from it.
     """
 
     class Meta(type(original)):  # type: ignore[misc]
@@ -205,11 +205,11 @@ def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple
     return Meta(original.__name__, (original,), members)
 
 
-# ---- names that answer by thread -------------------------------------------------------------------------------------
+# ---- names whose value depends on the thread -------------------------------------------------------------------------
 
 
 class Guarded:
-    """Names of a module that answer by context.
+    """Names of a module whose values depend on the thread's context.
 
     Args:
         module: The module, for example ``torch._C``.
@@ -234,9 +234,9 @@ _DELETED: Any = object()
 
 
 def _guarded_property(name: str, value: Callable[[Any], Any]) -> property:
-    """Return a property that behaves as a plain attribute of the module, by context.
+    """Return a property that behaves as a plain attribute of the module, with a value per context.
 
-    What a program sets or deletes there is a value of its context, which ends with it.
+    What a program sets or deletes there belongs to its context and ends with the context.
     """
 
     def supplied(context: Any) -> Any:
@@ -271,7 +271,7 @@ def _guarded_property(name: str, value: Callable[[Any], Any]) -> property:
         if context is None or value(context) is TORCHS_OWN:
             vars(module)[name] = new
         elif new is value(context) or (written(context) and new is vars(module).get(name, _ABSENT)):
-            # What was there is put back: monkeypatch reads the attribute for that, mock the module's dictionary.
+            # A test puts the original back: monkeypatch took it from the attribute, mock from the module's dictionary.
             context.written_values.pop((value, name), None)
         else:
             context.written_values[value, name] = new
@@ -309,7 +309,7 @@ class Installation:
         self._build = build
         self._patches: list[Patch] | None = None
         self._holders: set[object] = set()
-        self._in_place: bool | None = False  # None while that is being changed
+        self._in_place: bool | None = False  # None while patches are being installed or removed
         self._round: object = None
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):  # not on Windows
@@ -334,7 +334,7 @@ class Installation:
             with self._lock: self._change()  # noqa: E701  # fmt: skip
 
     def _change(self) -> None:
-        """Install or remove all patches, again if somebody did the same or the opposite meanwhile."""
+        """Install or remove all patches, again if another call of this method came meanwhile."""
         if self._patches is None:
             self._patches = self._build()
         while True:
@@ -352,7 +352,7 @@ class Installation:
 
 
 def do_all(steps: Sequence[Callable[..., None]], *args: Any) -> None:
-    """Do each step, also where one before it failed; then raise what failed first."""
+    """Do each step, even if a step before it failed; then raise the first error."""
     failed: BaseException | None = None
     for step in steps:
         try:
