@@ -1,4 +1,4 @@
-"""What torch looks like to this process, so that a test can tell whether all of it is as it was."""
+"""Snapshots of torch in this process, by which a test finds out whether anything changed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ CLASSES = [
     concurrent.futures.ThreadPoolExecutor,
 ]
 
-# Changed by torch itself when it is used, scope or no scope.
+# Names that torch itself changes when it is used, also without a scope.
 OWN_LIFE = {
     ("torch", "_dynamo"),
     ("torch", "_inductor"),
@@ -105,12 +105,12 @@ OWN_LIFE = {
     ("torch", "manual_seed"),
     ("torch", "compile"),
     ("torch.cuda", "_queued_calls"),
-    ("torch.jit", "_get_trace_graph"),  # these three are Dynamo's, when it is imported
+    ("torch.jit", "_get_trace_graph"),  # Dynamo replaces these three when it is imported
     ("torch.jit", "trace"),
     ("torch.jit", "trace_module"),
     ("torch.distributed", "_spmd_types_available"),
     ("torch.utils.data.dataloader", "_persistent_workers_atexit_registered"),
-    ("torch.utils.data.dataloader.DataLoader", "__delattr__"),  # Lightning
+    ("torch.utils.data.dataloader.DataLoader", "__delattr__"),  # replaced by Lightning
     ("threading", "_active"),
     ("threading", "_dangling"),
     ("threading", "_limbo"),
@@ -120,7 +120,7 @@ OWN_LIFE = {
 
 
 def _is_one_of(value: Any, *types: type) -> bool:
-    """Like isinstance, but without asking the value for its class: some of torch's warn that they are deprecated."""
+    """Return ``isinstance`` without a read of ``__class__``, at which some objects of torch warn of deprecation."""
     return issubclass(type(value), types)
 
 
@@ -129,7 +129,7 @@ def _members(owner: Any, name: str) -> dict[tuple[str, str], int]:
         (name, key): id(value)
         for key, value in vars(owner).items()
         if (name, key) not in OWN_LIFE
-        and key not in ("__warningregistry__", "__slotnames__")  # Python's own notes
+        and key not in ("__warningregistry__", "__slotnames__")  # Python sets these itself
         and not _is_one_of(value, ModuleType, int, float, str)
     }
 
@@ -143,7 +143,7 @@ def _plain_values(owner: Any, name: str) -> dict[tuple[str, str], Any]:
 
 
 def take() -> dict[str, Any]:
-    """Return a snapshot that compares equal to another one if nothing changed."""
+    """Return a snapshot. :func:`differences` compares two."""
     members: dict[tuple[str, str], Any] = {}
     for owner in (*MODULES, *CLASSES):
         name = owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
@@ -171,7 +171,7 @@ def take() -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return what changed, one line each. Names that torch added by importing its own submodules do not count."""
+    """Return one line for each change. A name that torch added by importing a submodule of its own is no change."""
     found = []
     for part, value in before.items():
         if part != "members":
