@@ -71,7 +71,7 @@ def torch_is_restored() -> Iterator[None]:
         entry.owner.__exit__(None, None, None)
     assert not left, "a scope is still active after the test"
     if snapshot.differences(before, snapshot.take()):
-        gc.collect()  # an unreachable generator or thread may still be in a scope
+        gc.collect()  # a generator or a thread that nobody holds any more may have been in a scope
     assert snapshot.differences(before, snapshot.take()) == []
     torch.set_rng_state(state)
 

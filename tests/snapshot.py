@@ -120,7 +120,7 @@ OWN_LIFE = {
 
 
 def _is_one_of(value: Any, *types: type) -> bool:
-    """Return ``isinstance`` without a read of ``__class__``, at which some objects of torch warn of deprecation."""
+    """Like isinstance, but without asking the value for its class: some of torch's warn that they are deprecated."""
     return issubclass(type(value), types)
 
 
@@ -129,7 +129,7 @@ def _members(owner: Any, name: str) -> dict[tuple[str, str], int]:
         (name, key): id(value)
         for key, value in vars(owner).items()
         if (name, key) not in OWN_LIFE
-        and key not in ("__warningregistry__", "__slotnames__")  # Python sets these itself
+        and key not in ("__warningregistry__", "__slotnames__")  # Python's own notes
         and not _is_one_of(value, ModuleType, int, float, str)
     }
 
@@ -143,7 +143,7 @@ def _plain_values(owner: Any, name: str) -> dict[tuple[str, str], Any]:
 
 
 def take() -> dict[str, Any]:
-    """Return a snapshot. :func:`differences` compares two."""
+    """Return a snapshot that compares equal to another one if nothing changed."""
     members: dict[tuple[str, str], Any] = {}
     for owner in (*MODULES, *CLASSES):
         name = owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
@@ -171,7 +171,7 @@ def take() -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return one line for each change. A name that torch added by importing a submodule of its own is no change."""
+    """Return what changed, one line each. Names that torch added by importing its own submodules do not count."""
     found = []
     for part, value in before.items():
         if part != "members":

@@ -7,7 +7,7 @@ and none of them is noticed by a thread without a scope:
   :func:`per_context` calls the original wherever no context is active.
 - :class:`Guarded` gives a module names that only threads with a context can see. The module's class becomes a subclass
   with properties.
-- :class:`Callback` runs a pair of functions, for any other change.
+- :class:`Callback` runs a pair of functions, for what is neither.
 
 An interrupt may come between any two lines of an installation, and so may a destructor or a signal handler that enters
 or leaves a scope itself. Therefore ``install`` and ``remove`` of a patch look at what is in place instead of
@@ -92,7 +92,7 @@ class Replaced:
         while (present := self._present()) is not self._value or self._value is _ABSENT:
             original = getattr(self.owner, self.name, None)
             if self._present() is not present:
-                continue  # a signal handler came between, and may have installed this patch
+                continue  # somebody came between, and may have installed this patch
             if self._value is _ABSENT or original is not self._original:
                 self._original, self._value = original, self.make(original)
             self._before = present
@@ -107,7 +107,7 @@ class Replaced:
             if self._expected:
                 logger.info("%s.%s was set to something else during the scope and stays so", self.owner, self.name)
         elif self._before is _ABSENT:
-            # On one line: a signal handler may have removed it since the line above.
+            # On one line: somebody may have removed it since the line above.
             delattr(self.owner, self.name) if self.name in vars(self.owner) else None
         else:
             setattr(self.owner, self.name, self._before)
@@ -234,9 +234,9 @@ _DELETED: Any = object()
 
 
 def _guarded_property(name: str, value: Callable[[Any], Any]) -> property:
-    """Return a property that behaves as a plain attribute of the module, with a value per context.
+    """Return a property that behaves as a plain attribute of the module, by context.
 
-    What a program sets or deletes there belongs to its context and ends with the context.
+    What a program sets or deletes there is a value of its context, which ends with it.
     """
 
     def supplied(context: Any) -> Any:
@@ -271,7 +271,7 @@ def _guarded_property(name: str, value: Callable[[Any], Any]) -> property:
         if context is None or value(context) is TORCHS_OWN:
             vars(module)[name] = new
         elif new is value(context) or (written(context) and new is vars(module).get(name, _ABSENT)):
-            # A test puts the original back: monkeypatch took it from the attribute, mock from the module's dictionary.
+            # What was there is put back: monkeypatch reads the attribute for that, mock the module's dictionary.
             context.written_values.pop((value, name), None)
         else:
             context.written_values[value, name] = new

@@ -255,7 +255,7 @@ _LEAVING = (thread_state.leave, _forget, _finish_thread, _drop_installations, _l
 
 
 def _leave_whatever_comes(entry: Entry) -> None:
-    """Undo an entry, and do so once more if it was interrupted."""
+    """Undo an entry, once more where an interrupt came."""
     try:
         _leave(entry)
     except BaseException:
