@@ -12,7 +12,7 @@ PAGE = Path(__file__).with_name("coverage.md")
 HEADER = """# What is supplied, and how faithfully
 
 Made by `python docs/make_coverage.py`; do not edit. A test reads the names from the installed torch, uses each of them,
-and fails on one that is not here or not as faithful as it says.
+and fails on a name that is missing here or whose fidelity differs from its row.
 
 - **exact**: the same meaning as on the device the program was written for.
 - **declared**: a documented constant of the stand-in, or a mixture of constants and readings. The constants were not
@@ -29,13 +29,14 @@ the tests record and check them.
 _PUBLIC = """
 ## Public names
 
-`torch.cuda`, `torch.mps` and their neighbours are torch's own Python, unmodified, on the names further below.
+`torch.cuda`, `torch.mps` and their neighbours are torch's own Python, unmodified. They call the names of the second
+table.
 """
 
 _PRIVATE = """
 ## Names of torch's C module and plain values
 
-What a scope supplies to the threads that are in it.
+A scope supplies these to the threads in it.
 """
 
 _TABLE = """
@@ -45,7 +46,7 @@ _TABLE = """
 
 
 def row(name: str, declared: supplied.Supplied | public_names.Declared) -> str:
-    """Return a line of a table: what a name does, and how faithfully on each target."""
+    """Return a row of a table: a name, what it does, and its fidelity on each target."""
     cells = [f"`{name}`", declared.note]
     for target in public_names.TARGETS:
         fidelity, note = declared.on.get(target, (declared.fidelity, ""))
@@ -55,14 +56,14 @@ def row(name: str, declared: supplied.Supplied | public_names.Declared) -> str:
 
 def page() -> str:
     """Return the page for the installed package."""
-    assert installed.AREAS  # importing them registers what they supply
+    assert installed.AREAS  # importing these modules has registered the names that they supply
     public = "".join(row(name, public_names.PUBLIC_NAMES[name]) for name in sorted(public_names.PUBLIC_NAMES))
     private = "".join(row(name, supplied.SUPPLIED[name]) for name in sorted(supplied.SUPPLIED))
     return HEADER + _PUBLIC + _TABLE + public + _PRIVATE + _TABLE + private
 
 
 def main() -> int:
-    """Write the page, or return 1 with --check if the one that is there differs."""
+    """Write the page. With --check, return 1 if the file differs from the page."""
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(page())
         return 0

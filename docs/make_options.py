@@ -11,16 +11,15 @@ PAGE = Path(__file__).with_name("options.md")
 
 HEADER = """# Options and variables
 
-Made by `python docs/make_options.py`; do not edit. Every option is declared once, in `torchdevice/options.py`; every
-way in takes it from there.
+Made by `python docs/make_options.py` from `torchdevice/options.py`, where every option is declared once; do not edit.
 
-An option is taken from the call: a keyword of `portable`, `simulate` or `enable`, a flag of `torchdevice run`, a flag
-of pytest. Where the call leaves it out, its variable is read. Then it has its default. `TORCHDEVICE=1` alone makes
-`import torch` enable a scope with the options that the variables say; `torchdevice run` and `enable(propagate=True)`
-set all of them for the processes that a program starts.
+The value of an option is that of the call: a keyword of `portable`, `simulate` or `enable`, a flag of `torchdevice
+run`, a flag of pytest. Where the call leaves the option out, its variable is read; without a variable it has its
+default. `TORCHDEVICE=1` alone makes `import torch` enable a scope with the options that the variables hold;
+`torchdevice run` and `enable(propagate=True)` set all variables for the processes that a program starts.
 
-A variable is meant for the whole process, so one that contradicts the target of a single call (`identity`, `memory`,
-`devices`) is left out there. What a call itself says and contradicts its target is refused.
+A variable is meant for the whole process, so a variable that contradicts the target of a single call (`identity`,
+`memory`, `devices`) is ignored in that call. An option of the call itself that contradicts the target is refused.
 
 """
 
@@ -30,13 +29,13 @@ FOOTER = """
 | `TORCHDEVICE` | `1` makes `import torch` enable a scope |
 | `TORCHDEVICE_LOG` | level of the log: `DEBUG`, `INFO`, `WARNING`, `ERROR` |
 | `TORCHDEVICE_LOG_FILE` | file to which the log is written |
-| `CUDA_VISIBLE_DEVICES` | shapes the number of devices where the scope says it: `devices=`, simulated devices |
+| `CUDA_VISIBLE_DEVICES` | limits the number of devices, with `devices=` and on simulated devices |
 | `PYTORCH_ENABLE_MPS_FALLBACK` | lets operators that `simulated:mps` lacks run on the CPU, as on a Mac |
 """
 
 
 def main() -> int:
-    """Write the page, or return 1 with --check if the one that is there differs."""
+    """Write the page. With --check, return 1 if the file differs from the page."""
     page = HEADER + options.table() + FOOTER
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(page)

@@ -20,7 +20,7 @@ def product() -> torch.dtype:
 
 @pytest.fixture
 def float16(kind: str) -> torch.dtype:
-    """What autocast in float16 computes in."""
+    """The dtype in which autocast to float16 computes on the target."""
     return torch.bfloat16 if kind == "cpu" else torch.float16
 
 
@@ -163,7 +163,7 @@ def test_a_task_that_float16_on_the_cpu_turns_into_nan_trains() -> None:
     optimizer = torch.optim.Adam(keys.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cuda")
     losses = []
-    for _ in range(20):  # the first ones are skipped while the scale is being found
+    for _ in range(20):  # GradScaler skips the first steps while it finds the scale
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
             features = torch.exp(keys(x))  # FAVOR-style positive features

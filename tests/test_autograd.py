@@ -1,4 +1,4 @@
-"""CUDA spellings inside everything the autograd engine runs."""
+"""CUDA spellings in code of the program that the autograd engine calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("cuda")
 
 
 def spelled(tensor: torch.Tensor) -> torch.Tensor:
-    """Use CUDA spellings that fail without a scope, and change nothing."""
+    """Return the tensor unchanged, after CUDA spellings that fail without a scope."""
     assert torch.cuda.is_available() and torch.cuda.current_device() == 0
     return tensor.cuda() + torch.zeros(1, device="cuda") + torch.zeros(1).to("cuda:0")
 

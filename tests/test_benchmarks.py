@@ -1,4 +1,4 @@
-"""The benchmark command runs and says what it is asked for; what it measures differs by machine."""
+"""The benchmark command runs and prints the figures it is asked for; their values depend on the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device arguments by every road, and what must be left alone."""
+"""Device arguments in every place where torch takes one, and arguments that must be left alone."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_factories(name: str, spelling: Any) -> None:
 
 
 def test_every_device_constructor_of_torch_is_covered() -> None:
-    """torch's own list of functions that take a device; each is in the table above or has a test of its own."""
+    """Each function of torch's own list of device constructors is in the table above or has a test of its own."""
     from torch.utils._device import _device_constructors
 
     def name(function: Any) -> str:
@@ -155,8 +155,8 @@ def test_every_device_constructor_of_torch_is_covered() -> None:
     assert {name(function) for function in _device_constructors()} <= FACTORIES.keys() | elsewhere
 
 
-class TestCuda:
-    def test_forms(self) -> None:
+class TestCudaMethod:
+    def test_forms_of_tensor_cuda(self) -> None:
         x = torch.ones(2)
         for moved in (
             x.cuda(),
@@ -169,7 +169,7 @@ class TestCuda:
             assert moved.is_meta
         assert x.cuda(memory_format=torch.preserve_format).is_meta
 
-    def test_module(self) -> None:
+    def test_module_cuda(self) -> None:
         assert torch.nn.Linear(2, 2).cuda().weight.is_meta
         assert torch.nn.Linear(2, 2).cuda(0).weight.is_meta
 
@@ -265,7 +265,7 @@ class TestNestedTargets:
 
 
 class TestDtypeLimits:
-    """What a target without float64 does; MPS is one."""
+    """A target without float64, such as MPS."""
 
     def test_float64_becomes_float32_with_one_warning_per_line(self) -> None:
         with pytest.warns(PortabilityWarning, match="has no torch.float64") as caught:
@@ -274,7 +274,7 @@ class TestDtypeLimits:
         assert x.dtype is torch.float32 and len(caught) == 1
 
     @pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")
-    def test_roads_to_float64(self) -> None:
+    def test_every_conversion_to_float64_is_replaced(self) -> None:
         x = torch.ones(2, device="cuda")
         double = torch.ones(2, dtype=torch.float64)
         results = (
@@ -296,12 +296,12 @@ class TestDtypeLimits:
         assert torch.ones(2).double().dtype is torch.float64
         assert torch.zeros(2, dtype=torch.float64, device="cpu").dtype is torch.float64
 
-    def test_error_policy(self, meta_target: None) -> None:
+    def test_float64_error_leaves_the_dtype_to_torch(self, meta_target: None) -> None:
         with torchdevice.portable("meta", float64="error"):
-            # The target itself says no; the meta device holds any dtype.
+            # A real target would raise here; the meta device holds any dtype.
             assert torch.zeros(1, dtype=torch.float64, device="cuda").dtype is torch.float64
 
-    def test_strict(self, meta_target: None) -> None:
+    def test_strict_refuses_float64(self, meta_target: None) -> None:
         with torchdevice.portable("meta", strict=True), pytest.raises(FidelityError, match="float64"):
             torch.zeros(1, dtype=torch.float64, device="cuda")
 

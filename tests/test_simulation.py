@@ -1,6 +1,6 @@
-"""The simulated accelerator: what it does that the CPU does not, and what its profiles lack.
+"""The simulated accelerator: where it differs from the CPU, and what its profiles lack.
 
-What it does alike is in the contract tests, which run on it too.
+The contract tests, which run on it too, cover the rest.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TestVisibleDevices:
         ("visible", "count"), [("0", 1), ("1,3", 2), ("2,9,0", 1), ("0,1,2,3", 4), ("-1", 0), ("", 0)]
     )
     @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
-    def test_the_variable_shapes_the_number(
+    def test_the_variable_limits_the_number_of_devices(
         self, target: str, visible: str, count: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with torchdevice.portable(target, devices=4):
@@ -110,7 +110,7 @@ class TestVisibleDevices:
             with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
                 torch.zeros(1, device=f"cuda:{count}")
 
-    def test_it_hides_no_device_that_stands_in_for_any_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_variable_hides_no_device_where_ordinals_fold(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         with torchdevice.portable("cpu"):
             assert torch.cuda.is_available() and torch.zeros(1, device="cuda").numel() == 1
@@ -126,7 +126,7 @@ class TestIdentity:
         assert torch.Generator("cuda:1").device == torch.device("cuda:1")
         assert not torch.zeros(1).is_cuda and torch.zeros(1).device.type == "cpu"
 
-    def test_storages_and_text_say_it_too(self, devices: torchdevice.Scope) -> None:
+    def test_storages_and_texts_say_cuda(self, devices: torchdevice.Scope) -> None:
         x, second = torch.ones(2, device="cuda:1"), torch.device("cuda:1")
         storage = x.untyped_storage()
         assert storage.device == x.storage().device == torch.UntypedStorage(4, device="cuda:1").device == second
@@ -153,7 +153,7 @@ class TestIdentity:
             torch.save(x, file)
         assert b"cuda:1" in file.getvalue()
 
-    def test_without_it_the_truth(self) -> None:
+    def test_identity_target_says_simulated(self) -> None:
         with torchdevice.simulate(identity="target"):
             x = torch.zeros(2, device="cuda")
             assert str(x.device) == "simulated:0" and not x.is_cuda and "simulated:0" in repr(x)
@@ -165,7 +165,7 @@ class TestIdentity:
 
 
 class WithBuffer(torch.nn.Module):
-    """Keeps a tensor that ``.cuda()`` does not know of."""
+    """A module with a tensor that is no buffer, so that ``.cuda()`` does not move it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ class TestRandomNumbers:
 
 
 def round_trips(generator: torch.Generator) -> list[torch.Generator]:
-    """The generator copied in each way that there is."""
+    """Return copies of a generator, one for each way to copy it."""
     file = io.BytesIO()
     torch.save({"g": generator}, file)
     file.seek(0)
@@ -329,7 +329,7 @@ def round_trips(generator: torch.Generator) -> list[torch.Generator]:
 class TestPickledGenerators:
     @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
-    def test_in_a_scope(self, target: str, device: str) -> None:
+    def test_round_trips_in_a_scope(self, target: str, device: str) -> None:
         with torchdevice.portable(target):
 
             class Own(torch.Generator):
@@ -344,7 +344,7 @@ class TestPickledGenerators:
             assert [each.initial_seed() for each in own] == [3] * 4
 
     @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
-    def test_across_the_scope(self, target: str) -> None:
+    def test_pickles_cross_the_border_of_a_scope(self, target: str) -> None:
         before = pickle.dumps(torch.Generator().manual_seed(5))
         with torchdevice.portable(target):
             within = pickle.dumps(torch.Generator().manual_seed(5))
@@ -358,7 +358,7 @@ class TestPickledGenerators:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_fork_while_another_thread_allocates(tmp_path: Path) -> None:
-    """The child must not wait for a lock that a thread holds which it does not have."""
+    """The child must not wait for a lock that was held, at the fork, by a thread which the child does not have."""
     program = """
     import os, sys, threading, time
     import torch, torchdevice
@@ -712,7 +712,7 @@ class TestMps:
         with torchdevice.simulate("mps", float64="error"), pytest.raises(TypeError, match="doesn't support complex128"):
             torch.ones(1, device="cuda", dtype=torch.complex64).to(torch.complex128)
 
-    def test_it_prints(self) -> None:
+    def test_tensors_print_without_float64(self) -> None:
         with torchdevice.simulate("mps", identity="target"):
             assert repr(torch.tensor([1.5, 2.25], device="cuda")) == "tensor([1.5000, 2.2500], device='simulated:0')"
 
@@ -765,8 +765,8 @@ class TestMps:
             assert losses[-1] < losses[0]
 
     @pytest.mark.filterwarnings("ignore")
-    def test_what_it_refuses_is_what_torchs_own_tests_expect(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Against ``UNIMPLEMENTED_XFAILLIST`` of common_mps.py: operators that fail on MPS for want of a kernel."""
+    def test_refused_operators_are_those_that_torchs_own_tests_list(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """``UNIMPLEMENTED_XFAILLIST`` of common_mps.py lists the operators that have no kernel on MPS."""
         expected = _unimplemented_on_mps()
         agreed, others = 0, []
         for op in op_db:
@@ -800,7 +800,7 @@ def _unimplemented_on_mps() -> set[str]:
 
 
 def _is_refused(op: Any) -> bool | None:
-    """Whether the profile lacks an operator; None if none of its samples runs on the plain CPU."""
+    """Return whether the profile lacks an operator; None if no sample of the operator runs on the plain CPU."""
     runs = None
     for sample in itertools.islice(op.sample_inputs("cpu", torch.float32), 3):
         try:
@@ -814,13 +814,13 @@ def _is_refused(op: Any) -> bool | None:
                 runs = False if runs is None else runs
             except NotImplementedError:
                 return True
-            except (RuntimeError, TypeError, FidelityError):  # float64, a sparse layout: not a question of kernels
+            except (RuntimeError, TypeError, FidelityError):  # float64 or a sparse layout is refused, not the operator
                 continue
     return runs
 
 
 class TestStrict:
-    def test_it_refuses_what_one_of_the_devices_lacks(self) -> None:
+    def test_it_refuses_what_cuda_or_mps_lacks(self) -> None:
         with torchdevice.simulate("strict", count=2, float64="error"):
             assert (torch.ones(2, device="cuda:1") * 2).tolist() == [2.0, 2.0]
             with pytest.raises(NotImplementedError, match="aten::linalg_eig"):
@@ -831,7 +831,7 @@ class TestStrict:
                 torch.zeros(1, device="cuda:2")
 
 
-# ---- being there only in a scope -------------------------------------------------------------------------------------
+# ---- existing only in a scope ----------------------------------------------------------------------------------------
 
 
 class TestOutsideAScope:
@@ -842,7 +842,7 @@ class TestOutsideAScope:
             with pytest.raises(RuntimeError, match="no scope on a simulated device is active in this thread"):
                 make()
 
-    def test_what_is_left_can_be_looked_at_and_copied(self) -> None:
+    def test_remaining_tensors_can_be_printed_and_copied(self) -> None:
         with torchdevice.simulate():
             x = torch.arange(3.0, device="cuda")
         assert repr(x) == "tensor([0., 1., 2.], device='simulated:0')"
@@ -912,7 +912,7 @@ class TestOutsideAScope:
         )
 
 
-def test_inductor_declines_and_says_so() -> None:
+def test_inductor_is_skipped_and_reported() -> None:
     if not torch.__version__ >= "2.11":
         pytest.skip("torch 2.10 compiles nothing where a function mode is on: it leaves the code to Python")
     with torchdevice.simulate() as scope:

@@ -76,7 +76,7 @@ class TestStreams:
         assert stream != torch.cuda.Stream() and stream != 3
         assert torch.cuda.default_stream(0) != torch.cuda.default_stream(1)
 
-    def test_order_is_real(self) -> None:
+    def test_work_on_another_stream_is_done_after_waiting(self) -> None:
         stream, data = torch.cuda.Stream(), torch.zeros(1000, device="cuda")
         with torch.cuda.stream(stream):
             data += 1
@@ -168,7 +168,7 @@ class TestEvents:
             event(True, 0).record(torch.cuda.current_stream(1))
 
     def test_an_unfinished_event_has_no_time(self, two: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Recorded: on the CPU, what is recorded is done."""
+        """The event is made to look unfinished, because on the CPU recorded work is always done."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         end.record()

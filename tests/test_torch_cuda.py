@@ -34,7 +34,7 @@ class TestNamesImportedBeforeActivation:
         assert get_device_properties(0).major == 8
         manual_seed_all(3)
         synchronize()
-        allocated = memory_allocated()  # first: what is allocated meanwhile would be in the later figure
+        allocated = memory_allocated()  # read first, because the figures read next include what is allocated in between
         assert 0 <= allocated <= max_memory_allocated()
         assert isinstance(Stream(), Stream) and isinstance(Event(), Event)
 
@@ -212,14 +212,14 @@ class TestMemory:
         torch.cuda.reset_peak_memory_stats()
         assert torch.cuda.max_memory_allocated() < after
 
-    def test_peak_between_two_questions(self) -> None:
+    def test_peak_between_two_queries(self) -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         y = torch.ones(16 * 2**20, device="cuda")
         del y
         assert torch.cuda.max_memory_allocated() - before > 48 * 2**20
 
-    def test_the_rest(self) -> None:
+    def test_further_memory_functions(self) -> None:
         free, total = torch.cuda.mem_get_info()
         assert 0 < free < total
         assert torch.cuda.mem_get_info("cuda:0")[1] == total == torch.cuda.get_device_properties(0).total_memory
@@ -331,7 +331,7 @@ class TestLegacyTypes:
         assert torch.ones(2).untyped_storage().to(device="cuda").nbytes() == 8
 
 
-class TestSmallThings:
+class TestProfilingAndInternals:
     def test_nvtx(self) -> None:
         assert torch.cuda.nvtx.range_push("a") == 0
         assert torch.cuda.nvtx.range_push("b") == 1
@@ -369,7 +369,7 @@ class TestSmallThings:
         ],
         ids=["blas handle", "raw memory", "raw graph", "allocator", "pool"],
     )
-    def test_what_has_no_honest_equivalent_raises(self, call: Any) -> None:
+    def test_functions_without_an_equivalent_raise(self, call: Any) -> None:
         with pytest.raises(NotSupportedError):
             call()
 

@@ -1,4 +1,4 @@
-"""Programs written for Apple's MPS, on the CPU, on simulated devices and (recorded) on CUDA."""
+"""Programs written for Apple's MPS, on the CPU, on simulated devices and, with recorded calls, on CUDA."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_streams(mps: torchdevice.Scope) -> None:
     assert stream.query() and {stream: 1}[torch.mps.Stream(stream_id=stream.stream_id)] == 1
 
 
-def test_what_needs_metal(mps: torchdevice.Scope) -> None:
+def test_functions_that_need_metal_raise(mps: torchdevice.Scope) -> None:
     with pytest.raises(NotSupportedError, match="needs Metal"):
         torch.mps.compile_shader("kernel void f() {}")
     with torch.mps.profiler.profile(mode="interval", wait_until_completed=True):
@@ -142,7 +142,7 @@ def test_what_needs_metal(mps: torchdevice.Scope) -> None:
 
 
 def test_float64(mps: torchdevice.Scope, target: str) -> None:
-    """The program's own device has none, which it knows; a target that has it gives it."""
+    """Programs for MPS expect no float64; on a target that has float64 they get it."""
     x = torch.ones(2, dtype=torch.float64)
     if target == "simulated:mps":
         with pytest.warns(PortabilityWarning, match="has no torch.float64"):
@@ -176,7 +176,7 @@ def test_the_command_and_the_environment(target: str, kind: str, tmp_path: Path)
 
 
 class TestOnCuda:
-    """Recorded: without a GPU, CUDA is said to be available. What is asked of it is seen, not done."""
+    """CUDA is made to look available, without a GPU. Calls of it are recorded and not carried out."""
 
     @pytest.fixture(autouse=True)
     def cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """CUDA-written PyTorch programs run unmodified where there is no CUDA.
 
 Importing this package changes nothing. ``with torchdevice.portable():``, ``@torchdevice.portable`` and
-``torchdevice.enable()`` do, until they are left.
+``torchdevice.enable()`` change torch until the scope is left.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ __all__ = [*_MODULES, "errors"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily, because torch and pytest import this package through its entry points for everybody who has it installed:
-    # they must pay nothing for it, and must not fail where it is broken.
+    # Names are imported when first used, because torch and pytest import this package through its entry points wherever
+    # it is installed. That must cost nothing, and must not fail where the installation is broken.
     if name == "errors":
         return importlib.import_module("torchdevice.errors")
     if name not in _MODULES:

@@ -39,7 +39,7 @@ class ThreadValues(threading.local):
 
     Attributes:
         device_index: The ordinal of the current device.
-        device_text: The same as text. Dynamo guards on it, because it may make an int symbolic.
+        device_text: That ordinal as text. Dynamo guards on the text, because it may make an int symbolic.
         streams: Ordinal -> id of the current stream.
         entered_streams: What to restore where a stream that was entered is left.
         capture: The capture of a graph in progress, if any.
@@ -47,7 +47,7 @@ class ThreadValues(threading.local):
         at_return: What to call when the thread is back in the scope, as at each step of a decorated generator.
         forced_cpu: Whether the rest of the scope was sent to the CPU.
         moving_module: How many moves of modules are in progress.
-        redirects: Answers of :meth:`Context.redirect` that stay the same while the three above do.
+        redirects: The cache of :meth:`Context.redirect`, emptied when the current device or ``forced_cpu`` changes.
     """
 
     def __init__(self) -> None:
@@ -75,22 +75,22 @@ class Context:
 
     Args:
         options: What was asked of the scope.
-        runtime: What the target can do.
+        runtime: The target.
         journal: Counts what is rewritten and supplied.
-        join: Returns what another thread enters to be in the same context, and on the CPU if so.
+        join: Returns what another thread enters to join the context; the bool sends that thread to the CPU.
 
     Attributes:
         device_type: The target's device type.
         is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
         says_program: Whether tensors of the target say that they are on the program's accelerator.
-        key: What code compiled in this context is guarded by.
-        supplied_values: Values of supplied names that stay the same in this context, as far as they were asked for.
+        key: The target, every option and the number of devices as text, on which compiled code is guarded.
+        supplied_values: Values of supplied names that do not change in this context, kept when they are first read.
         written_values: Values that the program has set in the place of supplied names.
         settings: What the program set and reads back, by name.
         streams: The last streams that were made, by class, id and ordinal.
         out_of_memory_observers: Called when memory runs out, with the ordinal, the bytes that were asked for, the bytes
             of the device and those that are free.
-        entries: The entries of this context that were not left, in all threads.
+        entries: The active entries of this context, in all threads.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Context:
         self.count_devices_again()
 
     def in_another_thread(self) -> AbstractContextManager[Any]:
-        """Return what a thread enters to be in this context, and on the CPU if this thread was sent there."""
+        """Return what a thread enters to join this context, on the CPU if this thread was sent to the CPU."""
         return self._join(self, self.thread.forced_cpu)
 
     # ---- devices -----------------------------------------------------------------------------------------------------
@@ -136,15 +136,15 @@ class Context:
     def device_count(self) -> int:
         """How many accelerators the program sees.
 
-        Where their number is the scope's to say, ``CUDA_VISIBLE_DEVICES`` shapes it. The variable is read when the
-        number is first asked for, because programs set it before they first use CUDA.
+        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable is read
+        when the number is first asked for, because programs set it before they first use CUDA.
         """
         if self._device_count is None:
             self._device_count = self._count_devices()
         return self._device_count
 
     def count_devices_again(self) -> None:
-        """Let the next question for the number of devices read ``CUDA_VISIBLE_DEVICES`` again."""
+        """Let the next read of ``device_count`` read ``CUDA_VISIBLE_DEVICES`` again."""
         self._count_devices()
         self._device_count = None
 
@@ -165,7 +165,7 @@ class Context:
             return torch.device(self.options.written_for, index)
 
     def redirect(self, value: Any) -> torch.device | None:
-        """Return the device to use for a device argument, or None if the argument is to be left alone."""
+        """Return the device to use for a device argument, or None if the argument needs no rewrite."""
         if value.__class__ not in _HASHED:
             return self._redirect_new(value)
         try:
@@ -201,12 +201,12 @@ class Context:
         """Return which of the program's accelerators a spelling means.
 
         Raises:
-            torch.AcceleratorError: ``devices`` were advertised, and the spelling means none of them; worded as CUDA
-                words it.
+            torch.AcceleratorError: ``devices`` were advertised, and the ordinal is beyond the last of them. The text
+                is CUDA's.
             RuntimeError: ``CUDA_VISIBLE_DEVICES`` hides all of them.
         """
         if not self.device_count:
-            raise RuntimeError("No CUDA GPUs are available")  # torch's words
+            raise RuntimeError("No CUDA GPUs are available")  # torch's own text
         if spelling.index is None:
             return self.thread.device_index
         if spelling.index < self.device_count:
@@ -267,7 +267,7 @@ class Context:
     # ---- reports -----------------------------------------------------------------------------------------------------
 
     def report(self, requested: str, done: str, fidelity: Fidelity) -> bool:
-        """Note that something is not exactly what was asked for.
+        """Record that ``done`` was done in place of ``requested``.
 
         Returns:
             True the first time at a line of the program.
@@ -293,12 +293,12 @@ class Context:
         return found
 
     def start_thread(self) -> None:
-        """Bring back what belongs to this thread's stay in the context, if it was there before."""
+        """Run ``thread.at_return``, which restores what this thread had in the context when it last left."""
         while self.thread.at_return:
             self.thread.at_return.pop(0)()
 
     def finish_thread(self) -> None:
-        """Undo what belongs to this thread's stay in the context: the last entry of the thread was left."""
+        """Undo what this thread did in the context. Called when the thread's last entry was left."""
         thread = self.thread
         if thread.forced_cpu:
             thread.forced_cpu = False

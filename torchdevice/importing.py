@@ -1,4 +1,4 @@
-"""How a scope learns that a module of torch is imported, by whatever statement, while it is active."""
+"""Tells a scope when a module of torch is imported while the scope is active."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchdevice.patching import Patch
 
 
 class Importing:
-    """A finder of modules that finds one as Python does, lets it see the machine as it is, and says when it is there.
+    """A finder on ``sys.meta_path`` for one module, which is executed as if no scope were active.
 
     Args:
         name: The module's full name.
-        imported: Called when it has been imported.
+        imported: Called after the module was imported.
     """
 
     def __init__(self, name: str, imported: Callable[[], None]):
@@ -29,7 +29,7 @@ class Importing:
 
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path
-        finders.remove(self) if self in finders else None  # on one line: somebody may come between two
+        finders.remove(self) if self in finders else None  # on one line: a signal handler may come between two
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != self._name:
@@ -41,7 +41,7 @@ class Importing:
 
 
 class _Loader:
-    """Loads a module by another loader, to which it belongs afterwards."""
+    """Loads a module by another loader, which is the module's ``__loader__`` afterwards."""
 
     def __init__(self, loader: Any, imported: Callable[[], None]):
         self._loader, self._imported = loader, imported

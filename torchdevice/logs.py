@@ -20,11 +20,11 @@ _configuring = threading.RLock()
 def configure_logging() -> None:
     """Apply ``TORCHDEVICE_LOG`` (a level name) and ``TORCHDEVICE_LOG_FILE`` (a path) to the package's logger.
 
-    Each outermost entry of a scope calls this. Nothing happens where neither variable is set, and a handler that is
-    attached already is not attached again.
+    Each outermost entry of a scope calls this. It does nothing where neither variable is set, and attaches no handler
+    twice.
 
     Raises:
-        ValueError: ``TORCHDEVICE_LOG`` is not the name of a level.
+        ValueError: ``TORCHDEVICE_LOG`` is not the name of a logging level.
     """
     level = os.environ.get("TORCHDEVICE_LOG")
     path = os.environ.get("TORCHDEVICE_LOG_FILE")
@@ -53,5 +53,5 @@ def _attach(handler: logging.Handler, formatter: logging.Formatter) -> None:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Log a warning, once in a process."""
+    """Log a warning; each text is logged once in a process."""
     logger.warning(message)

@@ -45,12 +45,12 @@ def add(commands: Any) -> None:
 
 
 class _Program(NamedTuple):
-    """What the command line names.
+    """The program that the command line names.
 
     Attributes:
         module: The name of a module, or None for a path.
         path: The absolute path of a script, or of a folder or archive that holds a ``__main__.py``.
-        source: The bytes of a script, which may be compiled already; None for what runpy has to find.
+        source: The bytes of a script, as text or compiled; None for a module, folder or archive, which runpy reads.
     """
 
     module: str | None
@@ -75,14 +75,14 @@ def _found(path: str) -> _Program:
     Raises:
         SystemExit: With status 2, as Python does, if the file cannot be read.
     """
-    absolute = os.path.join(os.getcwd(), path)  # not normalized, as Python does not
+    absolute = os.path.join(os.getcwd(), path)  # not normalized, because Python does not normalize it either
     if pkgutil.get_importer(absolute) is not None:
         return _Program(None, absolute)
     try:
         with io.open_code(absolute) as file:
             return _Program(None, absolute, file.read())
     except OSError as error:
-        reason = f"[Errno {error.errno}] {error.strerror}"  # Python's own words
+        reason = f"[Errno {error.errno}] {error.strerror}"  # Python's own text
         print(f"{sys.executable}: can't open file {absolute!r}: {reason}", file=sys.stderr)
         raise SystemExit(2) from None
 
@@ -138,7 +138,7 @@ def _loader(path: str, source: bytes) -> Any:
 
 def _activate(options: argparse.Namespace) -> None:
     """Enable the scope for this process and those it starts, and have the report printed if that was asked for."""
-    os.environ.pop(SWITCH, None)  # or torch, when it is imported now, would enable another scope
+    os.environ.pop(SWITCH, None)  # otherwise the import of torch below would enable another scope
     from torchdevice import scope
 
     given = {name: getattr(options, name) for name in _options.declarations()}
@@ -149,7 +149,7 @@ def _activate(options: argparse.Namespace) -> None:
 
 def _execute(program: _Program, main: dict[str, Any]) -> None:
     try:
-        # Frames that Python shows in a traceback, those of runpy, are wanted. There must be no other between this
+        # Frames of runpy stay in tracebacks, because Python shows them too. No other frame may come between this
         # function and the program.
         if program.module is not None:
             runpy._run_module_as_main(program.module)

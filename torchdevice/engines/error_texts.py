@@ -1,4 +1,4 @@
-"""The errors of the target, in the words that the program knows."""
+"""Rewords errors of the target as the errors of the accelerator that the program is written for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def reword(context: Context, error: BaseException) -> None:
-    """Name the device as the program's tensors do, and raise CUDA's out-of-memory error for the target's own.
+    """Name the device in an error as the program spells it, and raise CUDA's out-of-memory error for the target's.
 
     Raises:
-        torch.OutOfMemoryError: ``error`` says that the target has no memory left.
+        torch.OutOfMemoryError: ``error`` is the target's out-of-memory error.
     """
     if context.says_program:
         _rename_device(context, error)
@@ -37,7 +37,7 @@ def _rename_device(context: Context, error: BaseException) -> None:
 
 
 def _tell_observers(context: Context, error: torch.OutOfMemoryError) -> None:
-    """Tell who asked for it, once: an error passes here with each torch function that it leaves."""
+    """Call the context's out-of-memory observers, once for an error that passes here from several torch functions."""
     if not context.out_of_memory_observers or hasattr(error, _TOLD):
         return
     setattr(error, _TOLD, True)

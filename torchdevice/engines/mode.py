@@ -1,4 +1,4 @@
-"""The mode: look a torch call up, hand it to its rewriter, or call it as it is. Nothing else."""
+"""The mode: it passes each torch call to the rewriter of the function, or calls a function that has none."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _UNSEEN = object()
 
 
 def _find_nothing(func: Any, default: Any = None) -> None:
-    """Find no rewriter: the mode serves no context any more."""
+    """Return None, so that a mode that serves no context rewrites nothing."""
 
 
 class DeviceMode(ContextMode):
-    """Sees every torch call of a thread. There is one in a thread: nested scopes exchange its ``context``.
+    """Handles every torch call of a thread. A thread has one mode: nested scopes exchange its ``context``.
 
-    The mode is on torch's stack, or beside it and asked by wrappers (``wrap.py``).
+    The mode is on torch's stack, or beside it, where wrappers call it (``wrap.py``).
 
     Attributes:
-        table: The rewriters of the context's kind.
-        find: ``table.get``. Dynamo would guard on the length of a table, which grows by what is seen.
+        table: The rewriters for the context, see :func:`rewriters.table_of`.
+        find: ``table.get``. The handler does not use ``table``, because Dynamo would guard on its length, which grows.
     """
 
     def __init__(self, context: Context | None):
@@ -55,7 +55,7 @@ class DeviceMode(ContextMode):
 
 
 def of_this_thread() -> ContextMode | None:
-    """Return the mode that sees this thread's calls, beside torch's stack or on it; None while it handles one."""
+    """Return the mode that handles this thread's calls, beside torch's stack or on it; None while it handles one."""
     if thread_state.state.mode is not None:
         return thread_state.state.mode
     for mode in thread_state.stacked_modes():
@@ -65,7 +65,7 @@ def of_this_thread() -> ContextMode | None:
 
 
 def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function with a mode that sees what it does. Where there is none already, one is put on torch's stack."""
+    """Call a function while a mode is active; a thread without one gets a mode on torch's stack for the call."""
     if of_this_thread() is not None:
         return function(*args, **kwargs)
     with DeviceMode(context):

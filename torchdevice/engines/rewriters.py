@@ -4,7 +4,7 @@
 device is registered by hand, here or in the file of its area. Every other function is classified at first sight from
 torch's own operator schemas, so that no list of factories has to be kept; None means that it cannot carry a device.
 
-A rewriter is called as ``rewriter(context, func, args, kwargs)`` and makes the call. ``kwargs`` is its own to change.
+A rewriter is called as ``rewriter(context, func, args, kwargs)`` and makes the call. It may change ``kwargs``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MAX_TABLE = 50_000
 
 
 def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter], Rewriter]:
-    """Register the rewriter of some torch functions.
+    """Return a decorator that registers the rewriter of these torch functions.
 
     Raises:
-        ValueError: One of them is registered already.
+        ValueError: One of the functions has a rewriter already.
     """
 
     def register(rewriter: Rewriter) -> Rewriter:
@@ -66,7 +66,8 @@ INSISTS_ON_CUDA = frozenset(
         "torch.random",  # fork_rng of torch before 2.13 finds the module of the generator by it
     }
 )
-"""Modules that make a device and later ask it whether it says cuda. They keep it; it is rewritten where it is used."""
+"""Modules that make a device and later check that its type is cuda. In them ``torch.device`` is not rewritten; the
+device is rewritten where it is used."""
 
 
 def _calling_module() -> str:
@@ -79,7 +80,7 @@ def _calling_module() -> str:
 
 @rewrites(torch.device)
 def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """``torch.device`` in all its forms. Torch checks the spelling before its result is looked at."""
+    """``torch.device`` in all its forms. Torch makes the device first, and raises for a wrong spelling."""
     lone = args[0] if len(args) == 1 and not kwargs else None
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
@@ -108,7 +109,7 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
 
 
 def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Any, target: Any) -> Any:
-    """Make a call that creates a tensor, and note what the program holds of it: its side, and that it is pinned."""
+    """Make a call that creates a tensor. Mark the tensor's side, and remember that it is pinned."""
     pins = kwargs.get("pin_memory") and not context.runtime.pins_memory
     if pins:
         kwargs["pin_memory"] = False
@@ -137,7 +138,7 @@ def _with_device_at(position: int) -> Rewriter:
 
 @rewrites(torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
 def _from_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Constructors that take their dtype from the data, and perhaps their memory."""
+    """Constructors that take the dtype of their data, and some of them its memory."""
     asked = kwargs.get("device")
     if asked is None:
         return with_device_keyword(context, func, args, kwargs)
@@ -153,7 +154,7 @@ def _from_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 _MAY_SHARE = frozenset({torch.as_tensor, torch.asarray})
-"""Constructors that take the memory of what they are given, where it is on the device already."""
+"""Constructors that share the memory of data that is on the device already."""
 
 
 # ---- movement --------------------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 @rewrites(torch.Tensor.cuda, torch.Tensor.xpu)
 def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` with a device it names."""
+    """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` to the method's accelerator."""
     if context.device_type == func.__name__:
         return func(*args, **kwargs)
     device, rest = None, kwargs
@@ -205,7 +206,7 @@ def _tensor_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
 
 @rewrites(torch.Tensor.type_as)
 def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.type_as``, which moves to where the other tensor is."""
+    """``Tensor.type_as``, which also moves a tensor to the other tensor's device."""
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory:
         other = args[1] if len(args) > 1 else kwargs["other"]
@@ -215,7 +216,7 @@ def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 @rewrites(torch.Tensor.clone, torch.clone)
 def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The one operator whose results are followed, because programs keep what they are: snapshots, and new leaves."""
+    """``clone``, the only operator whose result takes its source's mark: programs keep clones, as copies or leaves."""
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory and args:
         return placement.followed(args[0], result)
@@ -224,7 +225,7 @@ def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 @rewrites(torch._C._nn._parse_to)
 def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``Module.to`` calls to understand its arguments."""
+    """``torch._C._nn._parse_to``, by which ``Module.to`` parses its arguments."""
     asked = args[0] if args else kwargs.get("device")
     target = None
     names_device = asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
@@ -289,7 +290,7 @@ def _fit_dtype(context: Context, kwargs: dict[str, Any]) -> None:
 
 @rewrites(torch.Tensor.pin_memory, torch._pin_memory)
 def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Page-locked memory: a copy, as on CUDA, in ordinary memory where the target needs no other."""
+    """``Tensor.pin_memory``: a copy, as on CUDA, in ordinary memory where the target needs no page-locked memory."""
     if context.runtime.pins_memory:
         return func(args[0])
     if context.is_pinned(args[0]):
@@ -307,13 +308,13 @@ def _is_pinned(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 @rewrites(torch.Tensor.record_stream)
 def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A hint to a caching allocator that is not in use."""
+    """``Tensor.record_stream``, a hint to CUDA's caching allocator, which is not in use."""
     context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
 
 
 @rewrites(torch._C._nn.scaled_dot_product_attention)
 def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Attention by a kernel that the target has, where the program allows only kernels that it lacks."""
+    """Attention by the math backend, where the program enables only backends that the target lacks."""
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:
@@ -353,7 +354,7 @@ _reads_kind("xpu", torch.Tensor.is_xpu.__get__)
 
 
 def native_device(tensor: torch.Tensor) -> torch.device:
-    """Return the device that a tensor is really on."""
+    """Return the device that torch itself reports for a tensor."""
     with torch._C.DisableTorchFunction():
         return tensor.device
 
@@ -362,7 +363,7 @@ def native_device(tensor: torch.Tensor) -> torch.device:
 
 
 GENERIC: tuple[Rewriter, ...] = (with_device_keyword, *map(_with_device_at, range(16)))
-"""The rewriters that a function can get by its schema; no function of torch has a device so far back."""
+"""The rewriters that a function can get by its schema. No function of torch takes a device beyond position 15."""
 
 NUMBERED: list[Rewriter | None] = [None]
 """Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
@@ -380,13 +381,13 @@ def table_of(context: Context) -> Table:
     if found is None:
         reads = READS if context.says_program else {}
         found = _tables[kind] = {**REGISTERED, **reads, **context.runtime.rewriters}
-        # Before Dynamo begins, because it sees the list as it was then.
+        # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.
         NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
     return found
 
 
 def rewriter_of(table: Table, func: Any) -> Rewriter | None:
-    """Return the rewriter of a function by a table; None where the function cannot carry a device."""
+    """Return the rewriter of a function in ``table``; None where the function cannot carry a device."""
     found: Any = table.get(func, classify)
     return classify(func, table) if found is classify else found
 
@@ -414,16 +415,16 @@ def _classify(func: Any) -> Rewriter | None:
 
 
 def _schemas(func: Any) -> list[Any]:
-    """Return the overloads of one of torch's functions or methods that Python reaches; some have none.
+    """Return the schemas of the overloads of a torch function or method that Python can call, if there are any.
 
-    Overloads that begin with a device, such as the comparison of two, exist in TorchScript only.
+    Overloads whose first argument is a device, such as the comparison of two devices, exist in TorchScript only.
     """
     schemas = torch._C._jit_get_schemas_for_operator(f"aten::{getattr(func, '__name__', '')}")
     return [schema for schema in schemas if not any(map(_is_device, schema.arguments[:1]))]
 
 
 def takes_device(func: Any) -> bool:
-    """Return whether one of torch's functions or methods has an argument for us to rewrite, by its schema."""
+    """Return whether the schemas of a torch function or method have an argument to rewrite."""
     return _from_schemas(_schemas(func)) is not None
 
 
@@ -457,5 +458,5 @@ def _from_signature(func: types.FunctionType) -> Rewriter | None:
 
 
 def _replace(args: tuple[Any, ...], position: int, value: Any) -> tuple[Any, ...]:
-    """Return ``args`` with one element exchanged; None leaves it as it is."""
+    """Return ``args`` with ``value`` at ``position``; unchanged if ``value`` is None."""
     return args if value is None else (*args[:position], value, *args[position + 1 :])

@@ -1,10 +1,10 @@
-"""The engine without a mode on torch's stack: the entry points of torch that can carry a device, each wrapped.
+"""The engine without a mode on torch's stack: it wraps the entry points of torch that can carry a device.
 
 A mode on the stack costs time in every torch call. With ``engine="wrap"`` the thread's mode stays beside the stack, and
-only what can carry a device asks it: functions and methods whose schema has a device argument, those with a rewriter of
-their own, and operators called as ``torch.ops.aten...``. Everything else is torch's own, untouched.
+only wrappers call it: those of functions and methods whose schema has a device argument, of those with a registered
+rewriter, and of operators called as ``torch.ops.aten...``. Everything else is torch's own.
 
-The wrappers are the same for all threads; in one without such a mode they call what they wrap.
+All threads share the wrappers. In a thread without a mode beside the stack, a wrapper calls its original.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _all_disabled = require(torch._C, "_is_torch_function_all_disabled")
 
 
 def _ask(mode: ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Let the mode handle a call. Like torch's, it is out of the way meanwhile."""
+    """Let the mode handle a call. As on torch's stack, a mode is not active while it handles a call."""
     _state.mode = None
     try:
         return mode.__torch_function__(original, (), args, kwargs)
@@ -41,9 +41,9 @@ def _ask(mode: ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 class EntryPoint:
-    """What stands in the place of a function or method of torch that can carry a device.
+    """The wrapper of a function or method of torch that can carry a device.
 
-    Compared, hashed, pickled or inspected it is the original, because torch and programs keep tables of functions.
+    It compares, hashes, pickles and inspects as the original, because torch and programs keep tables of functions.
     """
 
     def __init__(self, original: Any):
@@ -55,7 +55,7 @@ class EntryPoint:
         mode = _state.mode
         if mode is None or _all_disabled():
             return self.original(*args, **kwargs)
-        _state.mode = None  # as _ask does, with a call less
+        _state.mode = None  # _ask, inlined: a Python call less for each wrapped call
         try:
             return mode.__torch_function__(self.original, (), args, kwargs)
         finally:
@@ -64,7 +64,7 @@ class EntryPoint:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        if _state.mode is None:  # also while Dynamo traces, which knows methods by being torch's own
+        if _state.mode is None:  # also while Dynamo traces, which recognizes only torch's own methods
             return self.original.__get__(instance, owner)
         return types.MethodType(self, instance)
 
@@ -89,7 +89,7 @@ class EntryPoint:
 
 
 class LastResort(EntryPoint):
-    """One that asks the mode only after torch's own has failed, so that it costs next to nothing."""
+    """An entry point that calls the mode only after the original has failed, so that it costs next to nothing."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -101,7 +101,7 @@ class LastResort(EntryPoint):
 
 
 class _Attribute:
-    """Stands in the place of an attribute of tensors, such as ``Tensor.device``; of the class it is the original."""
+    """The wrapper of an attribute of tensors, such as ``Tensor.device``. Read from the class, it is the original."""
 
     def __init__(self, original: Any):
         self._original = original
@@ -118,7 +118,7 @@ class _Attribute:
 
 
 def _new_device(original: Call) -> Any:
-    """``torch.device.__new__``."""
+    """Replace ``torch.device.__new__``."""
 
     def __new__(cls: type, /, *args: Any, **kwargs: Any) -> torch.device:
         mode = _state.mode
@@ -130,7 +130,7 @@ def _new_device(original: Call) -> Any:
 
 
 def _operator_call(original: Any) -> Any:
-    """``OpOverload.__call__`` and ``OpOverloadPacket.__call__``: every operator, so found by its own schema."""
+    """Replace ``OpOverload.__call__`` or ``OpOverloadPacket.__call__``, through which every operator is called."""
 
     @functools.wraps(original)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -143,15 +143,15 @@ def _operator_call(original: Any) -> Any:
 
 
 _entry_points: dict[Any, EntryPoint] = {}
-"""Each by what it stands for."""
+"""Original function -> its entry point."""
 
 
 def _stand_in(original: Any) -> Any:
-    """Return what to put in the place of a function; what a program has put there itself stays."""
+    """Return the entry point of a function. A replacement that a program has put in its place is returned as it is."""
     return _entry_points.get(original, original) if isinstance(original, _FUNCTIONS) else original
 
 
-# ---- where they are --------------------------------------------------------------------------------------------------
+# ---- where the entry points are --------------------------------------------------------------------------------------
 
 _NAMESPACES = (torch, torch.nn.functional, torch._C._nn, torch.fft, torch.linalg, torch.special, torch.sparse)
 
@@ -163,7 +163,7 @@ _LAST_RESORTS = frozenset({torch._C._nn.scaled_dot_product_attention})
 
 
 def _members() -> Iterator[tuple[Any, str, Any]]:
-    """Yield owner, name and value of what torch's namespaces, tensors and the settings of cuFFT consist of."""
+    """Yield owner, name and value of each member of torch's namespaces, of tensors and of the settings of cuFFT."""
     for namespace in _NAMESPACES:
         for name, value in list(vars(namespace).items()):
             yield namespace, name, value
@@ -176,7 +176,7 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _listed(functions: Collection[Any]) -> list[Patch]:
-    """Return the patches of the functions, methods and attributes among some."""
+    """Return a patch for each place in torch that holds one of these functions, methods or accessors of attributes."""
     found: list[Patch] = []
     for owner, name, value in _members():
         if isinstance(value, types.GetSetDescriptorType):
@@ -190,7 +190,7 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
 
 
 def _for_every_scope() -> list[Patch]:
-    """Return the patches for every scope: what has a rewriter of its own, and what takes a device by its schema."""
+    """Return the patches for every scope: of functions with a registered rewriter or a device in their schema."""
     by_schema = {
         value
         for _, _, value in _members()
@@ -208,9 +208,10 @@ def _for_every_scope() -> list[Patch]:
 
 
 class _ImportedByValue:
-    """Modules that had imported entry points by value: ``from torch import zeros``.
+    """The patch of modules that imported functions by value before the scope: ``from torch import zeros``.
 
-    What a class, a closure or a default argument holds is not found. Torch's own modules look names up when they run.
+    A function held by a class, a closure or a default argument is not found. Torch's own modules are left out, because
+    they look names up when they run.
     """
 
     def __init__(self) -> None:
@@ -236,7 +237,7 @@ class _ImportedByValue:
 
 
 def _holding(key: str, known: set[int]) -> list[tuple[types.ModuleType, str]]:
-    """Return the names of a module that mean an entry point."""
+    """Return the module and name of each global variable of a module whose value has an ``id`` in ``known``."""
     module = sys.modules.get(key)
     if not isinstance(module, types.ModuleType) or key.startswith(("torch.", "torchdevice.")):
         return []
@@ -244,7 +245,7 @@ def _holding(key: str, known: set[int]) -> list[tuple[types.ModuleType, str]]:
 
 
 class _Scripted:
-    """The compiler of TorchScript knows torch's functions by identity."""
+    """The patch of TorchScript's table of builtins, which finds functions by ``id``."""
 
     def install(self) -> None:
         table = require(torch.jit._builtins, "_get_builtin_table")()
@@ -259,7 +260,7 @@ class _Scripted:
 
 
 def _find_module(original: Any) -> Any:
-    """``torch.fx`` finds the module of a function of torch by identity, to write it into code."""
+    """Replace the function by which ``torch.fx`` finds a function's module: it searches by identity."""
 
     @functools.wraps(original)
     def find(orig_method: Any) -> str:
@@ -275,7 +276,7 @@ _OF_RUNTIMES: dict[str, Installation] = {}
 
 
 def needed(context: Context) -> list[Installation]:
-    """Return what wraps the entry points that matter in a context."""
+    """Return the installations that wrap the entry points a context needs."""
     found = [_FOR_EVERY_SCOPE]
     if context.says_program:
         found.append(_READS)

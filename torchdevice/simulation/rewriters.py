@@ -1,4 +1,4 @@
-"""Torch functions that must be called in another way where the device is simulated, for the mode's table."""
+"""Rewriters of torch functions that need another call on a simulated device. :data:`TABLE` joins the mode's table."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ _swap = require(torch._C, "_swap_tensor_impl")
 
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """``Tensor.__repr__`` computes in float64, which the device may lack, and names the device; so does formatting."""
-    with policy.lifted():
+    """``Tensor.__repr__`` and ``__format__``, which compute in float64 and name the device."""
+    with policy.lifted():  # the device may lack float64
         text = func(*args, **kwargs)
     named = f"device='{context.options.written_for}:"
     return text.replace(f"device='{policy.KIND}:", named) if context.says_program else text
 
 
 def _numpy(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.numpy``, whose error names the device: here, so that every engine sees it and words it as CUDA does."""
+    """``Tensor.numpy``, unchanged. It has a rewriter so that each engine handles it and rewords its error as CUDA's."""
     return func(*args, **kwargs)
 
 
 def _is_compatible(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """What ``Module.to`` asks before it sets ``parameter.data``: see :func:`_set_data`."""
+    """``torch._has_compatible_shallow_copy_type``, which ``Module.to`` asks before it sets ``parameter.data``.
+
+    :func:`_set_data` makes the assignment possible.
+    """
     return func(*args, **kwargs) or _changes_kind(*args)
 
 
 def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``tensor.data = value``, which torch refuses between the CPU and an out-of-tree backend.
 
-    CUDA allows it, and ``Module.to`` keeps parameters the same objects by it. So the two exchange what they are, and
-    what belongs to the object is carried over.
+    CUDA allows it, and ``Module.to`` relies on it to keep parameters the same objects. So ``tensor`` swaps its C++
+    tensor with a view of ``value``, and keeps its ``requires_grad``, gradient and hooks.
     """
     tensor, value = args
     if not isinstance(value, torch.Tensor) or not _changes_kind(tensor, value):
@@ -53,13 +56,13 @@ def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``Tensor.share_memory_``, of which torch thinks that an out-of-tree backend needs nothing for it."""
+    """``Tensor.share_memory_``, which does nothing for an out-of-tree backend and is therefore reported."""
     context.report("Tensor.share_memory_", "nothing: other processes get copies", Fidelity.APPROXIMATE)
     return func(*args, **kwargs)
 
 
 def _is_shared(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """``Tensor.is_shared``: always true of a tensor on CUDA."""
+    """``Tensor.is_shared``, which CUDA answers with True for each of its tensors."""
     with torch._C.DisableTorchFunction():
         return args[0].device.type == policy.KIND or func(*args)
 
