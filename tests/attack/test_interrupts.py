@@ -28,7 +28,10 @@ from torchdevice import installed, thread_state
 from torchdevice.engines import wrap
 
 # Python reports an exception in a destructor, an injected interrupt too, as unraisable.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.timeout(7200),  # the complete sweep runs some ten thousand cycles line by line
+]
 
 PACKAGE = str(Path(torchdevice.__file__).parent) + os.sep
 

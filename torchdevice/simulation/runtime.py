@@ -82,7 +82,7 @@ class SimulatedRuntime(Runtime):
     def rewriters(self) -> Mapping[Any, Any]:
         return rewriters.TABLE
 
-    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor:
+    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor if index_of(tensor) < 0 else aliased(tensor)
 
     def enter_thread(self, entry: object) -> None:
