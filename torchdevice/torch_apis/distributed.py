@@ -1,4 +1,4 @@
-"""Process groups: NCCL needs CUDA, so gloo stands in for it; ``get_backend()`` answers what was asked for."""
+"""Process groups: gloo replaces NCCL, which needs CUDA, and ``get_backend()`` still returns ``"nccl"``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _asked_for_nccl: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _stand_in(context: Context, backend: Any) -> tuple[Any, bool]:
-    """Return the backend to use, and whether NCCL was asked for."""
+    """Return the backend to use, and whether the program requested NCCL."""
     names = str(backend).lower() if backend is not None else ""
     if "nccl" in names:
         context.report(f"process group {names!r}", context.runtime.collectives, Fidelity.APPROXIMATE)
         return context.runtime.collectives, True
+    # A simulated device has a backend of its own, which a program that requests gloo needs as well.
     return context.runtime.collectives if "gloo" in names else backend, False
 
 
@@ -67,7 +68,7 @@ def _is_nccl_available(context: Context, original: Any) -> bool:
 
 
 def patches() -> list[Patch]:
-    """Return the patches of ``torch.distributed``; none in a build without it."""
+    """Return the patches of ``torch.distributed``; an empty list in a build without it."""
     if not dist.is_available():
         return []
     functions: dict[str, Callable[..., Any]] = {
