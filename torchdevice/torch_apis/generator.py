@@ -1,4 +1,4 @@
-"""``torch.Generator(device="cuda")``, which makes a generator of torch's own class on the target."""
+"""``torch.Generator(device="cuda")``, which makes a generator of the target."""
 
 from __future__ import annotations
 
