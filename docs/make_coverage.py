@@ -9,7 +9,7 @@ from torchdevice import installed, public_names, supplied
 
 PAGE = Path(__file__).with_name("coverage.md")
 
-HEADER = """# What is supplied, and how faithfully
+HEADER = """# Supplied names and their fidelity
 
 Made by `python docs/make_coverage.py`; do not edit. A test reads the names from the installed torch and uses each of
 them. It fails on a name that is missing here, or whose behaviour does not fit the fidelity that is declared here.

@@ -97,7 +97,7 @@ def _simulated(target: object, profile: str, count: int, memory: int | str | Non
 
 
 def _best() -> Runtime:
-    for name in ("cuda", "mps", "xpu", *target_names()[4:]):
+    for name in ("cuda", "mps", "xpu", *target_names()[4:]):  # from 4 on: registered and PrivateUse1 backends
         if runtime(name).is_available():
             return runtime(name)
     return runtime("cpu")

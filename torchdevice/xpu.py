@@ -150,6 +150,7 @@ def _device_count(context: Context, original: Any) -> int:
 
 
 def _uninitialized(index: int) -> Any:
+    """Raise as a thread without a scope would: ``torch.xpu`` gets this function when it initialises XPU."""
     raise AttributeError("module 'torch.xpu' has no attribute '_get_device_properties'")
 
 

@@ -211,6 +211,7 @@ def _device_properties(context: Context, original: Any, index: int) -> DevicePro
 
 
 def _uninitialized(index: int) -> Any:
+    """Raise as a thread without a scope would: ``torch.cuda`` gets this function when it initialises CUDA."""
     raise AttributeError("module 'torch.cuda' has no attribute '_get_device_properties'")
 
 
@@ -233,7 +234,7 @@ def patches() -> list[Patch]:
     """Return the patches of globals and functions of ``torch.cuda`` that call no supplied name."""
     return [
         Replaced(torch.cuda, "_initialized", InitializedFlag),
-        Replaced(torch.cuda, "_cached_device_count", lambda _: None),
+        Replaced(torch.cuda, "_cached_device_count", lambda _: None),  # device_count() asks again in a scope
         Replaced(
             torch.cuda,
             "_get_device_properties",

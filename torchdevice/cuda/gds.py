@@ -33,7 +33,7 @@ def deregister_buffer(context: Context, storage: Any) -> None:
 @supplied_function("_gds_register_handle")
 def register_handle(context: Context, descriptor: int) -> int:
     """Clear ``O_DIRECT`` of the file descriptor and return it as the handle."""
-    import fcntl
+    import fcntl  # not on Windows
 
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~getattr(os, "O_DIRECT", 0))

@@ -104,10 +104,10 @@ class Capture(TorchDispatchMode):
         self._refuse_generator(args, kwargs)
         if _INPLACE_VIEW in func.tags:
             return func(*args, **kwargs)
-        self._keep(func, args, kwargs)
+        self._save_before_write(func, args, kwargs)
         with self._undeclared_writes(func, args, kwargs):
             result = func(*args, **kwargs)
-        self._note(func, args, kwargs, result)
+        self._record(func, args, kwargs, result)
         return result
 
     def _refuse_waiting(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -132,7 +132,7 @@ class Capture(TorchDispatchMode):
             self.failed = True
             raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 
-    def _keep(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _save_before_write(self, func: Any, args: Any, kwargs: Any) -> None:
         """Copy a tensor of the program before an operator first writes to it."""
         for argument, value in _arguments(func, args, kwargs):
             if argument.alias_info is None or not argument.alias_info.is_write:
@@ -166,7 +166,7 @@ class Capture(TorchDispatchMode):
         expanded = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         return not expanded and tensor.untyped_storage()._cdata not in self._made
 
-    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         made = _made_by(func, result)
         self._made.update(tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided)
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)

@@ -37,6 +37,7 @@ _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "
 class GraphStandIn:
     """Stands in for ``torch.cuda.CUDAGraph``: records operators once and runs them again."""
 
+    # isinstance(graph, torch.cuda.CUDAGraph) holds.
     __class__ = property(lambda self: torch.cuda.CUDAGraph)  # type: ignore[assignment]
 
     def __init__(self, context: Context):

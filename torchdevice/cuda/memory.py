@@ -60,6 +60,7 @@ def _zeros() -> dict[str, int]:
 
 
 def _figures(current: int, peak: int) -> dict[str, int]:
+    """Return the figures of one key. The sums of allocations are the least that explain the peak."""
     return {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
 
 

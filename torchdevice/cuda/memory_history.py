@@ -70,7 +70,7 @@ class History:
         with self._lock:
             frames = _frames() if self._context else []
             self._blocks[block.address] = (block, frames)
-            self._note("alloc", block, frames if self._context in ("alloc", "all") else [])
+            self._record("alloc", block, frames if self._context in ("alloc", "all") else [])
 
     def freed(self, address: int) -> None:
         """Record the free of a block. A block from before the history began is ignored."""
@@ -78,8 +78,8 @@ class History:
             block, _ = self._blocks.pop(address, (None, None))
             if block is not None:
                 frames = _frames() if self._context == "all" else []
-                self._note("free_requested", block, frames)
-                self._note("free_completed", block, frames)
+                self._record("free_requested", block, frames)
+                self._record("free_completed", block, frames)
 
     def annotate(self, address: int, text: str) -> None:
         """Record a label for a block.
@@ -94,14 +94,14 @@ class History:
                     f"no allocation at {address} is recorded. Use the address of a tensor that was made while "
                     f"allocations were recorded."
                 )
-            self._note("annotate", block, frames, text)
+            self._record("annotate", block, frames, text)
 
     def out_of_memory(self, index: int, size: int, free: int) -> None:
         """Record an allocation of ``size`` bytes that failed with ``free`` bytes left."""
         with self._lock:
-            self._note("oom", Block(index, 0, size, size), _frames() if self._context else [], free=free)
+            self._record("oom", Block(index, 0, size, size), _frames() if self._context else [], free=free)
 
-    def _note(
+    def _record(
         self, action: str, block: Block, frames: list[dict[str, Any]], label: str = "", free: int | None = None
     ) -> None:
         if action in self._skipped:

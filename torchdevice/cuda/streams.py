@@ -188,7 +188,7 @@ class EventStandIn(torch.Event):
     _recorded_on: int | None
 
     def __new__(cls, context: Context, enable_timing: bool) -> EventStandIn:
-        self = super().__new__(cls, device="cpu")
+        self = super().__new__(cls, device="cpu")  # without a driver torch makes no event of another device
         self._context = context
         self._timing = enable_timing
         self._mark = self._recorded_on = None

@@ -47,6 +47,7 @@ class _Stay:
 def _set_default_device(context: Context, original: Any, device: Any) -> None:
     """``torch.set_default_device``: the first call in a scope remembers the default device to restore."""
     thread = context.thread
+    # at_exit holds bound methods, whose __self__ shows whether a _Stay is waiting already.
     if not any(isinstance(getattr(each, "__self__", None), _Stay) for each in thread.at_exit):
         _Stay(context, original).begin()
     original(device)

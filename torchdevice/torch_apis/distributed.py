@@ -28,9 +28,9 @@ def _stand_in(context: Context, backend: Any) -> tuple[Any, bool]:
 def _init_process_group(context: Context, original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> None:
     used, nccl = _stand_in(context, "nccl" if backend is None else backend)
     if not context.runtime.takes_device_ids:
-        kwargs.pop("device_id", None)
+        kwargs.pop("device_id", None)  # torch refuses the CPU as device_id
     if nccl:
-        kwargs.pop("pg_options", None)
+        kwargs.pop("pg_options", None)  # options of NCCL's class
     original(used, *args, **kwargs)
     if nccl:
         _asked_for_nccl.add(dist.distributed_c10d._get_default_group())
@@ -52,6 +52,7 @@ def _new_group(
     inherits = (
         backend is None and dist.is_initialized() and dist.distributed_c10d._get_default_group() in _asked_for_nccl
     )
+    # A process that is not in the group gets a placeholder, which is no ProcessGroup.
     if (nccl or inherits) and isinstance(group, dist.ProcessGroup):
         _asked_for_nccl.add(group)
     return group
