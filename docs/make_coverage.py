@@ -9,34 +9,34 @@ from torchdevice import installed, public_names, supplied
 
 PAGE = Path(__file__).with_name("coverage.md")
 
-HEADER = """# What is supplied, and how faithfully
+HEADER = """# Supplied names and their fidelity
 
-Made by `python docs/make_coverage.py`; do not edit. A test reads the names from the installed torch, uses each of them,
-and fails on a name that is missing here or whose fidelity differs from its row.
+Made by `python docs/make_coverage.py`; do not edit. A test reads the names from the installed torch and uses each of
+them. It fails on a name that is missing here, or whose behaviour does not fit the fidelity that is declared here.
 
-- **exact**: the same meaning as on the device the program was written for.
-- **declared**: a documented constant of the stand-in, or a mixture of constants and readings. The constants were not
-  measured; the options `capability=` and `properties=` of a scope set some of them.
-- **approximate**: a plausible value or a coarser behaviour; reported once per line of a program, refused if strict.
-- **inert**: a hint with nothing to do.
-- **unsupported**: raises `NotSupportedError`, with the way out.
+- **exact**: the name has the meaning that it has on the device the program was written for.
+- **declared**: the value is a documented constant, or contains documented constants, which were not measured. The
+  options `capability=` and `properties=` of a scope set some of them.
+- **approximate**: the value is plausible, or the behaviour is coarser. It is reported once per line of the program and
+  raises in a strict scope.
+- **inert**: the call is a hint that has no effect on the target.
+- **unsupported**: the call raises `NotSupportedError`, which names a remedy.
 
-Each target has a column. A sentence after the word there says what the name does on that target, if that differs from
-the column "what it does". The `mps` column was not tested on a Mac: the calls were written to torch's signatures, and
-the tests record and check them.
+Each target has a column with the fidelity. A sentence after the fidelity replaces the description for that target. The
+`mps` column was not tested on a Mac: the calls follow torch's signatures, and the tests record and check them.
 """
 
 _PUBLIC = """
 ## Public names
 
-`torch.cuda`, `torch.mps` and their neighbours are torch's own Python, unmodified. They call the names of the second
+`torch.cuda`, `torch.mps` and the modules beside them are torch's own Python code, which calls the names of the second
 table.
 """
 
 _PRIVATE = """
 ## Names of torch's C module and plain values
 
-A scope supplies these to the threads in it.
+A scope supplies these names to the threads that are in it.
 """
 
 _TABLE = """

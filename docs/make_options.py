@@ -11,15 +11,15 @@ PAGE = Path(__file__).with_name("options.md")
 
 HEADER = """# Options and variables
 
-Made by `python docs/make_options.py` from `torchdevice/options.py`, where every option is declared once; do not edit.
+Made by `python docs/make_options.py`; do not edit. Every option is declared once, in `torchdevice/options.py`.
 
-The value of an option is that of the call: a keyword of `portable`, `simulate` or `enable`, a flag of `torchdevice
-run`, a flag of pytest. Where the call leaves the option out, its variable is read; without a variable it has its
-default. `TORCHDEVICE=1` alone makes `import torch` enable a scope with the options that the variables hold;
-`torchdevice run` and `enable(propagate=True)` set all variables for the processes that a program starts.
+An option has the value that the call gives: a keyword of `portable`, `simulate` or `enable`, a flag of `torchdevice
+run`, a flag of pytest. If the call leaves the option out, it has the value of its variable, else its default.
+`TORCHDEVICE=1` makes `import torch` enable a scope with the options of the variables. `torchdevice run` and
+`enable(propagate=True)` set all variables for the processes that a program starts.
 
-A variable is meant for the whole process, so a variable that contradicts the target of a single call (`identity`,
-`memory`, `devices`) is ignored in that call. An option of the call itself that contradicts the target is refused.
+A variable is set for the whole process, so the variable of `identity`, `memory` or `devices` is ignored where it
+contradicts the target of one call. An option that the call itself gives raises an error instead.
 
 """
 
@@ -27,9 +27,9 @@ FOOTER = """
 | variable | what it does |
 |---|---|
 | `TORCHDEVICE` | `1` makes `import torch` enable a scope |
-| `TORCHDEVICE_LOG` | level of the log: `DEBUG`, `INFO`, `WARNING`, `ERROR` |
-| `TORCHDEVICE_LOG_FILE` | file to which the log is written |
-| `CUDA_VISIBLE_DEVICES` | limits the number of devices, with `devices=` and on simulated devices |
+| `TORCHDEVICE_LOG` | sets the level of the log: `DEBUG`, `INFO`, `WARNING`, `ERROR` |
+| `TORCHDEVICE_LOG_FILE` | names the file to which the log is written |
+| `CUDA_VISIBLE_DEVICES` | hides devices, as in CUDA, of a scope with `devices=` or with simulated devices |
 | `PYTORCH_ENABLE_MPS_FALLBACK` | lets operators that `simulated:mps` lacks run on the CPU, as on a Mac |
 """
 

@@ -1,4 +1,4 @@
-"""Every exception and warning this package raises; each keeps the facts it reports as attributes."""
+"""Every exception and warning that this package raises. Each keeps the facts that it reports as attributes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class TorchDeviceError(Exception):
 
 
 class UnknownTargetError(TorchDeviceError, ValueError):
-    """The requested target is no device type this torch knows.
+    """The requested target is not a device type of the installed torch.
 
     Attributes:
-        target: The value that was given.
-        known: The target names that would have been understood.
+        target: The requested target.
+        known: The names of targets.
     """
 
     def __init__(self, target: object, known: tuple[str, ...]):
@@ -38,10 +38,10 @@ class UnknownTargetError(TorchDeviceError, ValueError):
 
 
 class TargetUnavailableError(TorchDeviceError, RuntimeError):
-    """The requested target is a known device type that this machine or torch build does not have.
+    """The requested target is a device type that this machine or this build of torch lacks.
 
     Attributes:
-        target: The value that was given.
+        target: The requested target.
         remedy: What to do instead.
     """
 
@@ -66,15 +66,15 @@ class AnotherPatcherError(TorchDeviceError, RuntimeError):
         self.patcher = patcher
         super().__init__(
             f"{patcher!r} has replaced parts of torch in this process, so a scope could neither rewrite nor restore "
-            f"them reliably. Remove the import of {patcher!r}, or do not activate torchdevice."
+            f"these parts reliably. Remove the import of {patcher!r}, or do not activate torchdevice."
         )
 
 
 class FidelityError(TorchDeviceError, RuntimeError):
-    """Under ``strict=True``: the call would have been approximated, ignored or downgraded.
+    """In a scope with ``strict=True`` the program made a request that would not be exact.
 
     Attributes:
-        requested: What the program asked for.
+        requested: The request.
         done: What would have been done instead.
     """
 
@@ -82,16 +82,16 @@ class FidelityError(TorchDeviceError, RuntimeError):
         self.requested = requested
         self.done = done
         super().__init__(
-            f"{requested} cannot be had exactly here ({done}), and the scope is strict. "
-            f"Use strict=False to accept that, or change the call."
+            f"{requested} would not be exact here ({done}), and the scope is strict. "
+            f"Use strict=False to accept the difference, or change the call."
         )
 
 
 class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
-    """A CUDA facility that has no honest equivalent on the target.
+    """The program called a function of an accelerator that has no equivalent on a stand-in device.
 
     Attributes:
-        name: The torch name that was called.
+        name: The name of torch that was called.
         remedy: What to do instead.
     """
 
@@ -102,48 +102,48 @@ class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
 
 
 class TorchVersionError(TorchDeviceError, ImportError):
-    """A private name of torch that this package relies on is gone from the installed torch.
+    """The installed torch lacks a private name that this package uses.
 
     Attributes:
-        name: The dotted name that is missing.
-        version: The installed torch version.
+        name: The missing dotted name.
+        version: The version of the installed torch.
     """
 
     def __init__(self, name: str, version: str):
         self.name = name
         self.version = version
         super().__init__(
-            f"torch {version} has no {name!r}, which torchdevice builds on. "
-            f"Install a torchdevice release that lists torch {version} as supported."
+            f"torch {version} has no {name!r}, which torchdevice uses. "
+            f"Install a release of torchdevice that supports torch {version}."
         )
 
 
 class EngineUnavailableError(TorchDeviceError, RuntimeError):
-    """``engine="wrap"`` cannot reach ``torch.device`` in this Python.
+    """``engine="wrap"`` cannot replace the constructor of ``torch.device`` in this Python.
 
     Attributes:
-        reason: What is in the way.
+        reason: What prevents the replacement.
     """
 
     def __init__(self, reason: str):
         self.reason = reason
-        super().__init__(f"engine='wrap' cannot be had here: {reason}. Use engine='mode'.")
+        super().__init__(f"engine='wrap' does not work here: {reason}. Use engine='mode'.")
 
 
 class PortabilityWarning(UserWarning):
-    """A value the program asked for was changed on its way to the target (for example float64 on MPS)."""
+    """A value that the program requested was changed because the target lacks it, such as float64 on MPS."""
 
 
 class BackendTakenError(TorchDeviceError, RuntimeError):
-    """The simulated device needs the place that torch has for one out-of-tree backend, and it is taken.
+    """Another out-of-tree backend is registered, and torch has room for only one, which the simulated device needs.
 
     Attributes:
-        name: The name of the backend that is registered there.
+        name: The name of the registered backend.
     """
 
     def __init__(self, name: str):
         self.name = name
         super().__init__(
-            f"torch has room for one out-of-tree backend in a process, and {name!r} is registered there. Run the "
-            f"program on it with target={name!r}, or simulate in a process that does not import it."
+            f"torch has room for one out-of-tree backend in a process, and {name!r} is registered. Run the program on "
+            f"that backend with target={name!r}, or simulate in a process that does not import it."
         )

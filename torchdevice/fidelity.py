@@ -15,6 +15,6 @@ class Fidelity(enum.Enum):
     APPROXIMATE = "approximate"
     """The value is plausible or the behaviour is coarser. Each line of the program is reported once."""
     INERT = "inert"
-    """The call is a hint, and the target has nothing to do for it."""
+    """The call is a hint that has no effect on the target."""
     UNSUPPORTED = "unsupported"
-    """The call raises an error that names the way out."""
+    """The call raises an error that names a remedy."""

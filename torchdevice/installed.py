@@ -1,4 +1,4 @@
-"""Everything that is in place while a scope is active, in the order of installation."""
+"""The list of all patches that are installed while a scope is active, in the order of installation."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ AREAS = (
     distributed,
     dtensor,
 )
-"""Files that replace something of torch's."""
+"""The modules of this package with a function ``patches()``."""
 
 ONLY_SUPPLYING = (gds, memory_history, nccl, settings, unsupported, versions)
-"""Files that only register supplied names and rewriters, by being imported."""
+"""The modules of this package that only register supplied names and rewriters when they are imported."""
 
 
 def _patches() -> list[Patch]:

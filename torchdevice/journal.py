@@ -1,6 +1,7 @@
-"""What happened, and where: a journal counts rewritten and supplied calls by the line of the program that made them.
+"""A journal counts rewritten and supplied calls by the line of the program that made them.
 
-A journal keeps at most ``MAX_ENTRIES`` distinct entries, so its memory is bounded. It counts the rest in ``overflow``.
+A journal keeps at most ``MAX_ENTRIES`` distinct entries, so its memory is bounded. It counts the other calls in
+``overflow``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Site:
     """A line of the program.
 
     Attributes:
-        file: Path of the source file, as the code object has it.
+        file: Path of the source file, ``co_filename`` of the code object.
         line: Line number, from 1.
         function: Qualified name of the function.
     """
@@ -37,14 +38,14 @@ class Site:
 
 @dataclass
 class Entry:
-    """One thing that was asked for at one site.
+    """One request of the program at one site, and what was done for it.
 
     Attributes:
-        site: Where.
-        requested: What the program asked for, as it wrote it: ``"cuda:0"``, ``"torch.autocast(float16)"``.
-        done: What was done instead: ``"cpu"``, ``"bfloat16"``.
-        fidelity: How close that is.
-        count: How often.
+        site: The line that made the request.
+        requested: The request: ``"cuda:0"``, ``"autocast(torch.float16)"``.
+        done: What was done instead: ``"cpu"``, ``"torch.bfloat16"``.
+        fidelity: How close ``done`` comes to the request.
+        count: The number of requests.
     """
 
     site: Site
@@ -60,7 +61,7 @@ class Journal:
     def __init__(self, max_entries: int = MAX_ENTRIES):
         self.overflow = 0
         self._max_entries = max_entries
-        # Keyed by the identity of the code: a code object's own hash reads all of it. ``_codes`` keeps them alive.
+        # Keyed by the id of the code object, whose own hash reads all of its bytecode. ``_codes`` keeps the ids valid.
         self._entries: dict[tuple[int, int, str, str], Entry] = {}
         self._codes: dict[int, CodeType] = {}
 
@@ -70,14 +71,14 @@ class Journal:
         """Count one event at the program's current line.
 
         Args:
-            requested: As :class:`Entry` has it.
-            done: As :class:`Entry` has it.
-            fidelity: As :class:`Entry` has it.
-            frame: The program's frame; None to look for it.
-            above: How many callers are known to be this package's.
+            requested: The request (see :class:`Entry`).
+            done: What was done instead.
+            fidelity: How close ``done`` comes to the request.
+            frame: The program's frame; None to search for it.
+            above: The number of innermost callers that belong to this package, so that the search skips them.
 
         Returns:
-            True when this is the first such event at this line.
+            True for the first such event at this line.
         """
         frame = frame or user_frame(above)
         key = (id(frame.f_code), frame.f_lasti, requested, done)
@@ -95,12 +96,12 @@ class Journal:
 
     @property
     def entries(self) -> list[Entry]:
-        """All entries, the most frequent first."""
+        """All entries, the most frequent one first."""
         return sorted(self._entries.values(), key=lambda entry: -entry.count)
 
     @property
     def degraded(self) -> list[Entry]:
-        """The entries that are not exact, the most frequent first."""
+        """The entries that are not exact, the most frequent one first."""
         return [entry for entry in self.entries if entry.fidelity is not Fidelity.EXACT]
 
     def __len__(self) -> int:
@@ -120,10 +121,10 @@ _is_library: dict[str, bool] = {}
 
 
 def user_frame(above: int = 0) -> FrameType:
-    """Return the innermost frame that is neither torch's nor this package's; the outermost frame if all are.
+    """Return the innermost frame outside torch and this package, or the outermost frame if there is none.
 
     Args:
-        above: How many callers need not be looked at.
+        above: The number of innermost callers to skip.
     """
     frame = sys._getframe(1 + above)
     while True:

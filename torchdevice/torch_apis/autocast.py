@@ -1,7 +1,7 @@
 """``torch.autocast("cuda")`` and its older spellings.
 
-The program's own autocast object works as it is: it records that autocast is on for cuda, which ``is_autocast_enabled``
-and the like then answer. Beside it, autocast of the target is entered and left.
+The program's autocast object enables autocast for cuda, as torch wrote it, so that ``torch.is_autocast_enabled()`` and
+similar functions report that. A second autocast object, for the target, is entered and left with it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ _COMPANIONS = "_torchdevice_companions"
 
 
 class _Companion:
-    """Autocast of the target, on while the program's autocast is, and off while the thread is not in the scope."""
+    """Autocast of the target, enabled while the program's autocast is entered and the thread is in the scope."""
 
-    def __init__(self, context: Context, requested: autocast, own: autocast):
-        self._context, self._requested, self._own = context, requested, own
+    def __init__(self, context: Context, requested: autocast, for_target: autocast):
+        self._context, self._requested, self._for_target = context, requested, for_target
 
     def enter(self) -> None:
-        self._own.__enter__()
+        self._for_target.__enter__()
         self._context.thread.at_exit.append(self._pause)
 
     def leave(self) -> None:
         thread = self._context.thread
         if self._pause in thread.at_exit:
             thread.at_exit.remove(self._pause)
-            self._own.__exit__(None, None, None)
+            self._for_target.__exit__(None, None, None)
         elif self._resume in thread.at_return:
             thread.at_return.remove(self._resume)
 
     def _pause(self) -> None:
-        """The thread leaves the scope: for a step of a decorated generator, or for good."""
-        self._own.__exit__(None, None, None)
+        """Disable autocast of the target: the thread leaves the scope, between two steps of a generator or for good."""
+        self._for_target.__exit__(None, None, None)
         self._context.thread.at_return.append(self._resume)
 
     def _resume(self) -> None:
-        """The thread is back in the scope. The program's autocast may have ended meanwhile."""
-        if torch.is_autocast_enabled(self._requested.device):
+        """Enable autocast of the target again: the thread is back in the scope."""
+        if torch.is_autocast_enabled(self._requested.device):  # the program's autocast may have ended meanwhile
             self.enter()
 
 
@@ -53,7 +53,7 @@ def _enter(context: Context, original: Any, self: autocast) -> Any:
     result = original(self)
     if companion is not None:
         companion.enter()
-    # An autocast object can be entered again while it is entered.
+    # A list, because an autocast object can be entered again while it is entered.
     self.__dict__.setdefault(_COMPANIONS, []).append(companion)
     return result
 
@@ -71,16 +71,16 @@ def _exit(original: Any) -> Any:
 
 
 def _companion(context: Context, requested: autocast) -> _Companion | None:
-    """Return autocast of the target; None where the program's own is that, or is for another device."""
+    """Return autocast of the target; None where the program's autocast suffices or is for another device."""
     device_type, enabled = context.device_type, requested._enabled
-    # Programs also write torch.autocast(device.type), with the device they got for "cuda".
+    # A program that writes torch.autocast(device.type) spells the target, because device was rewritten.
     if requested.device != device_type and requested.device not in ACCELERATORS:
         return None
     dtype = context.autocast_dtype(requested.fast_dtype, enabled=enabled)
     if requested.device == device_type and dtype is requested.fast_dtype:
         return None
-    own = autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=requested._cache_enabled)
-    return _Companion(context, requested, own)
+    for_target = autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=requested._cache_enabled)
+    return _Companion(context, requested, for_target)
 
 
 def patches() -> list[Patch]:

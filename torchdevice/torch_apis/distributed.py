@@ -1,4 +1,4 @@
-"""Process groups: NCCL needs CUDA, so gloo stands in for it; ``get_backend()`` answers what was asked for."""
+"""Process groups: gloo replaces NCCL, which needs CUDA, and ``get_backend()`` still returns ``"nccl"``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _is_nccl_available(context: Context, original: Any) -> bool:
 
 
 def patches() -> list[Patch]:
-    """Return the patches of ``torch.distributed``; none in a build without it."""
+    """Return the patches of ``torch.distributed``; an empty list in a build without it."""
     if not dist.is_available():
         return []
     functions: dict[str, Callable[..., Any]] = {

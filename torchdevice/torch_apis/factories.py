@@ -1,4 +1,4 @@
-"""Factories that torch does not show to the mode: nested tensors, ``torch.range``, device contexts, DLPack."""
+"""Factories that the mode does not see: nested tensors, ``torch.range``, device contexts, DLPack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchdevice.torch_apis.storage import with_device
 def _inject(
     context: Context, original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
-    """``DeviceContext.__torch_function__``: what it adds is rewritten too."""
+    """``DeviceContext.__torch_function__``: rewrite the device that it adds to a call."""
     kwargs = kwargs or {}
     if kwargs.get("device") is not None or func not in _device_constructors():
         return original(self, func, types, args, kwargs)
@@ -26,11 +26,11 @@ def _inject(
     rewriter = rewriters.rewriter_of(rewriters.table_of(context), func)
     if rewriter is None or not context.runtime.shares_host_memory:
         return original(self, func, types, args, kwargs)
-    return rewriter(context, func, args, kwargs)  # the mode is not asked again, and a move may have to copy
+    return rewriter(context, func, args, kwargs)  # the mode does not see this call, and a move may have to copy
 
 
 def _from_dlpack(context: Context, original: Any, ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """``from_dlpack``: memory that another tensor has too, in a storage of its own."""
+    """``from_dlpack``: mark the new storage with the side of the source, whose memory it shares."""
     result = original(ext_tensor, *args, **kwargs)
     return placement.shared(ext_tensor, result) if context.runtime.shares_host_memory else result
 

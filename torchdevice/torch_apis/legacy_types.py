@@ -1,7 +1,7 @@
-"""The legacy tensor types: ``torch.cuda.FloatTensor`` and its family.
+"""The legacy tensor types, such as ``torch.cuda.FloatTensor``.
 
-torch's own are objects of C that only raise in a build without CUDA. Threads with a scope see stand-in classes instead:
-calling one makes a tensor on the target, ``isinstance`` asks for a tensor of that dtype there.
+In a build without CUDA torch's own types only raise. Threads in a scope see stand-in classes instead: calling one makes
+a tensor on the target, and ``isinstance`` tests for a tensor of its dtype and layout on the target.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torchdevice.supplied import supplied_value
 from torchdevice.torch_internals import require
 
 _DEFAULT_DEVICE = "default device of a legacy type"
-"""Setting: whether a CUDA type is the default, until a CPU type is."""
+"""The setting that is True while a CUDA type is the default tensor type."""
 
 
 class LegacyTensorType(type):
-    """The type of the stand-in classes."""
+    """The metaclass of the stand-in classes."""
 
     dtype: torch.dtype
     layout: torch.layout
@@ -33,11 +33,11 @@ class LegacyTensorType(type):
 
     @property
     def is_sparse(cls) -> bool:
-        """Whether its tensors are sparse."""
+        """Whether the tensors of the type are sparse."""
         return cls.layout is torch.sparse_coo
 
     def answer(cls, context: Context) -> LegacyTensorType:
-        """The class itself, as the value of its name in a context."""
+        """Return the class, which makes tensors of its dtype on the target."""
         return cls
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -53,7 +53,9 @@ class LegacyTensorType(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
         context = thread_state.current()
         if context is None:
-            raise TypeError(f"type torch.cuda.{cls.__name__} not available outside a torchdevice context.")
+            raise TypeError(
+                f"{cls.__module__}.{cls.__name__} makes tensors in a scope only. Call it in torchdevice.portable()."
+            )
         kwargs.pop("device", None)
         cpu_type = getattr(torch.sparse if cls.is_sparse else torch, cls.__name__)
         return torch.Tensor.to(cpu_type(*args, **kwargs), context.target)
@@ -116,14 +118,14 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
     dtype = legacy_dtype(wanted)
     if dtype is not None:
         return move(context, torch.Tensor.to, (args[0], context.current_spelling("cuda")), {"dtype": dtype})
-    result = func(*args, **kwargs)  # a type of the CPU's
+    result = func(*args, **kwargs)  # a CPU type
     if context.runtime.shares_host_memory:
         return placement.moved(context, args[0], result, placement.Side.HOST)
     return result
 
 
 def _type_name(context: Context, name: str) -> str:
-    """Return what ``Tensor.type()`` answers: the truth, or the program's name under ``identity="program"``."""
-    prefix = f"torch.{context.device_type}."
-    programs = f"torch.{context.options.written_for}."
-    return programs + name[len(prefix) :] if context.says_program and name.startswith(prefix) else name
+    """Return the name of a tensor type; under ``identity="program"`` with the program's accelerator for the target."""
+    of_target = f"torch.{context.device_type}."
+    of_program = f"torch.{context.options.written_for}."
+    return of_program + name[len(of_target) :] if context.says_program and name.startswith(of_target) else name

@@ -1,4 +1,4 @@
-"""The program's own kernels, which torch calls while the mode is off. For ``torch/library.py``."""
+"""Puts the mode back while torch runs the program's own kernels of operators, for ``torch/library.py``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchdevice.patching import Patch, per_context, replaced_function
 
 
 def _impl(context: Context, original: Any, self: Any, op_name: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Library.impl``: let the program's own kernel see the mode of whatever scope it is called in."""
+    """``Library.impl``: register a kernel that runs with the mode of the scope in which it is called."""
     return original(self, op_name, _kernel(fn), *args, **kwargs)
 
 
@@ -29,12 +29,15 @@ def _init_custom_op(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """``torch.library.custom_op``: let its function see the mode."""
+    """``torch.library.custom_op``: register a function that runs with the mode."""
     original(self, namespace, name, schema, _kernel(fn), *args, **kwargs)
 
 
 def _register_kernel(context: Context, original: Any, self: Any, device_types: Any, fn: Any = None, /) -> Any:
-    """``CustomOpDef.register_kernel``: let the kernel see the mode. A kernel for CUDA is not taken for the target's."""
+    """``CustomOpDef.register_kernel``: register a kernel that runs with the mode.
+
+    The kernel stays registered for the device types that the program names: one for CUDA does not run on the target.
+    """
     if fn is None:
         return functools.partial(_register_kernel, context, original, self, device_types)
     original(self, device_types, _kernel(fn))
@@ -42,13 +45,13 @@ def _register_kernel(context: Context, original: Any, self: Any, device_types: A
 
 
 def _kernel(fn: Any) -> Any:
-    """Return a kernel of the program's that sees the mode; torch's own are left as they are."""
+    """Return a function that runs a kernel of the program with the mode. A kernel of torch is returned unchanged."""
     own = isinstance(fn, types.FunctionType) and not fn.__module__.startswith("torch.")
     return per_context(fn, with_mode) if own else fn
 
 
 def patches() -> list[Patch]:
-    """Return the patches of the registration of kernels."""
+    """Return the patches of the functions that register kernels."""
     return [
         replaced_function(torch.library.Library, "impl", _impl),
         replaced_function(torch._library.custom_ops.CustomOpDef, "__init__", _init_custom_op),
