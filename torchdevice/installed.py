@@ -42,6 +42,7 @@ from torchdevice.torch_apis import (
     serialization,
     storage,
     threads,
+    warned_lines,
 )
 
 AREAS = (
@@ -72,6 +73,7 @@ AREAS = (
     library,
     serialization,
     threads,
+    warned_lines,
     torch_compile,
     profiler,
     jit,

@@ -22,7 +22,7 @@ from torchdevice.context import Context
 from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import rewriters
 from torchdevice.engines.replace_new import Call, Constructor
-from torchdevice.patching import Installation, Patch, Replaced
+from torchdevice.patching import Installation, Patch, Replaced, stands_for
 from torchdevice.thread_state import ContextMode
 from torchdevice.torch_internals import require
 
@@ -49,6 +49,7 @@ class EntryPoint:
     def __init__(self, original: Any):
         functools.update_wrapper(self, original)
         self.original = original
+        stands_for(self, original)
         self._hash = hash(original)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -202,7 +203,6 @@ def _for_every_scope() -> list[Patch]:
         *(Replaced(operator, "__call__", _operator_call) for operator in operators),
         Constructor(torch.device, _new_device),
         Replaced(torch.fx.node, "_find_module_of_method", _find_module),
-        _Scripted(),
         _ImportedByValue(),
     ]
 
@@ -241,21 +241,6 @@ def _holding(key: str, known: set[int]) -> list[tuple[types.ModuleType, str]]:
     if not isinstance(module, types.ModuleType) or key.startswith(("torch.", "torchdevice.")):
         return []
     return [(module, name) for name, value in list(vars(module).items()) if id(value) in known]
-
-
-class _Scripted:
-    """The compiler of TorchScript knows torch's functions by identity."""
-
-    def install(self) -> None:
-        table = require(torch.jit._builtins, "_get_builtin_table")()
-        table.update(
-            {id(entry): table[id(original)] for original, entry in _entry_points.items() if id(original) in table}
-        )
-
-    def remove(self) -> None:
-        table = torch.jit._builtins._get_builtin_table()
-        for entry in _entry_points.values():
-            table.pop(id(entry), None)
 
 
 def _find_module(original: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torchdevice.context import Context
 from torchdevice.engines.mode import with_mode
 from torchdevice.patching import Patch, per_context, replaced_function
+from torchdevice.torch_internals import require
 
 
 def _impl(context: Context, original: Any, self: Any, op_name: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
@@ -18,26 +19,14 @@ def _impl(context: Context, original: Any, self: Any, op_name: Any, fn: Any, *ar
     return original(self, op_name, _kernel(fn), *args, **kwargs)
 
 
-def _init_custom_op(
-    context: Context,
-    original: Any,
-    self: Any,
-    namespace: str,
-    name: str,
-    schema: str,
-    fn: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    """``torch.library.custom_op``: let its function see the mode."""
-    original(self, namespace, name, schema, _kernel(fn), *args, **kwargs)
-
-
 def _register_kernel(context: Context, original: Any, self: Any, device_types: Any, fn: Any = None, /) -> Any:
     """``CustomOpDef.register_kernel``: let the kernel see the mode. A kernel for CUDA is not taken for the target's."""
     if fn is None:
         return functools.partial(_register_kernel, context, original, self, device_types)
-    original(self, device_types, _kernel(fn))
+    kernel = _kernel(fn)
+    if require(self, "_init_fn") is fn:  # what runs where the kernel is switched off
+        self._init_fn = kernel
+    original(self, device_types, kernel)
     return fn
 
 
@@ -51,6 +40,5 @@ def patches() -> list[Patch]:
     """Return the patches of the registration of kernels."""
     return [
         replaced_function(torch.library.Library, "impl", _impl),
-        replaced_function(torch._library.custom_ops.CustomOpDef, "__init__", _init_custom_op),
         replaced_function(torch._library.custom_ops.CustomOpDef, "register_kernel", _register_kernel),
     ]
