@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch.autograd.graph import increment_version
 
 from torchdevice.simulation import placement, policy
 from torchdevice.simulation import random as device_random
@@ -271,6 +272,7 @@ class _Outgoing:
         if odd:
             placement.check(self._op, (), given)
         named.update(own)
+        named.update({name: outs.same(value, named[name]) for name, value in given.items() if name not in own})
         taken = [named.pop(name) for name in self._arguments.names[:positional]]
         result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
         return result, index
@@ -293,6 +295,11 @@ class _Outs:
         own = torch.empty(0, dtype=value.dtype) if grows else resizable_memory_of(value)
         self._written[id(value)] = value, own
         return own
+
+    def same(self, value: Any, taken: Any) -> Any:
+        """Return what an argument that is written to as ``out`` too must be: torch refuses to resize what it reads."""
+        known = self._written.get(id(value))
+        return taken if known is None or value.is_conj() or value.is_neg() else known[1]
 
     def let_grow(self) -> bool:
         """Give those arguments that a kernel could not resize a CPU tensor which can grow; return whether any is.
@@ -341,10 +348,14 @@ class _Results:
         arguments = {_alias_set(a): (i, a.name) for i, a in enumerate(op._schema.arguments) if _alias_set(a)}
         self._given = [arguments.get(_alias_set(r)) for r in op._schema.returns]
         self.only_new = bool(self._given) and not any(self._given)
+        written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        self._counted = written if op._schema.name.startswith("aten::_foreach_") else []
 
     def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:
         """Return the results of a call: arguments themselves where the schema returns them."""
         if not self._given:
+            for position in self._counted:  # autograd counts writes to results only, so CUDA's kernels count these
+                increment_version([each for each in args[position] if not each.is_inference()])
             return None
         results = [result] if len(self._given) == 1 else result
         found = [
