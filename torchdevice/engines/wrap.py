@@ -20,7 +20,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Runtime
-from torchdevice.engines import rewriters
+from torchdevice.engines import cuda_dtypes, rewriters
 from torchdevice.engines.replace_new import Call, Constructor
 from torchdevice.patching import Installation, Patch, Replaced, stands_for
 from torchdevice.thread_state import ContextMode
@@ -137,7 +137,11 @@ def _operator_call(original: Any) -> Any:
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         mode: Any = _state.mode
         if mode is None or rewriters.rewriter_of(mode.table, self) is None or _all_disabled():
-            return original(self, *args, **kwargs)
+            try:
+                return original(self, *args, **kwargs)
+            except RuntimeError as error:
+                if mode is None or cuda_dtypes.lacking(error) is None:
+                    raise
         return _ask(mode, self, args, kwargs)
 
     return __call__
@@ -185,21 +189,30 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
                 found.append(Replaced(owner, name, _Attribute))
         elif isinstance(value, _FUNCTIONS) and value in functions:
             if value not in _entry_points:
-                _entry_points[value] = LastResort(value) if value in _LAST_RESORTS else EntryPoint(value)
+                _entry_points[value] = (LastResort if _fails_first(value) else EntryPoint)(value)
             found.append(Replaced(owner, name, _stand_in))
     return found
 
 
+def _fails_first(function: Any) -> bool:
+    """Return whether the mode is needed for a function only where torch's own fails."""
+    return function in _LAST_RESORTS or (rewriters.classify(function, {}) is None and cuda_dtypes.asked_last(function))
+
+
 def _for_every_scope() -> list[Patch]:
-    """Return the patches for every scope: what has a rewriter of its own, and what takes a device by its schema."""
+    """Return the patches for every scope.
+
+    They are for what has a rewriter of its own, what takes a device by its schema, and what may be made again.
+    """
     by_schema = {
         value
         for _, _, value in _members()
         if isinstance(value, _BUILTINS) and (value in _WITHOUT_SCHEMA or rewriters.takes_device(value))
     }
+    again = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS) and cuda_dtypes.asked_last(value)}
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
-        *_listed(by_schema | rewriters.REGISTERED.keys()),
+        *_listed(by_schema | again | rewriters.REGISTERED.keys()),
         *(Replaced(operator, "__call__", _operator_call) for operator in operators),
         Constructor(torch.device, _new_device),
         Replaced(torch.fx.node, "_find_module_of_method", _find_module),

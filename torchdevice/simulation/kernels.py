@@ -16,6 +16,8 @@ import torch
 from torch._C import DispatchKey
 from torch.autograd.graph import increment_version
 
+from torchdevice import thread_state
+from torchdevice.engines import cuda_dtypes
 from torchdevice.simulation import placement, policy
 from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
@@ -208,7 +210,10 @@ def _plain(op: Any) -> Kernel:
             named, index, within = arguments.take_named(kwargs, index)
             odd = odd or within
         call = packet if odd and arguments.look_again(taken, args, kwargs, index) else run
-        result = random(call, index, taken, named) if random is not None else call(*taken, **named)
+        try:
+            result = random(call, index, taken, named) if random is not None else call(*taken, **named)
+        except RuntimeError as error:
+            result = _again(error, op, call, taken, named)
         if not only_new:
             return results.of(result, index, args, kwargs)
         if index < 0:  # asked for on the host
@@ -218,6 +223,15 @@ def _plain(op: Any) -> Kernel:
         return wrapped(result, index)
 
     return plain
+
+
+def _again(error: RuntimeError, op: Any, call: Kernel, taken: list[Any], named: dict[str, Any]) -> Any:
+    """Return what an operator gives in a dtype that only CUDA has a kernel for; raise any other error again."""
+    lacked = cuda_dtypes.lacking(error)
+    if lacked is None:
+        raise error
+    name = op._schema.name.removeprefix("aten::")
+    return cuda_dtypes.compute(thread_state.state.context, lacked, call, name, taken, named)
 
 
 def _factory(op: Any) -> Kernel:
@@ -274,7 +288,10 @@ class _Outgoing:
         named.update(own)
         named.update({name: outs.same(value, named[name]) for name, value in given.items() if name not in own})
         taken = [named.pop(name) for name in self._arguments.names[:positional]]
-        result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
+        try:
+            result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
+        except RuntimeError as error:
+            result = _again(error, self._op, self._run, taken, named)
         return result, index
 
 
