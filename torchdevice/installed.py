@@ -28,6 +28,7 @@ from torchdevice.patching import Installation, Patch
 from torchdevice.torch_apis import (
     autocast,
     autograd,
+    cpp_extension,
     data_parallel,
     default_device,
     distributed,
@@ -71,6 +72,7 @@ AREAS = (
     autocast,
     autograd,
     library,
+    cpp_extension,
     serialization,
     threads,
     warned_lines,

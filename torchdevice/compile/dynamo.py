@@ -13,7 +13,6 @@ from torch.utils._device import _device_constructors
 from torchdevice import thread_state
 from torchdevice.compile import unstacked_mode
 from torchdevice.compile.device_interfaces import Interfaces
-from torchdevice.compile.imports import Importing
 from torchdevice.context import Context
 from torchdevice.cuda.streams import StreamStandIn, new_stream
 from torchdevice.device_properties import DeviceProperties
@@ -29,6 +28,7 @@ from torchdevice.patching import (
     replaced_function,
 )
 from torchdevice.spelling import ACCELERATORS
+from torchdevice.torch_apis.imports import Importing
 from torchdevice.torch_internals import require
 
 _PACKAGE = Path(__file__).parent.parent
