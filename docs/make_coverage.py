@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from torchdevice import installed, public_names, supplied
+from torchdevice.engines import cuda_dtypes
 
 PAGE = Path(__file__).with_name("coverage.md")
 
@@ -39,6 +40,25 @@ _PRIVATE = """
 A scope supplies these names to the threads that are in it.
 """
 
+_DTYPES = """
+## Dtypes that CUDA has and the CPU lacks
+
+Where torch's error says that the CPU has no kernel for a dtype, and CUDA has one, the call is made again: on a CPU
+target by the engine, on simulated devices where the kernel is called, in backward too. A call with a kernel costs
+nothing more. The names are those of torch's error. FFT takes all sizes; cuFFT in half precision takes powers of two.
+`engine="wrap"` on a CPU target watches no short function for complex32.
+
+| kernel | dtype | what is done | |
+|---|---|---|---|
+"""
+
+_LEFT_OUT = """
+These raise torch's error:
+
+| operator | why |
+|---|---|
+"""
+
 _TABLE = """
 | name | what it does | mps | cpu | simulated |
 |---|---|---|---|---|
@@ -54,12 +74,21 @@ def row(name: str, declared: supplied.Supplied | public_names.Declared) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
+def dtypes() -> str:
+    """Return the section on dtypes that the CPU lacks."""
+    kernels = [(kernel, dtype, lacked) for (kernel, dtype), lacked in cuda_dtypes.KERNELS.items()]
+    kernels += [(text, "", lacked) for text, lacked in cuda_dtypes.TEXTS.items()]
+    rows = "".join(f"| `{name}` | {dtype} | {what.done} | {what.fidelity.value} |\n" for name, dtype, what in kernels)
+    left_out = "".join(f"| `{name}` | {reason} |\n" for name, reason in cuda_dtypes.LEFT_OUT.items())
+    return _DTYPES + rows + _LEFT_OUT + left_out
+
+
 def page() -> str:
     """Return the page for the installed package."""
     assert installed.AREAS  # importing these modules has registered the names that they supply
     public = "".join(row(name, public_names.PUBLIC_NAMES[name]) for name in sorted(public_names.PUBLIC_NAMES))
     private = "".join(row(name, supplied.SUPPLIED[name]) for name in sorted(supplied.SUPPLIED))
-    return HEADER + _PUBLIC + _TABLE + public + _PRIVATE + _TABLE + private
+    return HEADER + _PUBLIC + _TABLE + public + _PRIVATE + _TABLE + private + dtypes()
 
 
 def main() -> int:

@@ -101,6 +101,22 @@ class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
         super().__init__(f"{name} is not supported on a stand-in device. {remedy}")
 
 
+class ExtensionRefusedError(NotSupportedError, OSError):
+    """An extension in CUDA's or SYCL's C++ was to be built in a scope; an OSError, as torch's own where no CUDA is.
+
+    Attributes:
+        extension: The name of the extension.
+    """
+
+    def __init__(self, extension: str):
+        self.extension = extension
+        super().__init__(
+            f"the extension {extension!r}",
+            "It has code for an accelerator's own compiler, which runs on that accelerator only. Use the fallback in "
+            "plain PyTorch or C++ of the library that builds it, or build it without torchdevice.",
+        )
+
+
 class TorchVersionError(TorchDeviceError, ImportError):
     """The installed torch lacks a private name that this package uses.
 

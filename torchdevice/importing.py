@@ -1,4 +1,4 @@
-"""Tells a scope when a module of torch is imported while the scope is active."""
+"""How a scope learns that a module of torch is imported, by whatever statement, while it is active."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchdevice.patching import Patch
 
 
 class Importing:
-    """A finder on ``sys.meta_path`` for one module, which is executed as if no scope were active.
+    """A finder of modules that finds one as Python does, lets it see the machine as it is, and says when it is there.
 
     Args:
         name: The module's full name.
-        imported: Called after the module was imported.
+        imported: Called when it has been imported.
     """
 
     def __init__(self, name: str, imported: Callable[[], None]):
@@ -29,7 +29,7 @@ class Importing:
 
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path
-        finders.remove(self) if self in finders else None  # on one line: a signal handler may come between two
+        finders.remove(self) if self in finders else None  # on one line: somebody may come between two
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != self._name:
@@ -41,7 +41,7 @@ class Importing:
 
 
 class _Loader:
-    """Loads a module by another loader, which is the module's ``__loader__`` afterwards."""
+    """Loads a module by another loader, to which it belongs afterwards."""
 
     def __init__(self, loader: Any, imported: Callable[[], None]):
         self._loader, self._imported = loader, imported
@@ -57,28 +57,32 @@ class _Loader:
 
 
 class WhenImported:
-    """Patches of a module that programs need not import: in place from then on, if a scope is active.
+    """Patches of a module of torch that programs import themselves: put in as soon as it is imported.
 
     Args:
         name: The module's full name.
-        build: Returns the patches of the module.
+        make: Returns the patches of the module.
     """
 
-    def __init__(self, name: str, build: Callable[[ModuleType], list[Patch]]):
-        self._name, self._build = name, build
-        self._importing = Importing(name, self.install)
-        self._patches: list[Patch] = []
+    def __init__(self, name: str, make: Callable[[ModuleType], list[Patch]]):
+        self._name, self._make = name, make
+        self._importing = Importing(name, self._put_in)
+        self._patches: list[Patch] | None = None
 
     def install(self) -> None:
         module = sys.modules.get(self._name)
-        if module is None:
+        if module is None or getattr(module.__spec__, "_initializing", False):
             self._importing.install()
-            return
-        self._patches = self._patches or self._build(module)
+        else:
+            self._put_in()
+
+    def _put_in(self) -> None:
+        if self._patches is None:
+            self._patches = self._make(sys.modules[self._name])
         for patch in self._patches:
             patch.install()
 
     def remove(self) -> None:
         self._importing.remove()
-        for patch in reversed(self._patches):
+        for patch in reversed(self._patches or []):
             patch.remove()

@@ -28,6 +28,7 @@ from torchdevice.patching import Installation, Patch
 from torchdevice.torch_apis import (
     autocast,
     autograd,
+    cpp_extension,
     data_parallel,
     default_device,
     distributed,
@@ -43,6 +44,7 @@ from torchdevice.torch_apis import (
     serialization,
     storage,
     threads,
+    warned_lines,
 )
 
 AREAS = (
@@ -71,8 +73,10 @@ AREAS = (
     autocast,
     autograd,
     library,
+    cpp_extension,
     serialization,
     threads,
+    warned_lines,
     torch_compile,
     profiler,
     jit,

@@ -66,7 +66,20 @@ def per_context(
             return original(*args, **kwargs)
         return replacement(context, original, *args, **kwargs)
 
+    stands_for(function, original)
+    # TorchScript asks a function for what it should compile in the function's place.
+    function.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
     return function
+
+
+def stands_for(replacement: Any, original: Any) -> None:
+    """Note what a replacement stands for, for :func:`original_of`."""
+    replacement._torchdevice_original = original
+
+
+def original_of(function: Any) -> Any:
+    """Return torch's own function that a replacement stands for; what is no replacement, as it is."""
+    return getattr(function, "_torchdevice_original", function)
 
 
 class Replaced:

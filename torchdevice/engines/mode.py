@@ -6,7 +6,7 @@ from typing import Any
 
 from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.engines import rewriters
+from torchdevice.engines import cuda_dtypes, rewriters
 from torchdevice.engines.error_texts import reword
 from torchdevice.thread_state import ContextMode
 
@@ -49,9 +49,14 @@ class DeviceMode(ContextMode):
                 return func(*args, **kwargs) if kwargs else func(*args)
             return rewriter(self.context, func, args, kwargs or {})
         except (RuntimeError, TypeError) as error:
-            if self.context is not None:
-                reword(self.context, error)
-            raise
+            if self.context is None:
+                raise
+            reword(self.context, error)
+            lacked = cuda_dtypes.lacking(error)
+            if lacked is None or not cuda_dtypes.can_be_repeated(func):
+                raise
+        name = func.__name__.partition(".")[0]
+        return cuda_dtypes.compute(self.context, lacked, func, name, args, kwargs or {})
 
 
 def of_this_thread() -> ContextMode | None:

@@ -20,9 +20,9 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Runtime
-from torchdevice.engines import rewriters
+from torchdevice.engines import cuda_dtypes, rewriters
 from torchdevice.engines.replace_new import Call, Constructor
-from torchdevice.patching import Installation, Patch, Replaced
+from torchdevice.patching import Installation, Patch, Replaced, stands_for
 from torchdevice.thread_state import ContextMode
 from torchdevice.torch_internals import require
 
@@ -49,6 +49,7 @@ class EntryPoint:
     def __init__(self, original: Any):
         functools.update_wrapper(self, original)
         self.original = original
+        stands_for(self, original)
         self._hash = hash(original)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +137,11 @@ def _operator_call(original: Any) -> Any:
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         mode: Any = _state.mode
         if mode is None or rewriters.rewriter_of(mode.table, self) is None or _all_disabled():
-            return original(self, *args, **kwargs)
+            try:
+                return original(self, *args, **kwargs)
+            except RuntimeError as error:
+                if mode is None or cuda_dtypes.lacking(error) is None:
+                    raise
         return _ask(mode, self, args, kwargs)
 
     return __call__
@@ -184,25 +189,33 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
                 found.append(Replaced(owner, name, _Attribute))
         elif isinstance(value, _FUNCTIONS) and value in functions:
             if value not in _entry_points:
-                _entry_points[value] = LastResort(value) if value in _LAST_RESORTS else EntryPoint(value)
+                _entry_points[value] = (LastResort if _fails_first(value) else EntryPoint)(value)
             found.append(Replaced(owner, name, _stand_in))
     return found
 
 
+def _fails_first(function: Any) -> bool:
+    """Return whether the mode is needed for a function only where torch's own fails."""
+    return function in _LAST_RESORTS or (rewriters.classify(function, {}) is None and cuda_dtypes.asked_last(function))
+
+
 def _for_every_scope() -> list[Patch]:
-    """Return the patches for every scope: of functions with a registered rewriter or a device in their schema."""
+    """Return the patches for every scope.
+
+    They are for what has a rewriter of its own, what takes a device by its schema, and what may be made again.
+    """
     by_schema = {
         value
         for _, _, value in _members()
         if isinstance(value, _BUILTINS) and (value in _WITHOUT_SCHEMA or rewriters.takes_device(value))
     }
+    again = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS) and cuda_dtypes.asked_last(value)}
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
-        *_listed(by_schema | rewriters.REGISTERED.keys()),
+        *_listed(by_schema | again | rewriters.REGISTERED.keys()),
         *(Replaced(operator, "__call__", _operator_call) for operator in operators),
         Constructor(torch.device, _new_device),
         Replaced(torch.fx.node, "_find_module_of_method", _find_module),
-        _Scripted(),
         _ImportedByValue(),
     ]
 
@@ -242,21 +255,6 @@ def _holding(key: str, known: set[int]) -> list[tuple[types.ModuleType, str]]:
     if not isinstance(module, types.ModuleType) or key.startswith(("torch.", "torchdevice.")):
         return []
     return [(module, name) for name, value in list(vars(module).items()) if id(value) in known]
-
-
-class _Scripted:
-    """The patch of TorchScript's table of builtins, which finds functions by ``id``."""
-
-    def install(self) -> None:
-        table = require(torch.jit._builtins, "_get_builtin_table")()
-        table.update(
-            {id(entry): table[id(original)] for original, entry in _entry_points.items() if id(original) in table}
-        )
-
-    def remove(self) -> None:
-        table = torch.jit._builtins._get_builtin_table()
-        for entry in _entry_points.values():
-            table.pop(id(entry), None)
 
 
 def _find_module(original: Any) -> Any:

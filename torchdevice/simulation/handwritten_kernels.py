@@ -289,15 +289,6 @@ _FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 
 
-@special("histc")
-def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
-    """Histogram of floats and of integers, which CUDA counts and the CPU refuses."""
-    memory = aliased(self)
-    if not memory.is_floating_point():
-        return fresh(_aten.histc(memory.double(), bins, min, max).to(memory.dtype), index_of(self))
-    return fresh(_aten.histc(memory, bins, min, max), index_of(self))
-
-
 # ---- recurrent cells, which only accelerators fuse -------------------------------------------------------------------
 
 

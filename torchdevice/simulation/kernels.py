@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch.autograd.graph import increment_version
 
+from torchdevice import thread_state
+from torchdevice.engines import cuda_dtypes
 from torchdevice.simulation import placement, policy
 from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
@@ -209,7 +212,10 @@ def _plain(op: Any) -> Kernel:
             named, index, within = arguments.take_named(kwargs, index)
             odd = odd or within
         call = packet if odd and arguments.look_again(taken, args, kwargs, index) else run
-        result = random(call, index, taken, named) if random is not None else call(*taken, **named)
+        try:
+            result = random(call, index, taken, named) if random is not None else call(*taken, **named)
+        except RuntimeError as error:
+            result = _again(error, op, call, taken, named)
         if not only_new:
             return results.of(result, index, args, kwargs)
         if index < 0:  # ``device="cpu"`` was given
@@ -219,6 +225,15 @@ def _plain(op: Any) -> Kernel:
         return wrapped(result, index)
 
     return plain
+
+
+def _again(error: RuntimeError, op: Any, call: Kernel, taken: list[Any], named: dict[str, Any]) -> Any:
+    """Return what an operator gives in a dtype that only CUDA has a kernel for; raise any other error again."""
+    lacked = cuda_dtypes.lacking(error)
+    if lacked is None:
+        raise error
+    name = op._schema.name.removeprefix("aten::")
+    return cuda_dtypes.compute(thread_state.state.context, lacked, call, name, taken, named)
 
 
 def _factory(op: Any) -> Kernel:
@@ -274,8 +289,12 @@ class _Outgoing:
         if odd:
             placement.check(self._op, (), given)
         named.update(own)
+        named.update({name: outs.same(value, named[name]) for name, value in given.items() if name not in own})
         taken = [named.pop(name) for name in self._arguments.names[:positional]]
-        result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
+        try:
+            result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
+        except RuntimeError as error:
+            result = _again(error, self._op, self._run, taken, named)
         return result, index
 
 
@@ -299,6 +318,11 @@ class _Outs:
         own = torch.empty(0, dtype=value.dtype) if grows else resizable_memory_of(value)
         self._written[id(value)] = value, own
         return own
+
+    def same(self, value: Any, taken: Any) -> Any:
+        """Return what an argument that is written to as ``out`` too must be: torch refuses to resize what it reads."""
+        known = self._written.get(id(value))
+        return taken if known is None or value.is_conj() or value.is_neg() else known[1]
 
     def let_grow(self) -> bool:
         """Give each argument whose memory was too small a CPU tensor that can grow. Return whether there was one.
@@ -348,10 +372,14 @@ class _Results:
         arguments = {_alias_set(a): (i, a.name) for i, a in enumerate(op._schema.arguments) if _alias_set(a)}
         self._given = [arguments.get(_alias_set(r)) for r in op._schema.returns]
         self.only_new = bool(self._given) and not any(self._given)
+        written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        self._counted = written if op._schema.name.startswith("aten::_foreach_") else []
 
     def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:
         """Return the results of a call: an argument itself where the schema says so, else a new tensor."""
         if not self._given:
+            for position in self._counted:  # autograd counts writes to results only, so CUDA's kernels count these
+                increment_version([each for each in args[position] if not each.is_inference()])
             return None
         results = [result] if len(self._given) == 1 else result
         found = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torchdevice.simulation import policy
 from torchdevice.torch_internals import require
 
 _swap = require(torch._C, "_swap_tensor_impl")
+_preserve_version = require(torch.autograd.grad_mode, "_unsafe_preserve_version_counter")
 
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -44,15 +47,19 @@ def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     tensor, value = args
     if not isinstance(value, torch.Tensor) or not _changes_kind(tensor, value):
         return func(*args, **kwargs)
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with torch._C.DisableTorchFunction(), torch.no_grad(), _keep_version(tensor):
         requires_grad, gradient, hooks = tensor.requires_grad, tensor.grad, tensor._backward_hooks
-        new = value.detach().view_as(value)
-        _swap(tensor, new)
+        _swap(tensor, value.data)  # another tensor with the memory of the value, and no view of it
         tensor.requires_grad_(requires_grad)
         if gradient is not None:
             tensor.grad = gradient.to(value.device, value.dtype)
         if hooks:
             tensor._backward_hooks = hooks
+
+
+def _keep_version(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """Return what lets autograd count on from where it was, as it does where torch itself sets the data."""
+    return contextlib.nullcontext() if tensor.is_inference() else _preserve_version(tensor)
 
 
 def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -10,6 +10,9 @@ from torchdevice.context import Context
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.torch_internals import require
 
+DEFAULT_TYPE = "default tensor type"
+"""Setting: the legacy tensor type that is the default, until one of the CPU's is; see ``legacy_types``."""
+
 _contexts = require(torch, "_GLOBAL_DEVICE_CONTEXT")
 
 
@@ -50,6 +53,8 @@ def _set_default_device(context: Context, original: Any, device: Any) -> None:
     # at_exit holds bound methods, whose __self__ shows whether a _Stay is waiting already.
     if not any(isinstance(getattr(each, "__self__", None), _Stay) for each in thread.at_exit):
         _Stay(context, original).begin()
+    if device is None and DEFAULT_TYPE in context.settings:
+        device = context.target  # where factories then make tensors is what the default type says
     original(device)
 
 

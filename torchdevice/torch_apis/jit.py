@@ -5,18 +5,46 @@ The graph stays rewritten after the scope, because torch caches what it scripted
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.patching import Patch, Replaced, per_context, replaced_function
+from torchdevice.patching import (
+    Patch,
+    Replaced,
+    ReplacedInImporters,
+    original_of,
+    per_context,
+    replaced_function,
+)
 from torchdevice.spelling import ACCELERATORS
 
 
-def _script(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    return _rewritten(context, original(*args, **kwargs))
+def _script(original: Any) -> Any:
+    """``torch.jit.script``, which finds the names that a class uses in the frame of its caller."""
+
+    @functools.wraps(original)
+    def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
+        scripted = original(obj, optimize, _frames_up + 1, *args, **kwargs)  # this function's frame is the one more
+        context = thread_state.state.context
+        return scripted if context is None else _rewritten(context, scripted)
+
+    return script
+
+
+def _find_builtin(original: Any) -> Any:
+    """What the compiler asks for the operator that a function of torch is. It knows torch's functions by identity."""
+
+    @functools.wraps(original)
+    def find(function: Any) -> Any:
+        return original(original_of(function))
+
+    return find
 
 
 def _load(context: Context, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -41,6 +69,18 @@ def _graphs(scripted: Any) -> Iterator[Any]:
         for module in scripted.modules():
             if isinstance(module, torch.jit.ScriptModule):
                 yield from (module._c._get_method(name).graph for name in module._c._method_names())
+    elif isinstance(scripted, type):
+        yield from _graphs_of_class(torch.jit._state._get_script_class(scripted))
+    elif isinstance(scripted, torch.jit.RecursiveScriptClass):
+        yield from _graphs_of_class(scripted._c._type())
+
+
+def _graphs_of_class(script_class: Any) -> Iterator[Any]:
+    """Yield the graphs of the methods of a TorchScript class; nothing of an enumeration, which is none."""
+    for name in [] if script_class is None else script_class.method_names():
+        method = torch.jit._state._python_cu.find_function(f"{script_class.qualified_name()}.{name}")
+        if method is not None:
+            yield method.graph
 
 
 _REPLACEMENTS = """
@@ -96,6 +136,15 @@ class _Rewriting:
             self._replace(graph, node, "cuda")
         elif kind == "aten::pin_memory" and not self._context.runtime.pins_memory:
             self._replace(graph, node, "pin_memory")
+        elif kind == "prim::CallMethod":
+            self._rewrite_class(next(iter(node.inputs())).type())
+
+    def _rewrite_class(self, cls: Any) -> None:
+        """The class of an object whose method is called. It may have been compiled only because it is used here."""
+        if isinstance(cls, torch._C.ClassType) and cls.qualified_name() not in self._seen:
+            self._seen.add(cls.qualified_name())
+            for graph in _graphs_of_class(cls):
+                self.rewrite(graph)
 
     def _rewrite_constant(self, node: Any) -> None:
         """Rewrite a constant: a device, or a function whose graph contains devices."""
@@ -167,4 +216,10 @@ def patches() -> list[Patch]:
     apply = Replaced(
         torch.jit.RecursiveScriptModule, "_apply", lambda original: per_context(original, _apply), may_be_absent=True
     )
-    return [replaced_function(torch.jit, "script", _script), replaced_function(torch.jit, "load", _load), apply]
+    builtins = importlib.import_module("torch.jit._builtins")
+    return [
+        Replaced(torch.jit, "script", _script),
+        replaced_function(torch.jit, "load", _load),
+        ReplacedInImporters(builtins, "_find_builtin", _find_builtin),
+        apply,
+    ]

@@ -11,26 +11,12 @@ import torch
 from torchdevice.context import Context
 from torchdevice.engines.mode import with_mode
 from torchdevice.patching import Patch, per_context, replaced_function
+from torchdevice.torch_internals import require
 
 
 def _impl(context: Context, original: Any, self: Any, op_name: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
     """``Library.impl``: register a kernel that runs with the mode of the scope in which it is called."""
     return original(self, op_name, _kernel(fn), *args, **kwargs)
-
-
-def _init_custom_op(
-    context: Context,
-    original: Any,
-    self: Any,
-    namespace: str,
-    name: str,
-    schema: str,
-    fn: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    """``torch.library.custom_op``: register a function that runs with the mode."""
-    original(self, namespace, name, schema, _kernel(fn), *args, **kwargs)
 
 
 def _register_kernel(context: Context, original: Any, self: Any, device_types: Any, fn: Any = None, /) -> Any:
@@ -40,7 +26,10 @@ def _register_kernel(context: Context, original: Any, self: Any, device_types: A
     """
     if fn is None:
         return functools.partial(_register_kernel, context, original, self, device_types)
-    original(self, device_types, _kernel(fn))
+    kernel = _kernel(fn)
+    if require(self, "_init_fn") is fn:  # what runs where the kernel is switched off
+        self._init_fn = kernel
+    original(self, device_types, kernel)
     return fn
 
 
@@ -54,6 +43,5 @@ def patches() -> list[Patch]:
     """Return the patches of the functions that register kernels."""
     return [
         replaced_function(torch.library.Library, "impl", _impl),
-        replaced_function(torch._library.custom_ops.CustomOpDef, "__init__", _init_custom_op),
         replaced_function(torch._library.custom_ops.CustomOpDef, "register_kernel", _register_kernel),
     ]
