@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.engines import rewriters
 from torchdevice.engines.error_texts import reword
 from torchdevice.thread_state import ContextMode
+from torchdevice.torch_internals import require
 
 _UNSEEN = object()
+
+_all_disabled = require(torch._C, "_is_torch_function_all_disabled")
+_enable = require(torch._C, "_EnableTorchFunction")
 
 
 def _find_nothing(func: Any, default: Any = None) -> None:
@@ -66,6 +72,9 @@ def of_this_thread() -> ContextMode | None:
 
 def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function with a mode that sees what it does. Where there is none already, one is put on torch's stack."""
+    if _all_disabled():  # by a kernel of the simulated device that calls operators above autograd
+        with _enable():
+            return with_mode(context, function, *args, **kwargs)
     if of_this_thread() is not None:
         return function(*args, **kwargs)
     with DeviceMode(context):
