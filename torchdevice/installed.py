@@ -41,6 +41,7 @@ from torchdevice.torch_apis import (
     profiler,
     serialization,
     storage,
+    subclasses,
     threads,
 )
 
@@ -64,6 +65,7 @@ AREAS = (
     legacy_types,
     storage,
     factories,
+    subclasses,
     default_device,
     modules,
     optimizers,

@@ -54,7 +54,7 @@ class DeviceMode(ContextMode):
             if rewriter is None:
                 return func(*args, **kwargs) if kwargs else func(*args)
             return rewriter(self.context, func, args, kwargs or {})
-        except (RuntimeError, TypeError) as error:
+        except Exception as error:
             if self.context is not None:
                 reword(self.context, error)
             raise
