@@ -43,6 +43,7 @@ from torchdevice.torch_apis import (
     profiler,
     serialization,
     storage,
+    subclasses,
     threads,
     warned_lines,
 )
@@ -67,6 +68,7 @@ AREAS = (
     legacy_types,
     storage,
     factories,
+    subclasses,
     default_device,
     modules,
     optimizers,

@@ -114,6 +114,8 @@ class _WhenImported:
                 "create",
                 lambda original: staticmethod(per_context(original, _traced_autocast)),
             ),
+            replaced_function(torch._dynamo.variables.tensor.TensorVariable, "method_attr_device", _read_device),
+            replaced_function(torch._dynamo.variables.tensor.TensorVariable, "method_attr_is_cuda", _read_is_cuda),
             Callback(_add_constants, _remove_constants),
             *unstacked_mode.patches(),
             self._interfaces,
@@ -193,6 +195,21 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
         fitting = context.autocast_dtype(dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
         found.target_values = [context.device_type, fitting, enabled, *rest]
     return found
+
+
+def _read_device(context: Context, original: Any, self: Any, tx: Any) -> Any:
+    """Where compiled code reads ``x.device``: as the scope's tensors say it, which is a part of the code's key."""
+    device = self.device
+    if device is None or not context.says_program or device.type != context.device_type:
+        return original(self, tx)
+    return torch._dynamo.variables.VariableTracker.build(tx, context.program_device(device.index or 0))
+
+
+def _read_is_cuda(context: Context, original: Any, self: Any, tx: Any) -> Any:
+    device = self.device
+    if device is None or not context.says_program or device.type != context.device_type:
+        return original(self, tx)
+    return torch._dynamo.variables.VariableTracker.build(tx, context.options.written_for == "cuda")
 
 
 def _add_constants() -> None:

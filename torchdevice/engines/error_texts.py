@@ -31,9 +31,15 @@ def reword(context: Context, error: BaseException) -> None:
 
 
 def _rename_device(context: Context, error: BaseException) -> None:
-    own, programs = f"{context.device_type}:", f"{context.options.written_for}:"
-    if error.args and isinstance(error.args[0], str) and own in error.args[0]:
-        error.args = (error.args[0].replace(own, programs), *error.args[1:])
+    if error.args and isinstance(error.args[0], str) and context.device_type in error.args[0]:
+        error.args = (_renamed(error.args[0], context.device_type, context.options.written_for), *error.args[1:])
+
+
+def _renamed(text: str, own: str, programs: str) -> str:
+    """Return a text with the device as torch would name the program's: of a device, of a type and of a backend."""
+    text = re.sub(rf"\b{own}(?=:\d)|(?<=['\"]){own}(?=['\"](?! backend))", programs, text)
+    text = re.sub(rf"\b{own}(\w+)Type\b", rf"torch.{programs}.\1Tensor", text)
+    return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
 
 
 def _tell_observers(context: Context, error: torch.OutOfMemoryError) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.engines import cuda_dtypes, rewriters
 from torchdevice.engines.error_texts import reword
 from torchdevice.thread_state import ContextMode
+from torchdevice.torch_internals import require
 
 _UNSEEN = object()
+
+_all_disabled = require(torch._C, "_is_torch_function_all_disabled")
+_enable = require(torch._C, "_EnableTorchFunction")
 
 
 def _find_nothing(func: Any, default: Any = None) -> None:
@@ -48,7 +54,7 @@ class DeviceMode(ContextMode):
             if rewriter is None:
                 return func(*args, **kwargs) if kwargs else func(*args)
             return rewriter(self.context, func, args, kwargs or {})
-        except (RuntimeError, TypeError) as error:
+        except Exception as error:
             if self.context is None:
                 raise
             reword(self.context, error)
@@ -71,6 +77,9 @@ def of_this_thread() -> ContextMode | None:
 
 def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function while a mode is active; a thread without one gets a mode on torch's stack for the call."""
+    if _all_disabled():  # by a kernel of the simulated device that calls operators above autograd
+        with _enable():
+            return with_mode(context, function, *args, **kwargs)
     if of_this_thread() is not None:
         return function(*args, **kwargs)
     with DeviceMode(context):

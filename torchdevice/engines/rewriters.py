@@ -85,7 +85,10 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
     if type(lone) is int and lone >= 0:
-        return context.redirect(lone) or func(lone)
+        device = context.redirect(lone)
+        if device is not None and context.says_program and device.type == context.device_type:
+            return context.program_device(device.index or 0)
+        return device or func(lone)
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
     keeps = context.says_program and made.type == context.options.written_for
     if keeps or (made.type == "cuda" and _calling_module() in INSISTS_ON_CUDA):

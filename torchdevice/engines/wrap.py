@@ -174,6 +174,8 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
             yield namespace, name, value
     for name, value in {**vars(torch._C.TensorBase), **vars(torch.Tensor)}.items():
         yield torch.Tensor, name, value
+    for name in dir(torch._C._VariableFunctions):
+        yield torch._VF, name, getattr(torch._VF, name)
     for setting in vars(torch.backends.cuda.cuFFTPlanCache).values():
         if isinstance(setting, torch.backends.cuda.cuFFTPlanCacheAttrContextProp):
             yield setting, "getter", setting.getter

@@ -15,7 +15,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.errors import BackendTakenError
-from torchdevice.simulation import allocator, autocast, handwritten_kernels, kernels, policy, sharing, sparse
+from torchdevice.simulation import allocator, autocast, guard, handwritten_kernels, kernels, policy, sharing, sparse
 from torchdevice.simulation.policy import KIND
 from torchdevice.torch_internals import require
 
@@ -44,11 +44,6 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
     def has_primary_context(self, device_index: int) -> bool:
         return True
-
-
-class _Guard(torch._C._acc.DeviceGuard):
-    def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
 
 
 class Module:
@@ -108,7 +103,7 @@ def _register() -> None:
         raise BackendTakenError(name)
     setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
     with thread_state.suspended(), torch._C.DisableTorchFunction():
-        setup(KIND, Module(), _Hooks(), _Guard())
+        setup(KIND, Module(), _Hooks(), guard.Guard())
         _guard_storage()
         sharing.register()
         _register_kernels()

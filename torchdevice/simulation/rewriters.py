@@ -25,8 +25,8 @@ def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return text.replace(f"device='{policy.KIND}:", named) if context.says_program else text
 
 
-def _numpy(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.numpy``, unchanged. It has a rewriter so that each engine handles it and rewords its error as CUDA's."""
+def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the function. It has a rewriter so that each engine handles it and rewords its error as CUDA's."""
     return func(*args, **kwargs)
 
 
@@ -80,10 +80,24 @@ def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
     return kinds == {"cpu", policy.KIND}
 
 
+_NAMING_DEVICES = (
+    torch.Tensor.numpy,
+    torch.Tensor.set_,
+    torch.Tensor.grad.__set__,  # type: ignore[union-attr]
+    torch.Tensor.tensor_split,
+    torch.tensor_split,
+    torch.lstm,
+    torch.gru,
+    torch.rnn_tanh,
+    torch.rnn_relu,
+    torch._pack_padded_sequence,
+)
+
+
 TABLE = {
     torch.Tensor.__repr__: _repr,
     torch.Tensor.__format__: _repr,
-    torch.Tensor.numpy: _numpy,
+    **dict.fromkeys(_NAMING_DEVICES, _seen),
     require(torch, "_has_compatible_shallow_copy_type"): _is_compatible,
     torch.Tensor.data.__set__: _set_data,
     torch.Tensor.is_shared: _is_shared,
