@@ -84,7 +84,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
     if type(lone) is int and lone >= 0:
-        return context.redirect(lone) or func(lone)
+        return context.program_device(lone) if context.says_program else context.redirect(lone) or func(lone)
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
     keeps = context.says_program and made.type == context.options.written_for
     if keeps or (made.type == "cuda" and _calling_module() in INSISTS_ON_CUDA):
