@@ -1,7 +1,8 @@
 """``python -m benchmarks``: what scopes cost, in one process, as a table; ``--json FILE`` keeps the figures.
 
 ``--instructions`` counts machine instructions of four calls with valgrind's callgrind instead, which repeats exactly.
-``--simulation`` measures the simulated device against the plain CPU instead.
+``--simulation`` measures the simulated device against the plain CPU instead, ``--transfers`` moves by ``ToDevice``
+against a bare ``.to``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="draw the growth curves into this SVG file")
     parser.add_argument("--instructions", action="store_true", help="count instructions with callgrind")
     parser.add_argument("--simulation", action="store_true", help="measure the simulated device")
+    parser.add_argument("--transfers", action="store_true", help="measure moves by ToDevice")
     parser.add_argument("--counted", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -42,7 +44,9 @@ def main() -> int:
         return _counted(options.counted)
     if options.instructions:
         return _instructions(options.only)
-    measure = _measure_simulation if options.simulation else _measure
+    measure = _measure
+    if options.simulation or options.transfers:
+        measure = _measure_simulation if options.simulation else _measure_transfers
     figures = measure(options.rounds, options.only)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
@@ -64,6 +68,15 @@ def _heading(rounds: int) -> dict[str, Any]:
     """Say what is measured with, and return it."""
     print(f"torch {torch.__version__}, one thread, microseconds: median of {rounds} interleaved rounds [quartiles]\n")
     return {"torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def _measure_transfers(rounds: int, only: str) -> dict[str, Any]:
+    from benchmarks import transfers
+
+    figures = {**_heading(rounds), "transfers": transfers.measure(rounds, only)}
+    for name, timings in figures["transfers"].items():
+        _print(name, timings, transfers.BARE)
+    return figures
 
 
 def _measure(rounds: int, only: str) -> dict[str, Any]:
