@@ -367,6 +367,7 @@ class Order(TorchDispatchMode):
     Attributes:
         known: Stream -> the work that is done before whatever the stream does next.
         copies: For each copy between devices: its stream, what that one knew, and source and target.
+        memory: For each copy to a device: the stream that its memory is of.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
@@ -375,6 +376,7 @@ class Order(TorchDispatchMode):
         self.recorded: dict[int, set[str]] = {}
         self.kept: list[Any] = []
         self.copies: list[tuple[Any, set[str], str]] = []
+        self.memory: list[Any] = []
         record, wait = streams.EventStandIn.record, streams.EventStandIn.wait
 
         def recording(event: Any, stream: Any = None) -> None:
@@ -395,6 +397,8 @@ class Order(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         device = (kwargs or {}).get("device")
+        if device is not None and device.index is not None:
+            self.memory.append(torch.cuda.current_stream(device.index))
         if func is torch.ops.aten._to_copy.default and device is not None and args[0].device.index is not None:
             stream = torch.cuda.current_stream(args[0].device.index)
             self.copies.append((stream, set(self.known[stream]), f"{args[0].device.index}-{device.index}"))
@@ -442,6 +446,7 @@ class TestStreams:
         order.work("unrelated", torch.cuda.default_stream(0))
         move(torch.ones(3, device="cuda:0"))
         ((stream, known, _),) = order.copies
+        assert order.memory[-1] == other
         assert stream == way and "input" in known and "unrelated" not in known and "copy 1" in order.known[other]
         host = ToDevice(DeviceSpec("cuda:0", one), "cpu")
         host(torch.ones(3, device="cuda:0"))
@@ -633,6 +638,9 @@ class TestCopies:
         assert moved.device == torch.zeros(1, device=way[1]).device and repr(move) == repr(ToDevice(*way))
         moved += 1
         assert way == ("cuda", "cuda:0") or not torch.equal(moved.cpu(), x.cpu()), "the pickle moved nothing"
+        here = pickle.loads(pickle.dumps(ToDevice("cpu", "cpu")))
+        host = torch.zeros(3)
+        assert here(host) is host
         loaded = torch.nn.Sequential(move)
         assert torch.equal(pickle.loads(pickle.dumps(loaded))(x).cpu(), x.cpu())
 
