@@ -2,7 +2,7 @@
 
 ``--json FILE`` also writes the figures to a file. ``--instructions`` instead counts the machine instructions of four
 calls with valgrind's callgrind; these counts are reproducible. ``--simulation`` instead measures the simulated device
-against the plain CPU.
+against the plain CPU, ``--transfers`` moves by ``ToDevice`` against a bare ``.to``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="draw the growth curves into this SVG file")
     parser.add_argument("--instructions", action="store_true", help="count machine instructions with callgrind instead")
     parser.add_argument("--simulation", action="store_true", help="measure the simulated device instead")
+    parser.add_argument("--transfers", action="store_true", help="measure moves by ToDevice instead")
     parser.add_argument("--counted", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -43,7 +44,9 @@ def main() -> int:
         return _counted(options.counted)
     if options.instructions:
         return _instructions(options.only)
-    measure = _measure_simulation if options.simulation else _measure
+    measure = _measure
+    if options.simulation or options.transfers:
+        measure = _measure_simulation if options.simulation else _measure_transfers
     figures = measure(options.rounds, options.only)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
@@ -65,6 +68,15 @@ def _heading(rounds: int) -> dict[str, Any]:
     """Print the versions and the units of the measurement, and return the versions."""
     print(f"torch {torch.__version__}, one thread, microseconds: median of {rounds} interleaved rounds [quartiles]\n")
     return {"torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def _measure_transfers(rounds: int, only: str) -> dict[str, Any]:
+    from benchmarks import transfers
+
+    figures = {**_heading(rounds), "transfers": transfers.measure(rounds, only)}
+    for name, timings in figures["transfers"].items():
+        _print(name, timings, transfers.BARE)
+    return figures
 
 
 def _measure(rounds: int, only: str) -> dict[str, Any]:

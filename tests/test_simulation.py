@@ -120,6 +120,7 @@ class TestIdentity:
     def test_reads_say_cuda(self, devices: torchdevice.Scope) -> None:
         x = torch.zeros(2, device="cuda:1")
         assert x.device == torch.device("cuda:1") and x.is_cuda and x.get_device() == 1
+        assert torch.device(1) == x.device and torch.zeros(1, device=torch.device(1)).device == x.device
         assert x.type() == "torch.cuda.FloatTensor"
         assert repr(x) == "tensor([0., 0.], device='cuda:1')"
         assert str(torch.nn.Parameter(x)).endswith("device='cuda:1', requires_grad=True)")

@@ -145,7 +145,7 @@ class TestStreams:
         torch.ones(2, device="cuda").record_stream(first)
         assert torch.cuda.default_stream().cuda_stream == 0
         with pytest.raises(NotSupportedError, match="cudaStream_t"):
-            _ = first.cuda_stream
+            int(first.cuda_stream)
 
     def test_generic_classes(self) -> None:
         for stream in (torch.Stream("cuda"), torch.Stream(device="cuda:0"), torch.Stream()):

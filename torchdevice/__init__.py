@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from torchdevice.scope import enable as enable
     from torchdevice.scope import portable as portable
     from torchdevice.scope import simulate as simulate
+    from torchdevice.transfer import DeviceSpec as DeviceSpec
+    from torchdevice.transfer import Prefetcher as Prefetcher
+    from torchdevice.transfer import ToDevice as ToDevice
 
 __version__ = "0.1.0"
 
 _MODULES = {
+    "DeviceSpec": "transfer",
     "Entry": "journal",
     "Fidelity": "fidelity",
     "Journal": "journal",
@@ -40,10 +44,12 @@ _MODULES = {
     "Memory": "devices.runtime",
     "ModuleRuntime": "devices.module",
     "Options": "options",
+    "Prefetcher": "transfer",
     "Runtime": "devices.runtime",
     "Scope": "scope",
     "Site": "journal",
     "Stat": "devices.runtime",
+    "ToDevice": "transfer",
     "TorchDevice": "choosing",
     "current": "scope",
     "disable": "scope",

@@ -14,6 +14,7 @@ __all__ = [
     "TorchDeviceError",
     "TorchVersionError",
     "UnknownTargetError",
+    "WrongDeviceError",
 ]
 
 
@@ -162,4 +163,23 @@ class BackendTakenError(TorchDeviceError, RuntimeError):
         super().__init__(
             f"torch has room for one out-of-tree backend in a process, and {name!r} is registered. Run the program on "
             f"that backend with target={name!r}, or simulate in a process that does not import it."
+        )
+
+
+class WrongDeviceError(TorchDeviceError, RuntimeError):
+    """A batch was given to a move that starts on another device.
+
+    Attributes:
+        name: What is elsewhere, as the program would write it: ``"the batch['x'][0]"``.
+        found: The device where it is.
+        expected: The device where the move starts.
+    """
+
+    def __init__(self, name: str, found: object, expected: object):
+        self.name = name
+        self.found = found
+        self.expected = expected
+        super().__init__(
+            f"{name} is on {str(found)!r}, but expected on {str(expected)!r}. Move it there first, or make the move "
+            f"start where it is."
         )

@@ -225,7 +225,7 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
         and isinstance(device, torch.device)
         and device.type == context.device_type
     ):
-        return torch.cuda
+        return getattr(torch, context.options.written_for)
     spelling = parse(device) if isinstance(device, str) else None
     return getattr(torch, spelling.accelerator) if spelling is not None else original(device)
 

@@ -84,6 +84,37 @@ def is_current_stream_capturing(context: Context) -> bool:
 _ids = itertools.count(1)
 
 
+class NoPointer:
+    """Stands in for a ``cudaStream_t``. Programs print it and compare it; it is no address, and none can be had of it.
+
+    Args:
+        number: What it is told apart by: the id of the stream.
+    """
+
+    def __init__(self, number: int):
+        self._number = number
+
+    def __index__(self) -> int:
+        raise NotSupportedError("torch.cuda.Stream.cuda_stream", "There is no cudaStream_t. Use the stream's methods.")
+
+    __int__ = __index__
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NoPointer) and self._number == other._number
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __format__(self, specification: str) -> str:
+        return format(self._number, specification)
+
+    def __repr__(self) -> str:
+        return repr(self._number)
+
+
 class StreamStandIn(torch.Stream):
     """A stream of the program. All streams of a target run their work in one order."""
 
@@ -106,14 +137,12 @@ class StreamStandIn(torch.Stream):
     __class__ = property(lambda self: self.module.Stream)  # type: ignore[assignment]
 
     @property
-    def cuda_stream(self) -> int:
-        """The ``cudaStream_t`` of the default stream, which is 0. Raises for another stream, which has none."""
-        if self.stream_id == 0:
-            return 0
-        raise NotSupportedError("torch.cuda.Stream.cuda_stream", "There is no cudaStream_t. Use the stream's methods.")
+    def cuda_stream(self) -> Any:
+        """The ``cudaStream_t``: 0 for the default stream, as in CUDA. For another, an object to print and compare."""
+        return 0 if self.stream_id == 0 else NoPointer(self.stream_id)
 
     @property
-    def native_handle(self) -> int:
+    def native_handle(self) -> Any:
         """``cuda_stream``, under the name that ``torch.Stream`` has for it."""
         return self.cuda_stream
 

@@ -2,7 +2,7 @@
 
 torch takes the mode off the stack while it handles a torch function, such as ``Tensor.backward`` or an operator that
 saves a tensor. Without these patches the mode would not see the torch calls of custom ``Function.backward`` methods,
-hooks, checkpoint recomputation and hooks that pack saved tensors.
+hooks, checkpoint recomputation, hooks that pack saved tensors and custom functions under ``torch.func``.
 
 The error that a device guard in Python had to take away goes on here, see ``simulation/guard.py``.
 """
@@ -18,7 +18,12 @@ import torch
 from torchdevice.context import Context
 from torchdevice.engines.error_texts import reword
 from torchdevice.engines.mode import with_mode
+from torchdevice.engines.rewriters import rewrites
 from torchdevice.patching import Patch, replaced_function
+from torchdevice.torch_internals import require
+
+_STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
+"""What a program writes in a custom function."""
 
 
 class _Taken(threading.local):
@@ -48,6 +53,18 @@ def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) ->
 def _init_hooks(context: Context, original: Any, self: Any, pack_hook: Any, unpack_hook: Any) -> None:
     """``saved_tensors_hooks``: put the mode back while either hook runs."""
     original(self, functools.partial(with_mode, context, pack_hook), functools.partial(with_mode, context, unpack_hook))
+
+
+@rewrites(require(torch._functorch.autograd_function, "custom_function_call"))
+def _transformed(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A custom function under ``torch.func``, which torch treats as a torch function whose Python it calls itself."""
+    function, *operands = args
+    steps = {
+        name: staticmethod(functools.partial(with_mode, context, getattr(function, name)))
+        for name in _STEPS
+        if getattr(function, name) is not getattr(torch.autograd.Function, name)  # torch asks which are overridden
+    }
+    return func(type(function.__name__, (function,), steps), *operands, **kwargs)
 
 
 def patches() -> list[Patch]:
