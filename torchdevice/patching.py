@@ -96,7 +96,7 @@ class Replaced:
         if not may_be_absent:
             require(owner, name)
         self.owner, self.name, self.make = owner, name, make
-        self._attributes: Mapping[str, Any] = vars(owner)  # a live view
+        self._attributes: Mapping[str, Any] = owner.__dict__  # a live view
         self._before: Any = _ABSENT
         self._original: Any = _ABSENT
         self._value: Any = _ABSENT

@@ -100,6 +100,9 @@ def test_code_of_a_scope_does_not_run_outside_nor_the_reverse(target: str, engin
                 assert compiled(torch.zeros(1)).item() == 1
 
 
+@pytest.mark.xfail(
+    torch.__version__ < "2.11", strict=True, reason="torch 2.10 guards on no attribute of a threading.local"
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_current_device_is_that_of_the_call(engine: str) -> None:
     compiled = torch.compile(lambda n: torch.zeros(n, device="cuda") + 1, backend="eager")
