@@ -142,6 +142,13 @@ class TestGradScaler:
         assert weight.tolist() == [-0.5, -0.5], "a step with infinite gradients must be skipped"
         assert scaler.get_scale() == 32768.0
 
+    def test_its_comparison_with_mps_is_not_reported(self, cuda: torchdevice.Scope) -> None:
+        weight = torch.nn.Parameter(torch.ones(1, device="cuda"))
+        scaler = torch.amp.GradScaler("cuda")
+        scaler.scale(weight.sum()).backward()
+        scaler.unscale_(torch.optim.SGD([weight], lr=0.1))
+        assert not [entry for entry in cuda.journal.entries if "mps" in entry.requested]
+
     def test_state_is_saved_and_loaded(self) -> None:
         scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=1)
         weight = torch.nn.Parameter(torch.ones(1, device="cuda"))

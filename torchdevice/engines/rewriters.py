@@ -79,7 +79,11 @@ def _calling_module() -> str:
 
 @rewrites(torch.device)
 def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """``torch.device`` in all its forms. Torch checks the spelling before its result is looked at."""
+    """``torch.device`` in all its forms. Torch checks the spelling before its result is looked at.
+
+    Another accelerator than the program's stays what it is, because programs compare with it, and torch's own
+    ``GradScaler`` does. It is redirected where something is put on it.
+    """
     lone = args[0] if len(args) == 1 and not kwargs else None
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
@@ -91,7 +95,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return made
     if context.runtime.shares_host_memory and placement.spells_host(context, args[0] if args else kwargs.get("type")):
         return placement.host_device(made.type, made.index)
-    return context.redirect(made) or made
+    return context.redirect(made) or made if made.type == context.options.written_for else made
 
 
 def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
