@@ -25,8 +25,14 @@ class TestSpellings:
         assert torch.zeros(2, device=spelling).is_meta
 
     def test_torch_device(self, spelling: Any) -> None:
-        assert torch.device(spelling).type == "meta"
-        assert torch.zeros(2, device=torch.device(spelling)).is_meta
+        device = torch.device(spelling)
+        assert torch.zeros(2, device=device).is_meta
+        assert torch.ones(2).to(device).is_meta and torch.nn.Linear(2, 2).to(device).weight.is_meta
+        with device:
+            assert torch.zeros(2).is_meta
+        names_the_programs = isinstance(spelling, int) or spelling.startswith("cuda")
+        assert device.type == ("meta" if names_the_programs else spelling.partition(":")[0])
+        assert (torch.ones(2, device="cuda").device == device) is names_the_programs
 
     def test_tensor_to(self, spelling: Any) -> None:
         x = torch.ones(2)
@@ -42,6 +48,16 @@ class TestSpellings:
         assert torch.nn.Linear(2, 2).to(device=spelling, dtype=torch.float16).bias.is_meta
         assert torch.nn.Linear(2, 2).to_empty(device=spelling).weight.is_meta
         assert torch.nn.Linear(2, 2, device=spelling).weight.is_meta
+
+
+def test_another_family_is_redirected_only_where_it_is_used(distinct: torchdevice.Scope) -> None:
+    for spelling in ("mps", "mps:0", "xpu:1"):
+        assert str(torch.device(spelling)) == spelling
+    assert torch.device("mps", 3) == torch.device(torch.device("mps:3"))
+    reported = {entry.requested for entry in distinct.journal.entries}
+    assert not any(text.startswith(("mps", "xpu")) for text in reported), reported
+    torch.zeros(1, device=torch.device("mps"))
+    assert "mps" in {entry.requested for entry in distinct.journal.entries}
 
 
 def test_torch_device_by_keyword_and_index() -> None:

@@ -78,6 +78,7 @@ OTHER_VALUES: dict[str, Any] = {
     "identity": "program",
     "strict": True,
     "float64": "error",
+    "autocast": "float32",
     "capability": (9, 0),
     "memory": 1 << 30,
     "properties": {"name": "a GPU", "total_memory": 1 << 29},

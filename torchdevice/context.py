@@ -251,6 +251,8 @@ class Context:
             FidelityError: It is another dtype than the requested one, and the scope is strict.
         """
         fitting = self.runtime.autocast_dtype(requested)
+        if requested is torch.float16 and fitting is not requested and self.options.autocast != "auto":
+            fitting = getattr(torch, self.options.autocast)
         if enabled and fitting is not requested:
             self.report(f"autocast({requested})", str(fitting), Fidelity.APPROXIMATE)
         return fitting

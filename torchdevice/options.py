@@ -211,6 +211,12 @@ class Options:
         "What replaces float64 on a target that lacks it: float32 with a warning, or error for torch's own error.",
         **_one_of("float64", "float32", "error"),
     )
+    autocast: Literal["auto", "bfloat16", "float32"] = _option(
+        "auto",
+        "What autocast in float16 computes in on a CPU. auto is bfloat16 where the CPU has instructions for it, and "
+        "float32 where it has none, which is several times faster there.",
+        **_one_of("autocast", "auto", "bfloat16", "float32"),
+    )
     capability: tuple[int, int] = _option(
         (8, 0),
         "The CUDA compute capability that torch.cuda.get_device_capability() returns.",

@@ -191,6 +191,8 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
     """Stand in for ``AutocastModeVariable.create``: in a graph, autocast of an accelerator is that of the target."""
     found = original(*args, **kwargs)
     device_type, dtype, enabled, *rest = found.target_values
+    if device_type not in ACCELERATORS and dtype not in (None, torch.float16, torch.bfloat16):
+        enabled = False  # as torch says, with a warning, where it is made outside a graph
     if device_type in ACCELERATORS or device_type == context.device_type:
         fitting = context.autocast_dtype(dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
         found.target_values = [context.device_type, fitting, enabled, *rest]

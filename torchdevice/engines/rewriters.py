@@ -80,7 +80,11 @@ def _calling_module() -> str:
 
 @rewrites(torch.device)
 def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """``torch.device`` in all its forms. Torch makes the device first, and raises for a wrong spelling."""
+    """``torch.device`` in all its forms. torch makes the device first, and raises for a wrong spelling.
+
+    A device of another accelerator than the program's is not rewritten, because programs compare with it, and torch's
+    own ``GradScaler`` does. The device is redirected where a tensor, module or generator is put on it.
+    """
     lone = args[0] if len(args) == 1 and not kwargs else None
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
@@ -95,7 +99,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return made
     if context.runtime.shares_host_memory and placement.spells_host(context, args[0] if args else kwargs.get("type")):
         return placement.host_device(made.type, made.index)
-    return context.redirect(made) or made
+    return context.redirect(made) or made if made.type == context.options.written_for else made
 
 
 def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,6 +2,9 @@
 
 The program's autocast object enables autocast for cuda, as torch wrote it, so that ``torch.is_autocast_enabled()`` and
 similar functions report that. A second autocast object, for the target, is entered and left with it.
+
+torch accepts any dtype for cuda; for other devices torch warns of some and leaves autocast off. The operators that
+autocast casts make no such difference, so autocast of the target accepts any dtype too.
 """
 
 from __future__ import annotations
@@ -10,13 +13,18 @@ import functools
 from typing import Any
 
 import torch
+from torch.amp import autocast_mode
 from torch.amp.autocast_mode import autocast
 
+from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.patching import Patch, Replaced, replaced_function
 from torchdevice.spelling import ACCELERATORS
+from torchdevice.torch_internals import require
 
 _COMPANIONS = "_torchdevice_companions"
+
+_InGraph = require(autocast_mode, "_UnmanagedAutocast")
 
 
 class _Companion:
@@ -79,10 +87,34 @@ def _companion(context: Context, requested: autocast) -> _Companion | None:
     dtype = context.autocast_dtype(requested.fast_dtype, enabled=enabled)
     if requested.device == device_type and dtype is requested.fast_dtype:
         return None
-    for_target = autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=requested._cache_enabled)
+    for_target = _of_any_dtype(device_type, dtype, enabled, requested._cache_enabled)
     return _Companion(context, requested, for_target)
+
+
+def _of_any_dtype(device_type: str, dtype: Any, enabled: bool, cache_enabled: bool | None) -> autocast:
+    made = autocast(device_type, torch.bfloat16, enabled, cache_enabled)
+    made.fast_dtype = dtype
+    return made
+
+
+def _init_in_graph(original: Any) -> Any:
+    """``autocast.__init__``: in a graph of Dynamo, make autocast of the target in the dtype that the scope chose."""
+
+    @functools.wraps(original)
+    def __init__(self: autocast, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        state = thread_state.state
+        chosen = type(self) is _InGraph and (state.compiling or state.context is not None)
+        original(self, device_type, torch.bfloat16 if chosen else dtype, *args, **kwargs)
+        if chosen:
+            self.fast_dtype = dtype
+
+    return __init__
 
 
 def patches() -> list[Patch]:
     """Return the patches of ``torch.autocast``."""
-    return [replaced_function(autocast, "__enter__", _enter), Replaced(autocast, "__exit__", _exit)]
+    return [
+        replaced_function(autocast, "__enter__", _enter),
+        Replaced(autocast, "__exit__", _exit),
+        Replaced(autocast, "__init__", _init_in_graph),
+    ]
