@@ -20,6 +20,7 @@ from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
     CANNOT_GROW,
     fresh,
+    meaning,
     memory_of,
     resizable_memory_of,
     set_storage,
@@ -98,17 +99,18 @@ def wrapped(result: Any, index: int) -> Any:
 
 def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """Return a sparse CPU tensor that nobody else has as a new one of the device."""
-    return _make_sparse(
-        tensor.sparse_dim(),
-        tensor.dense_dim(),
-        tensor.shape,
-        fresh(tensor._indices(), index),
-        fresh(tensor._values(), index),
-        dtype=tensor.dtype,
-        layout=torch.sparse_coo,
-        device=torch.device("simulated", index),
-        is_coalesced=tensor.is_coalesced(),
-    )
+    with meaning(index):
+        return _make_sparse(
+            tensor.sparse_dim(),
+            tensor.dense_dim(),
+            tensor.shape,
+            fresh(tensor._indices(), index),
+            fresh(tensor._values(), index),
+            dtype=tensor.dtype,
+            layout=torch.sparse_coo,
+            device=torch.device("simulated", index),
+            is_coalesced=tensor.is_coalesced(),
+        )
 
 
 _make_sparse = functools.partial(
