@@ -16,6 +16,12 @@ from torchdevice.patching import Callback, Patch, replaced_function
 from torchdevice.spelling import parse
 from torchdevice.torch_internals import require
 
+_NOT_THERE = (
+    "Attempting to deserialize object on {0} device {1.index} but torch.{1.accelerator}.device_count() is {2}. Please "
+    "use torch.load with map_location to map your storages to an existing device."
+)
+"""torch's words, torch/serialization.py."""
+
 _PRIORITY = 5  # before torch's own: cpu 10, cuda 20
 
 
@@ -36,7 +42,10 @@ def _deserialize(storage: Any, location: str) -> Any:
     context = thread_state.current()
     if context is None:
         return None
-    if parse(location) is not None:
+    spelling = parse(location)
+    if spelling is not None:
+        if context.device_count and spelling.index is not None and not context.accepts(spelling.index):
+            raise RuntimeError(_NOT_THERE.format(spelling.accelerator.upper(), spelling, context.device_count))
         device = context.redirect(location)
     else:  # perhaps a device that is rewritten already
         rewritten = location.partition(":")[0] == context.device_type and not context.runtime.shares_host_memory
