@@ -57,6 +57,7 @@ KINDS: dict[str, Callable[[], BaseException]] = {
     "stop": lambda: StopIteration(1),
     "unicode": lambda: UnicodeDecodeError("ascii", b"x", 0, 1, "bad"),
     "unprintable": lambda: type("Unprintable", (Exception,), {"__str__": lambda self: 1 / 0})(),
+    "unprintable, of torch's kind": lambda: type("Unprintable", (RuntimeError,), {"__str__": lambda self: 1 / 0})(),
 }
 
 

@@ -27,7 +27,7 @@ def on_cpu() -> list[str]:
 
 
 def test_every_error_from_every_place_is_the_cpus(on_cpu: list[str]) -> None:
-    assert len(on_cpu) > 280 and sum("same=True" in line for line in on_cpu) == 280
+    assert len(on_cpu) > 308 and sum("same=True" in line for line in on_cpu) == 308
     assert not [line for line in on_cpu if not line.endswith("True")]
     assert lines("cuda") == on_cpu
 

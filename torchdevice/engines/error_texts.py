@@ -8,6 +8,9 @@ import torch
 
 from torchdevice.context import Context
 
+OF_TORCH = (RuntimeError, TypeError, ValueError)
+"""The types of errors in which torch names devices."""
+
 _TOLD = "_torchdevice_told"
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -18,6 +21,8 @@ def reword(context: Context, error: BaseException) -> None:
     Raises:
         torch.OutOfMemoryError: ``error`` is the target's out-of-memory error.
     """
+    if not error.args or not isinstance(error.args[0], str):
+        return
     if context.says_program:
         _rename_device(context, error)
     if isinstance(error, torch.OutOfMemoryError):
@@ -31,7 +36,7 @@ def reword(context: Context, error: BaseException) -> None:
 
 
 def _rename_device(context: Context, error: BaseException) -> None:
-    if error.args and isinstance(error.args[0], str) and context.device_type in error.args[0]:
+    if context.device_type in error.args[0]:
         error.args = (_renamed(error.args[0], context.device_type, context.options.written_for), *error.args[1:])
 
 

@@ -9,7 +9,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.engines import cuda_dtypes, rewriters
-from torchdevice.engines.error_texts import reword
+from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.thread_state import ContextMode
 from torchdevice.torch_internals import require
 
@@ -54,7 +54,7 @@ class DeviceMode(ContextMode):
             if rewriter is None:
                 return func(*args, **kwargs) if kwargs else func(*args)
             return rewriter(self.context, func, args, kwargs or {})
-        except Exception as error:
+        except OF_TORCH as error:
             if self.context is None:
                 raise
             reword(self.context, error)

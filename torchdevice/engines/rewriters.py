@@ -119,6 +119,8 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     """Make a call that creates a tensor. Mark the tensor's side, and remember that it is pinned."""
     pins = kwargs.get("pin_memory") and not context.runtime.pins_memory
     if pins:
+        if target is not None and target.type == context.device_type and not context.runtime.shares_host_memory:
+            raise RuntimeError("Only dense CPU tensors can be pinned")  # torch's words
         kwargs["pin_memory"] = False
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory:
@@ -300,12 +302,20 @@ def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
     """``Tensor.pin_memory``: a copy, as on CUDA, in ordinary memory where the target needs no page-locked memory."""
     if context.runtime.pins_memory:
         return func(args[0])
+    if _is_on_target(context, args[0]):
+        accelerator = context.options.written_for if context.says_program else context.device_type
+        name = args[0].type().replace(f"torch.{context.device_type}.", f"torch.{accelerator}.")
+        raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")  # torch's words
     if context.is_pinned(args[0]):
         return args[0]
     copy = args[0].clone()
     if context.runtime.shares_host_memory:
         placement.mark(copy, placement.Side.HOST)
     return context.pin(copy)
+
+
+def _is_on_target(context: Context, tensor: torch.Tensor) -> bool:
+    return not context.runtime.shares_host_memory and native_device(tensor).type == context.device_type
 
 
 @rewrites(torch.Tensor.is_pinned)

@@ -6,11 +6,12 @@ figures are exactly the memory that the program holds; they exclude what a kerne
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -334,6 +335,25 @@ def blocks(index: int) -> list[Block]:
 
 def _block(owner: _Owner) -> Block:
     return Block(owner.index, owner.address, rounded(owner.requested), owner.requested)
+
+
+class _Meant(threading.local):
+    """The device that C++ means where it names none: while it makes a sparse tensor, that of the tensor."""
+
+    index = 0
+
+
+meant = _Meant()
+
+
+@contextlib.contextmanager
+def meaning(index: int) -> Iterator[None]:
+    """Let a device without an index be this one, for this thread."""
+    before, meant.index = meant.index, index
+    try:
+        yield
+    finally:
+        meant.index = before
 
 
 def fresh(result: torch.Tensor, index: int) -> torch.Tensor:

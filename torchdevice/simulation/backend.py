@@ -15,7 +15,17 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.errors import BackendTakenError
-from torchdevice.simulation import allocator, autocast, guard, handwritten_kernels, kernels, policy, sharing, sparse
+from torchdevice.simulation import (
+    allocator,
+    autocast,
+    batch_norm,
+    guard,
+    handwritten_kernels,
+    kernels,
+    policy,
+    sharing,
+    sparse,
+)
 from torchdevice.simulation.policy import KIND
 from torchdevice.torch_internals import require
 
@@ -135,11 +145,13 @@ def _register_kernels() -> None:
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(_run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
-    for name, kernel in handwritten_kernels.SPECIAL.items():
+    for name, kernel in {**handwritten_kernels.SPECIAL, **batch_norm.KERNELS}.items():
         aten.impl(name, kernel, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
-    for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys()):
+    for name in ("_convolution", "_convolution.deprecated"):
+        aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
+    for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys() - batch_norm.KERNELS.keys()):
         aten.impl(name, kernels.kernel_of(_overload(name)), "PrivateUse1")
     _libraries.extend((fallback, aten, *autocast.register(), *sparse.register()))
 
@@ -157,7 +169,7 @@ def _shadowed() -> set[str]:
     return {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")}
 
 
-_RUN_WHOLE = {f"aten::{name}" for name in ("abs", "convolution", "convolution_backward", "empty_like")}
+_RUN_WHOLE = {f"aten::{name}" for name in ("abs", "convolution_backward", "empty_like")}
 """Composite operators that take another path on the CPU than on an out-of-tree device, or that printing needs."""
 
 

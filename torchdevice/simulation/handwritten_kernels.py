@@ -15,8 +15,8 @@ import torch.nn.attention
 from torch._C import DispatchKey
 
 from torchdevice.simulation import policy, random
-from torchdevice.simulation.allocator import fresh
-from torchdevice.simulation.kernels import aliased, index_of, without_mode
+from torchdevice.simulation.allocator import fresh, meant
+from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
 from torchdevice.simulation.relabel import on_cpu
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
@@ -51,7 +51,7 @@ def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _index(device: torch.device | None) -> int:
-    return (device.index if device is not None else None) or 0
+    return meant.index if device is None or device.index is None else device.index
 
 
 @special("empty.memory_format")
@@ -276,6 +276,29 @@ def attend(
         return _aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **options
         )
+
+
+_run_convolution = kernel_of(_aten.convolution.default)
+
+
+@special("convolution")
+def _convolution_above(*args: Any) -> torch.Tensor:
+    """TorchScript's tracer knows convolutions by the operator within."""
+    if torch._C._get_tracing_state() is not None:
+        return _aten._convolution.default(*args, False, False, True, True)
+    return _run_convolution(*args)
+
+
+@special("_convolution", "_convolution.deprecated")
+def _convolution(*args: Any) -> torch.Tensor:
+    """What traced programs call: a convolution with settings for cuDNN behind its own arguments."""
+    return _run_convolution(*args[:9])
+
+
+def convolve(*args: Any) -> torch.Tensor:
+    """``_convolution`` above autograd, which differentiates ``convolution``."""
+    with torch._C.DisableTorchFunction():
+        return _aten.convolution(*args[:9])
 
 
 def _is_real(tensor: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
     CANNOT_GROW,
     fresh,
+    meaning,
     memory_of,
     resizable_memory_of,
     set_storage,
@@ -100,17 +101,18 @@ def wrapped(result: Any, index: int) -> Any:
 
 def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor that nobody else uses."""
-    return _make_sparse(
-        tensor.sparse_dim(),
-        tensor.dense_dim(),
-        tensor.shape,
-        fresh(tensor._indices(), index),
-        fresh(tensor._values(), index),
-        dtype=tensor.dtype,
-        layout=torch.sparse_coo,
-        device=torch.device("simulated", index),
-        is_coalesced=tensor.is_coalesced(),
-    )
+    with meaning(index):
+        return _make_sparse(
+            tensor.sparse_dim(),
+            tensor.dense_dim(),
+            tensor.shape,
+            fresh(tensor._indices(), index),
+            fresh(tensor._values(), index),
+            dtype=tensor.dtype,
+            layout=torch.sparse_coo,
+            device=torch.device("simulated", index),
+            is_coalesced=tensor.is_coalesced(),
+        )
 
 
 _make_sparse = functools.partial(

@@ -7,10 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.utils.dlpack import DLDeviceType
 
 from torchdevice.context import Context
+from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.fidelity import Fidelity
 from torchdevice.simulation import policy
+from torchdevice.simulation.allocator import meaning
 from torchdevice.torch_internals import require
 
 _swap = require(torch._C, "_swap_tensor_impl")
@@ -74,6 +77,21 @@ def _is_shared(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
         return args[0].device.type == policy.KIND or func(*args)
 
 
+def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``torch.sparse_coo_tensor``, which asks for an empty tensor on a device without its index."""
+    asked = kwargs.get("device")
+    device = asked if asked is None else context.redirect(asked) or asked
+    with meaning(getattr(device, "index", None) or 0):
+        return with_device_keyword(context, func, args, kwargs)
+
+
+def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
+    """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries refuse."""
+    with torch._C.DisableTorchFunction():
+        device = args[0].device
+    return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.KIND else func(*args, **kwargs)
+
+
 def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
         kinds = {one.device.type, other.device.type}
@@ -100,6 +118,8 @@ TABLE = {
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     require(torch, "_has_compatible_shallow_copy_type"): _is_compatible,
     torch.Tensor.data.__set__: _set_data,
+    torch.sparse_coo_tensor: _sparse_coo_tensor,
+    torch.Tensor.__dlpack_device__: _dlpack_device,
     torch.Tensor.is_shared: _is_shared,
     torch.Tensor.share_memory_: _share_memory,
 }

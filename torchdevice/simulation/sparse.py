@@ -15,7 +15,7 @@ import torch
 from torch._C import DispatchKey
 from torch.utils import _pytree as pytree
 
-from torchdevice.simulation.allocator import fresh, with_bits
+from torchdevice.simulation.allocator import fresh, meaning, with_bits
 from torchdevice.simulation.kernels import aliased, fresh_sparse, index_of, without_mode
 from torchdevice.simulation.relabel import on_cpu
 from torchdevice.torch_internals import require
@@ -67,7 +67,17 @@ def register() -> list[torch.library.Library]:
 
 
 def _of_parts(op: Any) -> Callable[..., Any]:
-    return functools.partial(op._op_dk, DispatchKey.SparseCPU)
+    run = functools.partial(op._op_dk, DispatchKey.SparseCPU)
+    if not any(argument.name == "device" for argument in op._schema.arguments):
+        return run
+
+    def make(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or device.index is None:
+            return run(*args, device=device, **kwargs)
+        with meaning(device.index):
+            return run(*args, device=device, **kwargs)
+
+    return make
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:

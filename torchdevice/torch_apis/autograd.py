@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchdevice.context import Context
-from torchdevice.engines.error_texts import reword
+from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.engines.mode import with_mode
 from torchdevice.engines.rewriters import rewrites
 from torchdevice.patching import Patch, replaced_function
@@ -42,7 +42,7 @@ def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) ->
         return with_mode(context, original, *args, **kwargs)
     except SystemError as error:  # what Python makes of an error that is gone
         raised = taken.error or error
-    except Exception as error:
+    except OF_TORCH as error:
         reword(context, error)  # no torch function is called with engine="wrap"
         raise
     finally:

@@ -16,6 +16,12 @@ from torchdevice.patching import Callback, Patch, replaced_function
 from torchdevice.spelling import parse
 from torchdevice.torch_internals import require
 
+_NOT_THERE = (
+    "Attempting to deserialize object on {0} device {1.index} but torch.{1.accelerator}.device_count() is {2}. Please "
+    "use torch.load with map_location to map your storages to an existing device."
+)
+"""torch's words, torch/serialization.py."""
+
 _PRIORITY = 5  # torch asks in ascending order; its own entries have 10 (cpu) and more
 
 
@@ -39,7 +45,10 @@ def _deserialize(storage: Any, location: str) -> Any:
     context = thread_state.current()
     if context is None:
         return None
-    if parse(location) is not None:
+    spelling = parse(location)
+    if spelling is not None:
+        if context.device_count and spelling.index is not None and not context.accepts(spelling.index):
+            raise RuntimeError(_NOT_THERE.format(spelling.accelerator.upper(), spelling, context.device_count))
         device = context.redirect(location)
     else:  # map_location may be a device that is rewritten already
         rewritten = location.partition(":")[0] == context.device_type and not context.runtime.shares_host_memory
