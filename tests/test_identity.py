@@ -312,7 +312,7 @@ def test_a_device_that_is_read_is_the_programs(program: Program, name: str) -> N
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_written_names_no_other_device(program: Program, name: str) -> None:
     if name == "a distributed checkpoint" and program.accelerator == "mps":
-        pytest.skip("torch asks torch.mps for a stream, as soon as an out-of-tree backend is there")
+        pytest.xfail("torch asks torch.mps for a stream, as soon as an out-of-tree backend is there")
     assert "simulated" not in named(WRITTEN[name](program)).lower()
 
 

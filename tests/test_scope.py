@@ -515,6 +515,13 @@ class TestUndo:
         result = run_python(str(tmp_path / "program.py"), TORCHDEVICE="0")
         assert result.stdout == "as before\n", result.stderr
 
+    def test_the_module_of_an_accelerator_is_not_remembered(self, target: str) -> None:
+        with torchdevice.portable(target, written_for="mps"):
+            assert torch.get_device_module() is torch.get_device_module(None) is torch.mps
+        with torchdevice.portable(target):
+            assert torch.get_device_module() is torch.get_device_module(None) is torch.cuda
+        assert torch.get_device_module(None) is torch.get_device_module.__wrapped__(None)
+
     def test_current(self) -> None:
         assert torchdevice.current() is None
         with torchdevice.portable() as outer:

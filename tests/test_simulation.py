@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from conftest import free_port, plain_torch, run_program, run_python
@@ -712,6 +713,40 @@ class TestMps:
             torch.zeros(2, dtype=torch.float64, device="cuda")
         with torchdevice.simulate("mps", float64="error"), pytest.raises(TypeError, match="doesn't support complex128"):
             torch.ones(1, device="cuda", dtype=torch.complex64).to(torch.complex128)
+
+    @pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda x: x.double(),
+            lambda x: x.to(torch.float64),
+            lambda x: x.to(dtype=torch.float64),
+            lambda x: x.cpu().double().to("cuda"),
+            lambda x: x.cpu().double().to("cuda", None, True),
+            lambda x: x.cpu().double().to("cuda", non_blocking=True),
+            lambda x: x.cpu().double().cuda(),
+            lambda x: torch.nn.Parameter(x.cpu().double()).to("cuda"),
+            lambda x: torch.nn.Linear(1, 1).double().to("cuda").weight,
+            lambda x: torch.nn.Linear(1, 1).cuda().double().weight,
+            lambda x: torch.zeros_like(x, dtype=torch.float64),
+            lambda x: torch.rand_like(x, dtype=torch.float64),
+            lambda x: x.new_zeros(2, dtype=torch.float64),
+            lambda x: x.new_tensor([1.0], dtype=torch.float64),
+            lambda x: torch.tensor(1.0, dtype=torch.float64, device="cuda"),
+            lambda x: torch.as_tensor(numpy.ones(2), device="cuda"),
+            lambda x: torch.from_numpy(numpy.ones(2)).cuda(),
+            lambda x: torch.linspace(0, 1, 3, dtype=torch.float64, device="cuda"),
+        ],
+    )
+    def test_float64_becomes_float32_by_every_road(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        with torchdevice.simulate("mps"):
+            made = make(torch.ones(2, device="cuda"))
+            assert made.dtype is torch.float32 and made.is_cuda
+
+    @pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")
+    def test_float64_on_the_default_device_becomes_float32(self) -> None:
+        with torchdevice.simulate("mps"), torch.device("cuda"):
+            assert torch.zeros(2, dtype=torch.float64).dtype is torch.float32
 
     def test_tensors_print_without_float64(self) -> None:
         with torchdevice.simulate("mps", identity="target"):

@@ -15,6 +15,7 @@ from torchdevice import thread_state
 from torchdevice.devices.registry import registered, runtime
 from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
+from torchdevice.families import FAMILIES
 from torchdevice.options import Options
 
 _REMEDIES = {
@@ -67,7 +68,7 @@ def target_names() -> tuple[str, ...]:
     """Return the names of real devices that :func:`resolve` understands."""
     private = torch._C._get_privateuse1_backend_name()
     conventional = [private] if hasattr(torch, private) and private != SIMULATED else []
-    return ("cuda", "mps", "xpu", "cpu", *dict.fromkeys([*registered(), *conventional]))
+    return (*FAMILIES, "cpu", *dict.fromkeys([*registered(), *conventional]))
 
 
 def _name_of(target: str | torch.device | None) -> str | None:
@@ -97,7 +98,7 @@ def _simulated(target: object, profile: str, count: int, memory: int | str | Non
 
 
 def _best() -> Runtime:
-    for name in ("cuda", "mps", "xpu", *target_names()[4:]):  # from 4 on: registered and PrivateUse1 backends
+    for name in (name for name in target_names() if name != "cpu"):
         if runtime(name).is_available():
             return runtime(name)
     return runtime("cpu")

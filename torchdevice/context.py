@@ -10,7 +10,6 @@ import functools
 import itertools
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdevice.devices.runtime import Runtime
-from torchdevice.errors import FidelityError, PortabilityWarning
+from torchdevice.errors import FidelityError
 from torchdevice.fidelity import Fidelity
 from torchdevice.journal import Journal, user_frame
 from torchdevice.logs import logger
@@ -30,8 +29,6 @@ _MAX_REDIRECTS = 4096
 
 _HASHED = frozenset({str, torch.device, int})
 """Types whose equal values mean equal devices: True equals 1, and is no device."""
-
-_FALLBACK_DTYPES = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 class ThreadValues(threading.local):
@@ -233,17 +230,6 @@ class Context:
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
-    def fit_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return a dtype that the target can hold; the dtype itself under ``float64="error"``, so that torch raises."""
-        fitting = _FALLBACK_DTYPES.get(dtype)
-        if dtype not in self.unsupported_dtypes or fitting is None or self.options.float64 == "error":
-            return dtype
-        if self.report(str(dtype), str(fitting), Fidelity.APPROXIMATE):
-            _warn_at_program(
-                f"{self.device_type} has no {dtype}; {fitting} is used. Use float64='error' to be told where."
-            )
-        return fitting
-
     def autocast_dtype(self, requested: torch.dtype, *, enabled: bool = True) -> torch.dtype:
         """Return the dtype in which autocast of the target gives finite results where CUDA's does.
 
@@ -312,16 +298,6 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<Context target={self.runtime.target!r}>"
-
-
-def _warn_at_program(message: str) -> None:
-    """Warn at the program's line."""
-    frame = user_frame()
-    module = frame.f_globals.get("__name__", "<unknown>")
-    registry = frame.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(
-        message, PortabilityWarning, frame.f_code.co_filename, frame.f_lineno, module=module, registry=registry
-    )
 
 
 def _visible(variable: str | None, count: int) -> int:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torchdevice import device_properties
+from torchdevice.families import FAMILIES, Family
 from torchdevice.switch import SWITCH
 
 if TYPE_CHECKING:
@@ -237,10 +238,10 @@ class Options:
         parse=_parse_properties,
         show=lambda value: json.dumps(value, default=str, sort_keys=True),
     )
-    written_for: Literal["cuda", "mps", "xpu"] = _option(
+    written_for: Family = _option(  # noqa: RUF009, as of the other options
         "cuda",
         "The accelerator that the program is written for. No other one is reported as available.",
-        **_one_of("written_for", "cuda", "mps", "xpu"),
+        **_one_of("written_for", *FAMILIES),
     )
     engine: Literal["mode", "wrap"] | None = _option(
         None,

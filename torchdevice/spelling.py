@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.options import declarations
+from torchdevice.families import FAMILIES
 
-ACCELERATORS = frozenset(declarations()["written_for"].choices)
+ACCELERATORS = frozenset(FAMILIES)
 """The accelerators that a program may have been written for."""
 
 FORCE_CPU = "cpu:-1"

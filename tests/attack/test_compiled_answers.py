@@ -136,13 +136,13 @@ def test_strict_is_strict_in_compiled_code(engine: str, fullgraph: bool) -> None
     own = types.FunctionType(in_half.__code__.replace(), globals(), "in_half")
     program = torch.compile(own, backend="eager", fullgraph=fullgraph)
     a = torch.ones(2, 2)
-    with torchdevice.portable("cpu", engine=engine):
+    with torchdevice.portable("cpu", autocast="bfloat16", engine=engine):
         assert program(a).dtype is torch.bfloat16
     refusal = torch._dynamo.exc.Unsupported if fullgraph else FidelityError
-    with torchdevice.portable("cpu", strict=True, engine=engine):
+    with torchdevice.portable("cpu", strict=True, autocast="bfloat16", engine=engine):
         with pytest.raises(refusal, match=r"autocast\(torch.float16\) would not be exact here"):
             program(a)
-    with torchdevice.portable("cpu", engine=engine):
+    with torchdevice.portable("cpu", autocast="bfloat16", engine=engine):
         assert program(a).dtype is torch.bfloat16
 
 
@@ -153,6 +153,7 @@ def test_every_option_is_in_the_key() -> None:
         "identity": "program",
         "strict": True,
         "float64": "error",
+        "autocast": "float32",
         "capability": (9, 0),
         "memory": 1 << 30,
         "properties": {"name": "a GPU"},

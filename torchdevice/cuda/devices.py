@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 import uuid
 from typing import Any
@@ -227,7 +228,9 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
     ):
         return getattr(torch, context.options.written_for)
     spelling = parse(device) if isinstance(device, str) else None
-    return getattr(torch, spelling.accelerator) if spelling is not None else original(device)
+    if spelling is not None:
+        return getattr(torch, spelling.accelerator)
+    return inspect.unwrap(original)(device)  # without torch's cache, which would keep this scope's answer
 
 
 def patches() -> list[Patch]:

@@ -9,10 +9,11 @@ from torchdevice.devices.cpu import CpuRuntime
 from torchdevice.devices.module import ModuleRuntime
 from torchdevice.devices.mps import MpsRuntime
 from torchdevice.devices.runtime import Runtime
+from torchdevice.families import FAMILIES
 
 _registered: dict[str, Runtime] = {}
 
-_OWN = ("cpu", "cuda", "mps", "xpu", "simulated")
+_OWN = ("cpu", "simulated", *FAMILIES)
 
 
 def register_runtime(runtime: Runtime) -> Callable[[], None]:

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from torchdevice import placement
+from torchdevice import dtypes, placement
 from torchdevice.context import Context
+from torchdevice.families import FAMILIES
 from torchdevice.fidelity import Fidelity
 from torchdevice.spelling import FORCE_CPU, forces_cpu
 
@@ -111,7 +112,7 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
         if target is not None:
             kwargs["device"] = target
     if context.unsupported_dtypes:
-        _fit_dtype(context, kwargs)
+        dtypes.fit_creation(context, args, kwargs)
     return _create(context, func, args, kwargs, asked, target)
 
 
@@ -145,27 +146,6 @@ def _with_device_at(position: int) -> Rewriter:
     return rewriter
 
 
-@rewrites(torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
-def _from_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Constructors that take the dtype of their data, and some of them its memory."""
-    asked = kwargs.get("device")
-    if asked is None:
-        return with_device_keyword(context, func, args, kwargs)
-    if context.unsupported_dtypes and kwargs.get("dtype") is None:
-        on_cpu = func(*args, **{**kwargs, "device": "cpu"})
-        return on_cpu.to(context.redirect(asked) or asked, context.fit_dtype(on_cpu.dtype))
-    if not context.runtime.shares_host_memory or func not in _MAY_SHARE:
-        return with_device_keyword(context, func, args, kwargs)
-    target = context.redirect(asked)
-    result = func(*args, **{**kwargs, "device": target or asked})
-    source = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-    return placement.made_of(context, source, result, placement.side_meant(context, asked, target))
-
-
-_MAY_SHARE = frozenset({torch.as_tensor, torch.asarray})
-"""Constructors that share the memory of data that is on the device already."""
-
-
 # ---- movement --------------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +170,7 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return result
 
 
-@rewrites(torch.Tensor.cuda, torch.Tensor.xpu)
+@rewrites(*(getattr(torch.Tensor, family) for family in FAMILIES if hasattr(torch.Tensor, family)))
 def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` to the method's accelerator."""
     if context.device_type == func.__name__:
@@ -244,7 +224,7 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
             args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
     device, dtype, non_blocking, *rest = func(*args, **kwargs)
     if dtype in context.unsupported_dtypes:
-        dtype = context.fit_dtype(dtype)
+        dtype = dtypes.fit(context, dtype)
     if device is not None and context.runtime.shares_host_memory:
         side = placement.side_meant(context, asked, target) if names_device else placement.side_of(asked)
         device = placement.device_meaning(context, device, side)
@@ -254,14 +234,14 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 @rewrites(torch.Tensor.double, torch.Tensor.cdouble)
 def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args[0].device.type == context.device_type and context.unsupported_dtypes:
-        return args[0].to(context.fit_dtype(torch.float64 if func.__name__ == "double" else torch.complex128))
+        return args[0].to(dtypes.fit(context, torch.float64 if func.__name__ == "double" else torch.complex128))
     return func(*args, **kwargs)
 
 
 def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a conversion with the dtype the target can hold and, where the target needs it, a blocking copy."""
     if context.unsupported_dtypes:
-        args, kwargs = _fit_conversion(context, args, kwargs)
+        args, kwargs = dtypes.fit_conversion(context, args, kwargs)
     if context.runtime.blocking_copies_only:
         kwargs = {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs
         dtype_first = len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor))
@@ -269,29 +249,6 @@ def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         if func.__name__ == "to" and len(args) > position and isinstance(args[position], bool):
             args = _replace(args, position, False)
     return func(*args, **kwargs)
-
-
-def _fit_conversion(
-    context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    tensor, *rest = args
-    named = [value for value in (*rest, *kwargs.values()) if isinstance(value, torch.dtype)]
-    devices = [value for value in (*rest, *kwargs.values()) if isinstance(value, torch.device)]
-    if (devices[0] if devices else tensor.device).type != context.device_type:
-        return args, kwargs
-    if not named and tensor.dtype in context.unsupported_dtypes:
-        return args, {**kwargs, "dtype": context.fit_dtype(tensor.dtype)}
-
-    def fit(value: Any) -> Any:
-        return context.fit_dtype(value) if isinstance(value, torch.dtype) else value
-
-    return (tensor, *map(fit, rest)), {name: fit(value) for name, value in kwargs.items()}
-
-
-def _fit_dtype(context: Context, kwargs: dict[str, Any]) -> None:
-    device, dtype = kwargs.get("device"), kwargs.get("dtype")
-    if dtype in context.unsupported_dtypes and device is not None and torch.device(device).type == context.device_type:
-        kwargs["dtype"] = context.fit_dtype(dtype)
 
 
 # ---- memory hints ----------------------------------------------------------------------------------------------------
@@ -365,9 +322,8 @@ def _reads_kind(accelerator: str, getter: Any) -> None:
     rewrites(getter, table=READS)(is_there)
 
 
-_reads_kind("cuda", torch.Tensor.is_cuda.__get__)
-_reads_kind("mps", torch.Tensor.is_mps.__get__)
-_reads_kind("xpu", torch.Tensor.is_xpu.__get__)
+for _family in FAMILIES:
+    _reads_kind(_family, getattr(torch.Tensor, f"is_{_family}").__get__)
 
 
 def native_device(tensor: torch.Tensor) -> torch.device:

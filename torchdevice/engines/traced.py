@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchdevice import placement, thread_state
+from torchdevice import dtypes, placement, thread_state
 from torchdevice.context import Context
 from torchdevice.engines import rewriters
 from torchdevice.engines.mode import DeviceMode
@@ -45,6 +45,7 @@ def files() -> set[str]:
         inspect.getfile(DeviceMode),
         inspect.getfile(Context),
         inspect.getfile(placement),
+        inspect.getfile(dtypes),
         *(inspect.getfile(rewriter) for rewriter in rewriters.REGISTERED.values() if rewriter is not None),
     }
 
@@ -60,7 +61,7 @@ def _redirected(key: str, current_device: str, value: Any) -> torch.device | Non
 
 @_constant
 def _fitting(key: str, dtype: torch.dtype) -> torch.dtype:
-    return _context().fit_dtype(dtype)
+    return dtypes.fit(_context(), dtype)
 
 
 @_constant
@@ -80,7 +81,7 @@ def _redirect(self: Context, value: Any) -> torch.device | None:
     return _redirected(self.key, self.thread.device_text if indexless else "", value)
 
 
-in_place_of(Context.fit_dtype)(lambda self, dtype: _fitting(self.key, dtype))
+in_place_of(dtypes.fit)(lambda context, dtype: _fitting(context.key, dtype))
 in_place_of(Context.report)(
     lambda self, requested, done, fidelity: _reported(self.key, requested, done, fidelity.value)
 )
