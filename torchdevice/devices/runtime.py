@@ -81,6 +81,7 @@ class Runtime:
         is_asynchronous: Whether calls return before the device has done the work.
         is_integrated: Whether the device computes in the host's memory.
         compiles: Whether torch's compilers make code for the device.
+        compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
         makes_triton_code: Whether Inductor's code for the device is written in Triton.
         exchanges_data: Whether ``parameter.data = tensor`` moves a parameter by exchanging what two objects of Python
             are, which holders of the parameter in C++ do not notice.
@@ -102,6 +103,7 @@ class Runtime:
     is_asynchronous = False
     is_integrated = True
     compiles = True
+    compiles_flex_backward = True
     makes_triton_code = False
     exchanges_data = False
     folds_ordinals = True
