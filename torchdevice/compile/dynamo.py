@@ -251,7 +251,7 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
         compiler = compiler._torchdynamo_orig_backend
     _forget_unused_stream(gm)
     by_inductor = isinstance(compiler, require(torch, "_TorchCompileInductorWrapper"))
-    if by_inductor and not context.runtime.compiles:
+    if by_inductor and not (context.runtime.compiles and _has_code_for(context, gm)):
         try:
             context.report("torch.compile with inductor", "the graph, run operator by operator", Fidelity.APPROXIMATE)
         except FidelityError as error:
@@ -260,6 +260,15 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
     compiled = truthfully(context, original, self, gm, *args, **kwargs)
     beside_the_stack = thread_state.state.traced is not None
     return compiled if by_inductor and beside_the_stack else _unseen(compiled)
+
+
+def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:
+    """Return whether Inductor has code for what a graph needs of the target in backward."""
+    if context.runtime.compiles_flex_backward or not torch.is_grad_enabled():
+        return True
+    calls = (node for node in gm.graph.nodes if str(node.target) == "flex_attention")
+    inputs = (each.meta.get("example_value") for node in calls for each in node.all_input_nodes)
+    return not any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
 
 
 def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:

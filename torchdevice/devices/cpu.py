@@ -36,6 +36,7 @@ class CpuRuntime(Runtime):
     """
 
     device_type = "cpu"
+    compiles_flex_backward = False
     shares_host_memory = True
     degraded_notice = "no accelerator is in use: what the program asks of CUDA runs on the CPU"
     exact_memory = False

@@ -81,6 +81,7 @@ class Runtime:
         is_asynchronous: Whether calls return before the device has done the work.
         is_integrated: Whether the device computes in the host's memory.
         compiles: Whether Inductor makes code for the device.
+        compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
         makes_triton_code: Whether Inductor's code for the device is written in Triton.
         exchanges_data: Whether ``parameter.data = tensor`` moves a parameter by swapping the C++ tensors of two Python
             objects. C++ code that holds the parameter then keeps the tensor from before the move.
@@ -102,6 +103,7 @@ class Runtime:
     is_asynchronous = False
     is_integrated = True
     compiles = True
+    compiles_flex_backward = True
     makes_triton_code = False
     exchanges_data = False
     folds_ordinals = True

@@ -38,6 +38,12 @@ def in_place_of(function: Any) -> Callable[[F], F]:
     return register
 
 
+def with_nothing_in_place(function: F) -> F:
+    """Let Dynamo trace nothing in place of a function that only checks. Return the function."""
+    in_place_of(function)(lambda *args, **kwargs: None)
+    return function
+
+
 def files() -> set[str]:
     """Return the files whose functions Dynamo traces as part of a program; it skips the rest of this package."""
     return {
