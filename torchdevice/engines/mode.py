@@ -8,7 +8,7 @@ import torch
 
 from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.engines import cuda_dtypes, rewriters
+from torchdevice.engines import cuda_dtypes, lookup, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.thread_state import ContextMode
 from torchdevice.torch_internals import require
@@ -29,7 +29,7 @@ class DeviceMode(ContextMode):
     The mode is on torch's stack, or beside it, where wrappers call it (``wrap.py``).
 
     Attributes:
-        table: The rewriters for the context, see :func:`rewriters.table_of`.
+        table: The rewriters for the context, see :func:`lookup.table_of`.
         find: ``table.get``. The handler does not use ``table``, because Dynamo would guard on its length, which grows.
     """
 
@@ -42,14 +42,14 @@ class DeviceMode(ContextMode):
 
     def serve(self, context: Context | None) -> None:
         if context is not self.context:
-            self.table = {} if context is None else rewriters.table_of(context)
+            self.table = {} if context is None else lookup.table_of(context)
             self.find = _find_nothing if context is None else self.table.get
             self.context = context
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rewriter: Any = self.find(func, _UNSEEN)
         if rewriter is _UNSEEN:
-            rewriter = rewriters.classify(func, self.table)
+            rewriter = lookup.classify(func, self.table)
         try:
             if rewriter is None:
                 return func(*args, **kwargs) if kwargs else func(*args)

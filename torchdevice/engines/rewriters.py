@@ -1,8 +1,8 @@
-"""Which torch function takes a device argument, and how the argument is rewritten.
+"""How the device argument of a torch function is rewritten.
 
 ``REGISTERED`` maps a torch function, as the mode sees it, to its rewriter. A function with a peculiar way of taking a
-device is registered by hand, here or in the file of its area. Every other function is classified at first sight from
-torch's own operator schemas, so that no list of factories has to be kept; None means that it cannot carry a device.
+device is registered by hand, here or in the file of its area; None means that a function cannot carry a device.
+``lookup.py`` finds the rewriter of every other function.
 
 A rewriter is called as ``rewriter(context, func, args, kwargs)`` and makes the call. It may change ``kwargs``.
 """
@@ -10,7 +10,6 @@ A rewriter is called as ``rewriter(context, func, args, kwargs)`` and makes the 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -33,8 +32,6 @@ REGISTERED: Table = {}
 
 READS: Table = {}
 """The getters of tensors, which only a scope with ``identity="program"`` rewrites."""
-
-_MAX_TABLE = 50_000
 
 
 def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter], Rewriter]:
@@ -134,7 +131,7 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 @functools.cache
-def _with_device_at(position: int) -> Rewriter:
+def with_device_at(position: int) -> Rewriter:
     """Return the rewriter of functions that take a device at ``position`` or by keyword."""
 
     def rewriter(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -330,104 +327,6 @@ def native_device(tensor: torch.Tensor) -> torch.device:
     """Return the device that torch itself reports for a tensor."""
     with torch._C.DisableTorchFunction():
         return tensor.device
-
-
-# ---- everything else, from torch's own schemas -----------------------------------------------------------------------
-
-
-GENERIC: tuple[Rewriter, ...] = (with_device_keyword, *map(_with_device_at, range(16)))
-"""The rewriters that a function can get by its schema. No function of torch takes a device beyond position 15."""
-
-NUMBERED: list[Rewriter | None] = [None]
-"""Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
-
-_tables: dict[tuple[bool, str], Table] = {}
-
-
-def table_of(context: Context) -> Table:
-    """Return the table of a context: torch function -> rewriter, with what was learnt of functions seen so far.
-
-    Contexts of one kind share a table: what is seen in one serves the others, and compiled code finds the same objects.
-    """
-    kind = context.says_program, context.device_type if context.runtime.rewriters else ""
-    found = _tables.get(kind)
-    if found is None:
-        reads = READS if context.says_program else {}
-        found = _tables[kind] = {**REGISTERED, **reads, **context.runtime.rewriters}
-        # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.
-        NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
-    return found
-
-
-def rewriter_of(table: Table, func: Any) -> Rewriter | None:
-    """Return the rewriter of a function in ``table``; None where the function cannot carry a device."""
-    found: Any = table.get(func, classify)
-    return classify(func, table) if found is classify else found
-
-
-def classify(func: Any, table: Table) -> Rewriter | None:
-    """Return the rewriter of a function seen for the first time, and remember it in ``table``."""
-    if len(table) > _MAX_TABLE:
-        return with_device_keyword
-    found = _classify(func)
-    table[func] = found
-    return found
-
-
-def _classify(func: Any) -> Rewriter | None:
-    if isinstance(func, torch._ops.OpOverload):
-        return _from_schemas([func._schema])
-    if isinstance(func, torch._ops.OpOverloadPacket):
-        return _from_schemas([getattr(func, name)._schema for name in func.overloads()])
-    if isinstance(func, types.FunctionType):
-        return _from_signature(func)
-    if isinstance(func, types.MethodWrapperType):  # a property's __get__ or __set__
-        return None
-    schemas = _schemas(func)
-    return _from_schemas(schemas) if schemas else with_device_keyword  # without a schema: Tensor.new
-
-
-def _schemas(func: Any) -> list[Any]:
-    """Return the schemas of the overloads of a torch function or method that Python can call, if there are any.
-
-    Overloads whose first argument is a device, such as the comparison of two devices, exist in TorchScript only.
-    """
-    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{getattr(func, '__name__', '')}")
-    return [schema for schema in schemas if not any(map(_is_device, schema.arguments[:1]))]
-
-
-def takes_device(func: Any) -> bool:
-    """Return whether the schemas of a torch function or method have an argument to rewrite."""
-    return _from_schemas(_schemas(func)) is not None
-
-
-def _from_schemas(schemas: list[Any]) -> Rewriter | None:
-    """Return the rewriter for the overloads of one function: None if no overload takes a device."""
-    arguments = [(index, argument) for schema in schemas for index, argument in enumerate(schema.arguments)]
-    devices = [(index, argument) for index, argument in arguments if _is_device(argument)]
-    positions = {index for index, argument in devices if not argument.kwarg_only}
-    if positions:
-        return _with_device_at(min(positions))
-    if devices or any(argument.name in ("device", "pin_memory") for _, argument in arguments):
-        return with_device_keyword
-    return None
-
-
-def _is_device(argument: Any) -> bool:
-    kind = argument.type
-    if kind.kind() == "OptionalType":
-        kind = kind.getElementType()
-    return kind.kind() == "DeviceObjType"
-
-
-def _from_signature(func: types.FunctionType) -> Rewriter | None:
-    """Return the rewriter of a Python function that handles the torch function protocol."""
-    parameters = inspect.signature(func, follow_wrapped=False).parameters
-    if "device" not in parameters:
-        return None
-    if parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY:
-        return with_device_keyword
-    return _with_device_at(list(parameters).index("device"))
 
 
 def _replace(args: tuple[Any, ...], position: int, value: Any) -> tuple[Any, ...]:

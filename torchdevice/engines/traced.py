@@ -15,7 +15,7 @@ import torch
 
 from torchdevice import dtypes, placement, thread_state
 from torchdevice.context import Context
-from torchdevice.engines import rewriters
+from torchdevice.engines import lookup, rewriters
 from torchdevice.engines.mode import DeviceMode
 from torchdevice.fidelity import Fidelity
 
@@ -77,7 +77,7 @@ def _reported(key: str, requested: str, done: str, fidelity: str) -> bool:
 
 @_constant
 def _number_of(key: str, func: Any) -> int:
-    return rewriters.NUMBERED.index(rewriters.rewriter_of(rewriters.table_of(_context()), func))
+    return lookup.NUMBERED.index(lookup.rewriter_of(lookup.table_of(_context()), func))
 
 
 @in_place_of(Context.redirect)
@@ -112,7 +112,7 @@ def _handle(self: DeviceMode, func: Any, types: Any, args: Any = (), kwargs: Any
 
     Rewriters are looked up by number, because Dynamo would guard on the table's length.
     """
-    rewriter = rewriters.NUMBERED[_number_of(self.context.key, func)]  # type: ignore[union-attr]
+    rewriter = lookup.NUMBERED[_number_of(self.context.key, func)]  # type: ignore[union-attr]
     if rewriter is None:
         return func(*args, **kwargs) if kwargs else func(*args)
     return rewriter(self.context, func, args, kwargs or {})  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Runtime
-from torchdevice.engines import cuda_dtypes, rewriters
+from torchdevice.engines import cuda_dtypes, lookup, rewriters
 from torchdevice.engines.replace_new import Call, Constructor
 from torchdevice.patching import Installation, Patch, Replaced, stands_for
 from torchdevice.thread_state import ContextMode
@@ -136,7 +136,7 @@ def _operator_call(original: Any) -> Any:
     @functools.wraps(original)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         mode: Any = _state.mode
-        if mode is None or rewriters.rewriter_of(mode.table, self) is None or _all_disabled():
+        if mode is None or lookup.rewriter_of(mode.table, self) is None or _all_disabled():
             try:
                 return original(self, *args, **kwargs)
             except RuntimeError as error:
@@ -198,7 +198,7 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
 
 def _fails_first(function: Any) -> bool:
     """Return whether the mode is needed for a function only where torch's own fails."""
-    return function in _LAST_RESORTS or (rewriters.classify(function, {}) is None and cuda_dtypes.asked_last(function))
+    return function in _LAST_RESORTS or (lookup.classify(function, {}) is None and cuda_dtypes.asked_last(function))
 
 
 def _for_every_scope() -> list[Patch]:
@@ -209,7 +209,7 @@ def _for_every_scope() -> list[Patch]:
     by_schema = {
         value
         for _, _, value in _members()
-        if isinstance(value, _BUILTINS) and (value in _WITHOUT_SCHEMA or rewriters.takes_device(value))
+        if isinstance(value, _BUILTINS) and (value in _WITHOUT_SCHEMA or lookup.takes_device(value))
     }
     again = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS) and cuda_dtypes.asked_last(value)}
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)

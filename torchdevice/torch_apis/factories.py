@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from torchdevice import dtypes, placement
 from torchdevice.context import Context
-from torchdevice.engines import rewriters
+from torchdevice.engines import lookup
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.torch_apis.storage import with_device
@@ -48,7 +48,7 @@ def _inject(
     if kwargs.get("device") is not None or func not in _device_constructors():
         return original(self, func, types, args, kwargs)
     kwargs = {**kwargs, "device": context.redirect(self.device) or self.device}
-    rewriter = rewriters.rewriter_of(rewriters.table_of(context), func)
+    rewriter = lookup.rewriter_of(lookup.table_of(context), func)
     if rewriter is None or not context.runtime.shares_host_memory:
         return original(self, func, types, args, kwargs)
     return rewriter(context, func, args, kwargs)  # the mode does not see this call, and a move may have to copy
