@@ -21,6 +21,7 @@ ROOMS = [
     "fidelity",
     "logs",
     "switch",
+    "tracebacks",
     "device_properties",
     "families",
     "options",

@@ -34,6 +34,7 @@ from torchdevice.logs import configure_logging, warn_once
 from torchdevice.options import Options
 from torchdevice.patching import do_all
 from torchdevice.thread_state import Entry, state, undo
+from torchdevice.tracebacks import trim
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -62,6 +63,8 @@ class _Leaving:
         innermost = self._entry is state.entries[-1]
         undo(_leave, self._entry)
         self._done = True  # not in a finally clause: an interrupt before the line above would run it too
+        if exc_info and exc_info[1] is not None:
+            trim(exc_info[1])  # type: ignore[arg-type]
         if not innermost:
             raise ScopeError(
                 f"{self._scope!r} was left before a scope entered after it. Leave scopes in the reverse order of "

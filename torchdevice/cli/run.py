@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchdevice import options as _options
 from torchdevice.cli.refusals import refusals
 from torchdevice.switch import SWITCH
+from torchdevice.tracebacks import trim, without_ours
 
 if TYPE_CHECKING:
     from torchdevice.journal import Journal
@@ -161,7 +162,8 @@ def _execute(program: _Program, main: dict[str, Any]) -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        _show_from(error, error.__traceback__ and error.__traceback__.tb_next)
+        trim(error.__cause__ or error.__context__)
+        _show_from(error, without_ours(error))
         raise
 
 
