@@ -24,6 +24,7 @@ ROOMS = [
     "device_properties",
     "options",
     "spelling",
+    "call_sites",
     "journal",
     "decorating",
     "devices",
@@ -43,6 +44,7 @@ ROOMS = [
     "public_names",
     "choosing",
     "installed",
+    "report",
     "scope",
     "autoload",
     "cli",
@@ -159,7 +161,7 @@ def test_type_checkers_see_the_public_names() -> None:
 
 def test_a_scope_shows_little() -> None:
     public = {name for name in (*dir(torchdevice.Scope), *vars(torchdevice.portable())) if not name.startswith("_")}
-    assert public == {"journal", "options", "runtime", "target"}
+    assert public == {"journal", "options", "report", "runtime", "target"}
 
 
 def test_no_file_is_named_after_nothing() -> None:

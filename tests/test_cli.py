@@ -49,7 +49,7 @@ class TestRun:
 
     def test_report(self, tmp_path: Path) -> None:
         result = run_program(tmp_path, MOVES, options=["--report"])
-        assert "1 x cuda:0 -> cpu [exact]" in result.stderr and result.stdout == "2.0 True\n"
+        assert "       1 x cuda:0 -> cpu [exact]" in result.stderr and result.stdout == "2.0 True\n"
 
     def test_children_follow(self, tmp_path: Path) -> None:
         """Spawned and forked workers, subprocesses: each is a CUDA program too."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchdevice import errors as errors
+    from torchdevice.call_sites import Site as Site
     from torchdevice.choosing import TorchDevice as TorchDevice
     from torchdevice.devices.module import ModuleRuntime as ModuleRuntime
     from torchdevice.devices.registry import register_runtime as register_runtime
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from torchdevice.fidelity import Fidelity as Fidelity
     from torchdevice.journal import Entry as Entry
     from torchdevice.journal import Journal as Journal
-    from torchdevice.journal import Site as Site
     from torchdevice.options import Options as Options
+    from torchdevice.report import Report as Report
     from torchdevice.scope import Scope as Scope
     from torchdevice.scope import current as current
     from torchdevice.scope import disable as disable
@@ -40,9 +41,10 @@ _MODULES = {
     "Memory": "devices.runtime",
     "ModuleRuntime": "devices.module",
     "Options": "options",
+    "Report": "report",
     "Runtime": "devices.runtime",
     "Scope": "scope",
-    "Site": "journal",
+    "Site": "call_sites",
     "Stat": "devices.runtime",
     "TorchDevice": "choosing",
     "current": "scope",

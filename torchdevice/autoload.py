@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from torchdevice.switch import SWITCH, switched_on
+from torchdevice.switch import REPORT_FOLDER, SWITCH, switched_on
 
 
 def activate() -> None:
@@ -21,7 +21,11 @@ def activate() -> None:
         from torchdevice import options, scope
 
         if scope.current() is None:
-            scope.enable_chosen(options.Options(**options.from_environment()), propagate=False)
+            enabled = scope.enable_chosen(options.Options(**options.from_environment()), propagate=False)
+            if REPORT_FOLDER in os.environ:
+                from torchdevice.report import processes
+
+                processes.follow(enabled.journal, enabled.report)
     except Exception as error:
         _report(error)
 

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torchdevice.call_sites import program_line
 from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import FidelityError, PortabilityWarning
 from torchdevice.fidelity import Fidelity
-from torchdevice.journal import Journal, user_frame
+from torchdevice.journal import Entry, Journal
 from torchdevice.logs import logger
 from torchdevice.options import Options
 from torchdevice.spelling import Spelling, parse
@@ -175,7 +176,7 @@ class Context:
         if known is None:
             return None
         device, requested, done = known
-        self.journal.record(requested, done, Fidelity.EXACT, above=3)
+        self.journal.record(requested, done, Fidelity.EXACT, above=2)
         return device
 
     def _redirect_new(self, value: Any) -> torch.device | None:
@@ -238,7 +239,7 @@ class Context:
         fitting = _FALLBACK_DTYPES.get(dtype)
         if dtype not in self.unsupported_dtypes or fitting is None or self.options.float64 == "error":
             return dtype
-        if self.report(str(dtype), str(fitting), Fidelity.APPROXIMATE):
+        if self.report(str(dtype), str(fitting), Fidelity.DOWNCAST):
             _warn_at_program(
                 f"{self.device_type} has no {dtype}; {fitting} is used. Use float64='error' to be told where."
             )
@@ -252,7 +253,7 @@ class Context:
         """
         fitting = self.runtime.autocast_dtype(requested)
         if enabled and fitting is not requested:
-            self.report(f"autocast({requested})", str(fitting), Fidelity.APPROXIMATE)
+            self.report(f"autocast({requested})", str(fitting), Fidelity.DOWNCAST)
         return fitting
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -275,15 +276,19 @@ class Context:
         Raises:
             FidelityError: The scope is strict and the difference matters. Hints with nothing to do are let pass.
         """
-        if self.options.strict and fidelity is Fidelity.APPROXIMATE:
+        entry = self.note(requested, done, fidelity)
+        return entry is not None and entry.count == 1
+
+    def note(self, requested: str, done: str, fidelity: Fidelity) -> Entry | None:
+        """Do the same, and return the journal's entry, for its time and bytes; None where the journal is full."""
+        if self.options.strict and fidelity.changes_numbers:
             raise FidelityError(requested, done)
-        frame = user_frame()
-        first = self.journal.record(requested, done, fidelity, frame)
-        if first:
-            logger.info(
-                "%s -> %s (%s) at %s:%d", requested, done, fidelity.value, frame.f_code.co_filename, frame.f_lineno
-            )
-        return first
+        entry = self.journal.record(requested, done, fidelity)
+        if entry is not None and entry.count == 1:
+            through = f", asked for by {entry.library.file}:{entry.library.line}" if entry.library else ""
+            where = f"{entry.site.file}:{entry.site.line}{through}"
+            logger.info("%s -> %s (%s) at %s", requested, done, fidelity.value, where)
+        return entry
 
     def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a supplied function with this context as its first argument, the same object each time."""
@@ -314,7 +319,7 @@ class Context:
 
 def _warn_at_program(message: str) -> None:
     """Warn at the program's line."""
-    frame = user_frame()
+    frame = program_line()
     module = frame.f_globals.get("__name__", "<unknown>")
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(

@@ -33,6 +33,7 @@ from torchdevice.journal import Journal
 from torchdevice.logs import configure_logging, warn_once
 from torchdevice.options import Options
 from torchdevice.patching import do_all
+from torchdevice.report import Report
 from torchdevice.thread_state import Entry, state, undo
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -110,6 +111,10 @@ class Scope(AbstractContextManager["Scope"]):
     def runtime(self) -> Runtime:
         """What the target can do. Resolved at the first entry."""
         return self._resolved().runtime
+
+    def report(self) -> Report:
+        """Return what the program asked for in this process so far and what was done instead, by line."""
+        return Report.of(self.journal, self._resolved().options, self.runtime.target)
 
     @property
     def target(self) -> torch.device:

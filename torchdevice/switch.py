@@ -1,10 +1,13 @@
-"""The variable that makes ``import torch`` enable a scope. Nothing is imported here that torch may not import."""
+"""The variables that say what ``import torch`` does. Nothing is imported here that torch may not import."""
 
 from __future__ import annotations
 
 import os
 
 SWITCH = "TORCHDEVICE"
+
+REPORT_FOLDER = "TORCHDEVICE_REPORT_FOLDER"
+"""The variable that names where the processes of a run leave their parts of its report."""
 
 
 def switched_on() -> bool:

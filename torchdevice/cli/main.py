@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from torchdevice import __version__
 from torchdevice.cli import doctor, run
+from torchdevice.cli.parsing import CommandParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,11 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 for a command that could not be understood or carried out; as a program raises it.
         BaseException: What the program of ``torchdevice run`` raises.
     """
-    parser = argparse.ArgumentParser(
-        prog="torchdevice", description="Run CUDA-written PyTorch programs where there is no CUDA."
-    )
+    parser = CommandParser(prog="torchdevice", description="Run CUDA-written PyTorch programs where there is no CUDA.")
     parser.add_argument("--version", action="version", version=f"torchdevice {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     for command in (run, doctor):
         command.add(commands)
     options = parser.parse_args(argv)
