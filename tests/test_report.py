@@ -544,9 +544,9 @@ class TestProcesses:
         """
         (tmp_path / "killed.py").write_text(textwrap.dedent(program))
         run_command("run", "--report", "killed.py", cwd=tmp_path, TMPDIR=str(tmp_path))
-        assert len(list(tmp_path.glob("torchdevice-report-*"))) == 1
+        assert len(list(tmp_path.glob("torchdevice-run-*"))) == 1
         run_program(tmp_path, "print(1)", options=["--report"], TMPDIR=str(tmp_path))
-        assert list(tmp_path.glob("torchdevice-report-*")) == []
+        assert list(tmp_path.glob("torchdevice-run-*")) == []
 
     def test_the_last_process_of_a_killed_run_removes_the_folder(self, tmp_path: Path) -> None:
         program = """
@@ -568,9 +568,9 @@ class TestProcesses:
         (tmp_path / "killed.py").write_text(textwrap.dedent(program))
         run_command("run", "--report", "killed.py", cwd=tmp_path, TMPDIR=str(tmp_path))
         deadline = time.monotonic() + 60
-        while list(tmp_path.glob("torchdevice-report-*")) and time.monotonic() < deadline:
+        while list(tmp_path.glob("torchdevice-run-*")) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert list(tmp_path.glob("torchdevice-report-*")) == []
+        assert list(tmp_path.glob("torchdevice-run-*")) == []
 
 
 class TestCommand:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import os
 import threading
 import warnings
@@ -23,7 +24,7 @@ from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import FidelityError, PortabilityWarning
 from torchdevice.fidelity import Fidelity
 from torchdevice.journal import Entry, Journal
-from torchdevice.logs import logger
+from torchdevice.logs import logger, warn_once
 from torchdevice.options import Options
 from torchdevice.spelling import Spelling, parse
 
@@ -186,6 +187,8 @@ class Context:
             self._remember(value, None)
             return None
         folded = spelling.index is not None and spelling.index >= self.device_count
+        if self.runtime.degraded_notice:
+            warn_once(self.runtime.degraded_notice)
         forced = self.thread.forced_cpu
         device = torch.device("cpu") if forced else self.device(self.ordinal(spelling))
         if forced or not folded:  # folding is reported as such
@@ -318,7 +321,9 @@ class Context:
 
 
 def _warn_at_program(message: str) -> None:
-    """Warn at the program's line."""
+    """Warn at the program's line, unless the log is to be quiet."""
+    if not logger.isEnabledFor(logging.WARNING):
+        return
     frame = program_line()
     module = frame.f_globals.get("__name__", "<unknown>")
     registry = frame.f_globals.setdefault("__warningregistry__", {})

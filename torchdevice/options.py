@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torchdevice import device_properties
-from torchdevice.switch import SWITCH
+from torchdevice.switch import SAID, SWITCH
 
 if TYPE_CHECKING:
     import torch
@@ -360,7 +360,7 @@ def from_environment(record: type = Options) -> dict[str, Any]:
 
 def to_environment(options: Any) -> dict[str, str | None]:
     """Return the variables that give a child process the same options; None where one must not be set."""
-    values: dict[str, str | None] = {SWITCH: "1"}
+    values: dict[str, str | None] = {SWITCH: "1", SAID: os.environ.get(SAID)}
     for name, declaration in declarations(type(options)).items():
         value = getattr(options, name)
         values[variable_of(name)] = None if value is None else declaration.show(value)

@@ -30,7 +30,7 @@ from torchdevice.engines.mode import DeviceMode, of_this_thread
 from torchdevice.errors import AnotherPatcherError, ScopeError
 from torchdevice.installed import INSTALLATION
 from torchdevice.journal import Journal
-from torchdevice.logs import configure_logging, warn_once
+from torchdevice.logs import configure_logging
 from torchdevice.options import Options
 from torchdevice.patching import do_all
 from torchdevice.report import Report
@@ -207,8 +207,6 @@ def _enter(context: Context, owner: Scope) -> None:
         thread_state.enter(entry)
         if context.thread.at_return:
             context.start_thread()
-        if context.runtime.degraded_notice:
-            warn_once(context.runtime.degraded_notice)
     except BaseException:
         undo(_leave, entry)
         raise

@@ -6,8 +6,11 @@ import os
 
 SWITCH = "TORCHDEVICE"
 
-REPORT_FOLDER = "TORCHDEVICE_REPORT_FOLDER"
-"""The variable that names where the processes of a run leave their parts of its report."""
+REPORT = "TORCHDEVICE_REPORT"
+"""The variable that has the processes of a run leave their parts of its report."""
+
+SAID = "TORCHDEVICE_SAID"
+"""The variable that names what a process has said already, so that its children do not say it again."""
 
 
 def switched_on() -> bool:

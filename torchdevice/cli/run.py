@@ -14,6 +14,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import io
+import logging
 import os
 import pkgutil
 import runpy
@@ -25,12 +26,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchdevice import options as _options
+from torchdevice import run_folder
 from torchdevice.cli import programs
 from torchdevice.cli.parsing import CommandParser
 from torchdevice.cli.programs import Program
 from torchdevice.cli.refusals import refusals
 from torchdevice.logs import logger
-from torchdevice.switch import SWITCH
+from torchdevice.switch import REPORT, SWITCH
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -134,7 +136,7 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
 
         wanted = scope.Scope(_chosen(options))
         _options.set_environment(scope.variables_of(wanted))
-        _report_at_end(options, wanted)
+        _begin_run(options, wanted)
     process = subprocess.Popen(program.argv)
     while True:
         try:
@@ -210,14 +212,21 @@ def _activate(options: argparse.Namespace, program: Program) -> None:
 
         text = program.source if isinstance(program.source, str) else program.source.decode(errors="replace")
         source.remember(program.file, text)
-    _report_at_end(options, enabled)
+    _begin_run(options, enabled)
 
 
-def _report_at_end(options: argparse.Namespace, scope: Scope) -> None:
+def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
+    """Begin a run that has messages and a report in common, or take part in the one around it."""
+    from torchdevice.report import processes
+
     if options.report is not None:
-        from torchdevice.report import processes
-
+        run_folder.begin()
         processes.lead(scope.journal, scope.report, functools.partial(_show_report, options.report))
+    elif run_folder.path() is None:
+        os.environ.pop(REPORT, None)
+        run_folder.begin()
+    elif REPORT in os.environ:
+        processes.follow(scope.journal, scope.report)
 
 
 def _show_report(file: str | bool, report: Report) -> None:
@@ -231,7 +240,8 @@ def _show_report(file: str | bool, report: Report) -> None:
     except OSError as error:
         print(f"torchdevice: the report could not be written: {error}", file=sys.stderr)
     else:
-        logger.warning("the report is in %s", file)
+        if logger.isEnabledFor(logging.WARNING):
+            print(f"torchdevice: the report is in {file}", file=sys.stderr)
 
 
 def _execute(program: Program, main: dict[str, Any]) -> None:

@@ -87,8 +87,8 @@ class Runtime:
         folds_ordinals: Whether an ordinal beyond the devices means the first one, unless the program is told how many
             there are. On a device that simulates several, such an ordinal is the error that CUDA makes of it.
         generator_type: The type of its generators, where that is a subclass of torch's.
-        degraded_notice: What to log, once in a process, when the device is entered: that it is slower than what the
-            program asks for. Empty for nothing.
+        degraded_notice: What to log, once in a run, when the program first asks for its accelerator: that the device is
+            slower. Empty for nothing.
     """
 
     device_type: str

@@ -182,7 +182,7 @@ def _processes(report: Content) -> str:
         f'<td class="number">{each.calls:,}</td><td>{each.end}</td></tr>'
         for each in report.processes
     )
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("name", "number", "calls", "end"))
+    heads = '<th>name</th><th class="number">number</th><th class="number">calls</th><th>end</th>'
     return f"<h2>Processes</h2>\n<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 
 

@@ -86,7 +86,8 @@ def libraries(row: Row) -> str:
 
 def processes(row: Row, report: Content) -> str:
     """Return in which processes a row happened; nothing where all of those that asked for anything did the same."""
-    if len(row.processes) == sum(process.calls > 0 for process in report.processes):
+    asking = sum(process.calls > 0 or process.end != "reported" for process in report.processes)
+    if len(report.processes) == 1 or len(row.processes) == asking > 1:
         return ""
     first = ", ".join(row.processes[:4])
     return first if len(row.processes) <= 4 else f"{first} and {len(row.processes) - 4} more"
