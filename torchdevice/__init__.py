@@ -2,6 +2,9 @@
 
 Importing this package changes nothing. ``with torchdevice.portable():``, ``@torchdevice.portable`` and
 ``torchdevice.enable()`` do, until they are left.
+
+PYTEST_DONT_REWRITE: there is nothing for pytest to rewrite here, and without this word it would warn of that in every
+process in which the package is imported before pytest is.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from torchdevice.decorating import decorated
 from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import wrap
 from torchdevice.engines.mode import DeviceMode, of_this_thread
-from torchdevice.errors import AnotherPatcherError, ScopeError
+from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError
 from torchdevice.installed import INSTALLATION
 from torchdevice.journal import Journal
 from torchdevice.logs import configure_logging
@@ -38,8 +38,6 @@ from torchdevice.thread_state import Entry, state, undo
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
-
-_OTHER_PATCHERS = ("torch_npu.contrib.transfer_to_npu", "torchada", "TorchDevice", "mpsify", "ipex_to_cuda")
 
 
 class _Leaving:
@@ -263,7 +261,7 @@ _LEAVING = (thread_state.leave, _forget, _finish_thread, _drop_installations, _l
 
 
 def _refuse_other_patchers() -> None:
-    for name in _OTHER_PATCHERS:
+    for name in PATCHERS:
         if name in sys.modules:
             raise AnotherPatcherError(name)
 

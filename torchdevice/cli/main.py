@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchdevice import __version__
-from torchdevice.cli import doctor, run
+from torchdevice.cli import coverage, devices, doctor, report, run
 from torchdevice.cli.parsing import CommandParser
 
 
@@ -22,10 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 for a command that could not be understood or carried out; as a program raises it.
         BaseException: What the program of ``torchdevice run`` raises.
     """
-    parser = CommandParser(prog="torchdevice", description="Run CUDA-written PyTorch programs where there is no CUDA.")
+    parser = CommandParser(
+        prog="torchdevice",
+        description="Run CUDA-written PyTorch programs where there is no CUDA.",
+        epilog="example:\n  torchdevice run train.py --epochs 3\n\n'torchdevice COMMAND --help' says more.",
+    )
     parser.add_argument("--version", action="version", version=f"torchdevice {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    for command in (run, doctor):
+    for command in (run, doctor, report, devices, coverage):
         command.add(commands)
     options = parser.parse_args(argv)
     return options.action(options)

@@ -48,5 +48,6 @@ class CommandParser(argparse.ArgumentParser):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a question for a word that is nearly one of the known ones; nothing where it is like none."""
-    near = difflib.get_close_matches(word.lower(), list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), names, n=1)
+    return f" (did you mean {names[near[0]]!r}?)" if near else ""

@@ -31,7 +31,7 @@ from torchdevice.cli import programs
 from torchdevice.cli.parsing import CommandParser
 from torchdevice.cli.programs import Program
 from torchdevice.cli.refusals import refusals
-from torchdevice.logs import logger
+from torchdevice.logs import configure_logging, logger
 from torchdevice.switch import REPORT, SWITCH
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
     with refusals():
         from torchdevice import scope
 
+        configure_logging()
         wanted = scope.Scope(_chosen(options))
         _options.set_environment(scope.variables_of(wanted))
         _begin_run(options, wanted)
@@ -182,11 +183,10 @@ def _new_main(program: Program) -> dict[str, Any]:
     if "__annotations__" in before:  # up to Python 3.13
         new["__annotations__"] = {}
     new["__builtins__"] = builtins
-    if program.source is not None and not program.path:
-        new["__loader__"] = importlib.machinery.BuiltinImporter
-    elif isinstance(program.source, bytes):
+    if program.source is not None:
         new["__loader__"] = _loader(program.path, program.source)
-        new["__file__"] = program.path
+    if isinstance(program.source, bytes):  # not for -c
+        new["__file__"] = program.file
         if "__cached__" in before:  # up to Python 3.14
             new["__cached__"] = None
     sys.modules["__main__"] = main
@@ -195,7 +195,9 @@ def _new_main(program: Program) -> dict[str, Any]:
     return new
 
 
-def _loader(path: str, source: bytes) -> Any:
+def _loader(path: str, source: bytes | str) -> Any:
+    if not path or isinstance(source, str):
+        return importlib.machinery.BuiltinImporter  # as Python has it
     compiled = source.startswith(importlib.util.MAGIC_NUMBER)
     kind = importlib.machinery.SourcelessFileLoader if compiled else importlib.machinery.SourceFileLoader
     return kind("__main__", path)
