@@ -1,1 +1,1 @@
-"""What scopes cost, measured as ratios within one process: ``python -m benchmarks``."""
+"""Measurements of what scopes cost, as ratios within one process: ``python -m benchmarks``."""

@@ -1,7 +1,8 @@
-"""``python -m benchmarks``: what scopes cost, in one process, as a table; ``--json FILE`` keeps the figures.
+"""``python -m benchmarks``: measures what scopes cost, in one process, and prints a table.
 
-``--instructions`` counts machine instructions of four calls with valgrind's callgrind instead, which repeats exactly.
-``--simulation`` measures the simulated device against the plain CPU instead.
+``--json FILE`` also writes the figures to a file. ``--instructions`` instead counts the machine instructions of four
+calls with valgrind's callgrind; these counts are reproducible. ``--simulation`` instead measures the simulated device
+against the plain CPU, ``--transfers`` moves by ``ToDevice`` against a bare ``.to``.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from benchmarks.measuring import Timing, compare
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what scopes cost.")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each condition (default: 15)")
+    parser.add_argument("--rounds", type=int, default=15, help="measurements of each condition (default: 15)")
     parser.add_argument("--only", default="", help="measure only cases whose name contains this")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--plot", type=Path, help="draw the growth curves into this SVG file")
-    parser.add_argument("--instructions", action="store_true", help="count instructions with callgrind")
-    parser.add_argument("--simulation", action="store_true", help="measure the simulated device")
+    parser.add_argument("--instructions", action="store_true", help="count machine instructions with callgrind instead")
+    parser.add_argument("--simulation", action="store_true", help="measure the simulated device instead")
+    parser.add_argument("--transfers", action="store_true", help="measure moves by ToDevice instead")
     parser.add_argument("--counted", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -42,7 +44,9 @@ def main() -> int:
         return _counted(options.counted)
     if options.instructions:
         return _instructions(options.only)
-    measure = _measure_simulation if options.simulation else _measure
+    measure = _measure
+    if options.simulation or options.transfers:
+        measure = _measure_simulation if options.simulation else _measure_transfers
     figures = measure(options.rounds, options.only)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
@@ -61,9 +65,18 @@ def _measure_simulation(rounds: int, only: str) -> dict[str, Any]:
 
 
 def _heading(rounds: int) -> dict[str, Any]:
-    """Say what is measured with, and return it."""
+    """Print the versions and the units of the measurement, and return the versions."""
     print(f"torch {torch.__version__}, one thread, microseconds: median of {rounds} interleaved rounds [quartiles]\n")
     return {"torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def _measure_transfers(rounds: int, only: str) -> dict[str, Any]:
+    from benchmarks import transfers
+
+    figures = {**_heading(rounds), "transfers": transfers.measure(rounds, only)}
+    for name, timings in figures["transfers"].items():
+        _print(name, timings, transfers.BARE)
+    return figures
 
 
 def _measure(rounds: int, only: str) -> dict[str, Any]:
@@ -126,11 +139,11 @@ _CONDITIONS = (cases.BARE, cases.NOTHING, cases.CONTEXT, cases.CPU, cases.WRAPPE
 _CALLS = 200
 
 _mark, _MARK = threading.get_native_id, "PyThread_get_thread_native_id"
-"""A function, and the one in C that it calls, where callgrind writes what it has counted and begins anew."""
+"""A Python function, and the C function that it calls. At each call callgrind writes its counts and resets them."""
 
 
 def _counted(only: str) -> int:
-    """Make calls between marks: what callgrind watches, all in one process."""
+    """Make the calls that callgrind counts, between marks, all in one process."""
     for case in _cases_counted(only):
         for condition in _CONDITIONS:
             with cases.CONDITIONS[condition]():
@@ -158,9 +171,9 @@ def _instructions(only: str) -> int:
         subprocess.run(["valgrind", *options, *watched], check=True, stderr=subprocess.DEVNULL)
         print(f"{'instructions of one call':34}" + "".join(f"{condition:>20}" for condition in _CONDITIONS))
         counted = _cases_counted(only)
-        marks = 2 * len(counted) * len(_CONDITIONS)  # the last ones: starting threads makes some too
+        marks = 2 * len(counted) * len(_CONDITIONS)  # ours are the last; starting threads calls the C function too
         last = len(list(Path(folder).glob("out.*")))
-        numbers = iter(range(last - marks + 2, last + 1, 2))  # of each pair the part that ends with the calls
+        numbers = iter(range(last - marks + 2, last + 1, 2))  # the second file of each pair counts the calls
         for case in counted:
             counts = [_summary(Path(f"{folder}/out.{next(numbers)}")) / _CALLS for _ in _CONDITIONS]
             print(f"{case.name:34}" + "".join(f"{count:20,.0f}" for count in counts))
@@ -168,7 +181,7 @@ def _instructions(only: str) -> int:
 
 
 def _summary(part: Path) -> int:
-    """Return the instructions that a file of callgrind has counted."""
+    """Return the number of instructions in an output file of callgrind."""
     found = re.search(r"^(?:summary|totals): (\d+)", part.read_text(), re.MULTILINE)
     assert found, f"{part} has no summary"
     return int(found[1])
@@ -178,7 +191,7 @@ def _summary(part: Path) -> int:
 
 
 def _drawn(curves: dict[str, dict[int, float]]) -> str:
-    """Return an SVG of microseconds of one against how many there are, both as logarithms."""
+    """Return an SVG with the curves of :func:`entering.growth`: microseconds against size, both logarithmic."""
     import math
 
     width, height, margin = 640, 360, 50

@@ -1,4 +1,4 @@
-"""What is measured: calls that a program makes all the time, and programs of some size."""
+"""The cases that are measured: frequent calls of programs, and small programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.measuring import Condition
 
 
 class Nothing(TorchFunctionMode):
-    """A mode that does nothing: the least that a mode can cost."""
+    """A mode that changes nothing, whose cost is the least that a mode can have."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -40,14 +40,14 @@ CONDITIONS: dict[str, Condition] = {
 
 
 class Case(NamedTuple):
-    """Something to measure.
+    """A call to time.
 
     Attributes:
-        name: What it is.
-        prepare: Called under each condition; returns what is timed there.
-        conditions: The names of the conditions under which it makes sense.
-        seconds: How long a turn takes, about.
-        rounds: How many turns each condition has at most, None for as many as asked for.
+        name: The name in the table.
+        prepare: Called with the name of a condition, under that condition; returns the call to time.
+        conditions: The names of the conditions to time the call under.
+        seconds: The approximate duration of one measurement.
+        rounds: The greatest number of measurements per condition; None for as many as requested.
     """
 
     name: str
@@ -62,12 +62,12 @@ _ALL = (*_CALLS, SIMULATED, SIMULATED_WRAPPED)
 
 
 def _on_device(thing: Any, where: str) -> Any:
-    """Return a tensor or module on the simulated device, where there is one."""
+    """Return a tensor or module, moved to the device under the simulated conditions."""
     return thing.cuda() if where in (SIMULATED, SIMULATED_WRAPPED) else thing
 
 
 def _spelled(where: str) -> str:
-    """Return how the program names its accelerator: plain torch has no other than the CPU."""
+    """Return the device to name in calls: the accelerator in a scope, the CPU without one."""
     return "cpu" if where in (BARE, NOTHING, CONTEXT) else "cuda"
 
 

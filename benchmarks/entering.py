@@ -1,4 +1,4 @@
-"""What entering and leaving costs, importing, and what a journal keeps."""
+"""The cost of entering and leaving, of importing the package, and of size; the memory of a journal."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def importing(rounds: int) -> Timing:
             float(subprocess.check_output([sys.executable, "-c", program], text=True, env=environment))
             for _ in range(1 + max(3, rounds))
         ]
-    return timing(times[1:])  # the first one compiles
+    return timing(times[1:])  # without the first, which compiles the modules to bytecode
 
 
 def journal_bytes(interceptions: int) -> tuple[int, int]:
-    """Return the bytes that a journal has after a thousand interceptions and after many."""
+    """Return the bytes of a journal after a thousand interceptions and after ``interceptions``."""
     with torchdevice.portable("cpu") as scope:
         tracemalloc.start()
         for _ in range(1000):
@@ -87,7 +87,11 @@ def _size_of(journal: torchdevice.Journal) -> int:
 
 
 def growth() -> dict[str, dict[int, float]]:
-    """Return microseconds against call sites, nesting, threads and parameters: name -> size -> time of one."""
+    """Return the microseconds of one call for growing numbers of call sites, scopes, threads and parameters.
+
+    Returns:
+        Name of the curve -> size -> microseconds of one call.
+    """
     return {
         "call sites": {n: _with_call_sites(n) for n in (1, 10, 100, 1000)},
         "nesting": {n: _nested(n) for n in (1, 5, 20, 50)},
@@ -111,7 +115,7 @@ def _microseconds(call: Callable[[], object], number: int, rounds: int) -> list[
 
 
 def _with_call_sites(count: int) -> float:
-    """A factory, called from many lines in turn."""
+    """Return the microseconds of a factory that is called from ``count`` lines in turn."""
     body = "\n".join("    torch.zeros(1, device='cuda')" for _ in range(count))
     names: dict[str, Callable[[], object]] = {}
     exec(f"import torch\ndef run():\n{body}", names)
@@ -121,7 +125,7 @@ def _with_call_sites(count: int) -> float:
 
 
 def _nested(depth: int) -> float:
-    """An ordinary operator under many scopes."""
+    """Return the microseconds of an ordinary operator inside ``depth`` nested scopes."""
     import contextlib
 
     x = torch.ones(4)
@@ -132,7 +136,7 @@ def _nested(depth: int) -> float:
 
 
 def _threads(count: int) -> float:
-    """Starting a thread that makes a tensor, one after the other."""
+    """Return the microseconds of starting and joining one of ``count`` threads that each make a tensor."""
     import threading
 
     def start() -> None:
@@ -148,7 +152,7 @@ def _threads(count: int) -> float:
 
 
 def _parameters(count: int) -> float:
-    """Moving a module with many parameters."""
+    """Return the microseconds per parameter of moving a module with ``count`` parameters."""
     module = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1)) for _ in range(count)])
     with torchdevice.portable("cpu"):
         return _median(lambda: module.to("cuda"), max(1, 1000 // count), 3) / count

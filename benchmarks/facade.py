@@ -1,6 +1,6 @@
-"""A call of ``torch.cuda`` in a scope, against torch's own Python on functions that do nothing.
+"""The cost of ``torch.cuda`` in a scope, against torch's own Python on C functions that are replaced by empty ones.
 
-What CUDA's C functions cost cannot be measured without CUDA; what a scope adds to torch's Python can.
+The cost of CUDA's C functions cannot be measured without CUDA; what a scope adds to torch's Python can be.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _BINDINGS: dict[str, Callable[..., Any]] = {
 
 
 def _bare_stream(stream_id: int, device_index: int, device_type: int) -> torch.Stream:
-    """As much as making a stream costs in C."""
+    """Make a stream of torch's class in C, at the cost that CUDA's class has."""
     return torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
 
 
 @contextlib.contextmanager
 def torchs_own() -> Iterator[None]:
-    """torch's own Python, on functions that do nothing."""
+    """Run torch's own Python on C functions that do nothing."""
     with contextlib.ExitStack() as undo:
         for name, function in _BINDINGS.items():
             _put(undo, torch._C, name, function)
@@ -64,7 +64,7 @@ def _put(undo: contextlib.ExitStack, module: Any, name: str, value: Any) -> None
 
 
 def conditions() -> dict[str, Condition]:
-    """Return what a call is measured under."""
+    """Return the conditions under which each call is timed, by name."""
     return {
         "torch's own Python": torchs_own,
         "cpu": lambda: torchdevice.portable("cpu"),
@@ -73,7 +73,7 @@ def conditions() -> dict[str, Condition]:
 
 
 def measure(rounds: int) -> dict[str, dict[str, Timing]]:
-    """Return the timings of every call."""
+    """Return call -> condition -> timing."""
     return {
         name: compare(conditions(), dict.fromkeys(conditions(), call), rounds=rounds) for name, call in CALLS.items()
     }

@@ -1,4 +1,4 @@
-"""Interleaved rounds: every variant of a case is timed in each round, so that a slow moment slows all of them."""
+"""Interleaved rounds: each round times every condition once, so that a slow moment affects all conditions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 Condition = Callable[[], AbstractContextManager[object]]
-"""What is in force while a variant is timed."""
+"""Makes the context manager in which a call is timed."""
 
 
 class Timing(NamedTuple):
@@ -31,10 +31,10 @@ def compare(
     """Time a call under each condition.
 
     Args:
-        conditions: Name -> what is in force; entered anew for each round, which is not timed.
-        calls: Name -> what is timed under it.
-        rounds: How often each condition has its turn.
-        seconds: How long a turn takes, about.
+        conditions: Name -> condition. It is entered in each round; entering is not timed.
+        calls: Name -> the call to time under that condition.
+        rounds: The number of measurements per condition.
+        seconds: The approximate duration of one measurement.
 
     Returns:
         Name -> microseconds of a call.
@@ -50,7 +50,7 @@ def compare(
 
 
 def timing(times: list[float]) -> Timing:
-    """Return the median of some times and the quartiles around it."""
+    """Return the median and the quartiles of times in microseconds."""
     lower, median, upper = statistics.quantiles(times, n=4)
     return Timing(median, lower, upper)
 
@@ -67,7 +67,7 @@ def _calls_within(
 
 
 def _timed(call: Callable[[], object], number: int) -> float:
-    """Return the microseconds of one of ``number`` calls."""
+    """Return the mean microseconds of ``number`` calls, without garbage collection."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What the simulated device costs, against the plain CPU in one process. Needs the [hf] extra."""
+"""The cost of the simulated device, against the plain CPU in one process. Needs the [hf] extra."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ PLAIN, SIMULATED = "CPU", "simulated"
 
 
 class Case(NamedTuple):
-    """What is timed: a function of a device type that prepares tensors and returns the call, and the time of a turn."""
+    """A call to time.
+
+    Attributes:
+        name: The name in the table.
+        prepare: Called with a device type; makes tensors there and returns the call.
+        seconds: The approximate duration of one measurement.
+    """
 
     name: str
     prepare: Callable[[str], Callable[[], Any]]
@@ -41,7 +47,7 @@ def _step_of_gpt2(device: str) -> Callable[[], Any]:
 
 
 def _operator(function: Callable[..., Any], *shape: int) -> Callable[[str], Callable[[], Any]]:
-    """Return what prepares a call of a binary operator on a device."""
+    """Return the ``prepare`` of a call of a binary operator on ones of this shape."""
 
     def prepare(device: str) -> Callable[[], Any]:
         x = torch.ones(*shape).to(device)

@@ -6,36 +6,57 @@ import sys
 from pathlib import Path
 
 from torchdevice import installed, public_names, supplied
+from torchdevice.engines import cuda_dtypes
 
 PAGE = Path(__file__).with_name("coverage.md")
 
-HEADER = """# What is supplied, and how faithfully
+HEADER = """# Supplied names and their fidelity
 
-Made by `python docs/make_coverage.py`; do not edit. A test reads the names from the installed torch, uses each of them,
-and fails on one that is not here or not as faithful as it says.
+Made by `python docs/make_coverage.py`; do not edit. A test reads the names from the installed torch and uses each of
+them. It fails on a name that is missing here, or whose behaviour does not fit the fidelity that is declared here.
 
-- **exact**: the same meaning as on the device the program was written for.
-- **declared**: a documented constant of the stand-in, or a mixture of constants and readings. The constants were not
-  measured; the options `capability=` and `properties=` of a scope set some of them.
-- **approximate**: a plausible value or a coarser behaviour; reported once per line of a program, refused if strict.
-- **inert**: a hint with nothing to do.
-- **unsupported**: raises `NotSupportedError`, with the way out.
+- **exact**: the name has the meaning that it has on the device the program was written for.
+- **declared**: the value is a documented constant, or contains documented constants, which were not measured. The
+  options `capability=` and `properties=` of a scope set some of them.
+- **approximate**: the value is plausible, or the behaviour is coarser. It is reported once per line of the program and
+  raises in a strict scope.
+- **inert**: the call is a hint that has no effect on the target.
+- **unsupported**: the call raises `NotSupportedError`, which names a remedy.
 
-Each target has a column. A sentence after the word there says what the name does on that target, if that differs from
-the column "what it does". The `mps` column was not tested on a Mac: the calls were written to torch's signatures, and
-the tests record and check them.
+Each target has a column with the fidelity. A sentence after the fidelity replaces the description for that target. The
+`mps` column was not tested on a Mac: the calls follow torch's signatures, and the tests record and check them.
 """
 
 _PUBLIC = """
 ## Public names
 
-`torch.cuda`, `torch.mps` and their neighbours are torch's own Python, unmodified, on the names further below.
+`torch.cuda`, `torch.mps` and the modules beside them are torch's own Python code, which calls the names of the second
+table.
 """
 
 _PRIVATE = """
 ## Names of torch's C module and plain values
 
-What a scope supplies to the threads that are in it.
+A scope supplies these names to the threads that are in it.
+"""
+
+_DTYPES = """
+## Dtypes that CUDA has and the CPU lacks
+
+Where torch's error says that the CPU has no kernel for a dtype, and CUDA has one, the call is made again: on a CPU
+target by the engine, on simulated devices where the kernel is called, in backward too. A call with a kernel costs
+nothing more. The names are those of torch's error. FFT takes all sizes; cuFFT in half precision takes powers of two.
+`engine="wrap"` on a CPU target watches no short function for complex32.
+
+| kernel | dtype | what is done | |
+|---|---|---|---|
+"""
+
+_LEFT_OUT = """
+These raise torch's error:
+
+| operator | why |
+|---|---|
 """
 
 _TABLE = """
@@ -45,7 +66,7 @@ _TABLE = """
 
 
 def row(name: str, declared: supplied.Supplied | public_names.Declared) -> str:
-    """Return a line of a table: what a name does, and how faithfully on each target."""
+    """Return a row of a table: a name, what it does, and its fidelity on each target."""
     cells = [f"`{name}`", declared.note]
     for target in public_names.TARGETS:
         fidelity, note = declared.on.get(target, (declared.fidelity, ""))
@@ -53,16 +74,25 @@ def row(name: str, declared: supplied.Supplied | public_names.Declared) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
+def dtypes() -> str:
+    """Return the section on dtypes that the CPU lacks."""
+    kernels = [(kernel, dtype, lacked) for (kernel, dtype), lacked in cuda_dtypes.KERNELS.items()]
+    kernels += [(text, "", lacked) for text, lacked in cuda_dtypes.TEXTS.items()]
+    rows = "".join(f"| `{name}` | {dtype} | {what.done} | {what.fidelity.value} |\n" for name, dtype, what in kernels)
+    left_out = "".join(f"| `{name}` | {reason} |\n" for name, reason in cuda_dtypes.LEFT_OUT.items())
+    return _DTYPES + rows + _LEFT_OUT + left_out
+
+
 def page() -> str:
     """Return the page for the installed package."""
-    assert installed.AREAS  # importing them registers what they supply
+    assert installed.AREAS  # importing these modules has registered the names that they supply
     public = "".join(row(name, public_names.PUBLIC_NAMES[name]) for name in sorted(public_names.PUBLIC_NAMES))
     private = "".join(row(name, supplied.SUPPLIED[name]) for name in sorted(supplied.SUPPLIED))
-    return HEADER + _PUBLIC + _TABLE + public + _PRIVATE + _TABLE + private
+    return HEADER + _PUBLIC + _TABLE + public + _PRIVATE + _TABLE + private + dtypes()
 
 
 def main() -> int:
-    """Write the page, or return 1 with --check if the one that is there differs."""
+    """Write the page. With --check, return 1 if the file differs from the page."""
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(page())
         return 0

@@ -11,16 +11,15 @@ PAGE = Path(__file__).with_name("options.md")
 
 HEADER = """# Options and variables
 
-Made by `python docs/make_options.py`; do not edit. Every option is declared once, in `torchdevice/options.py`; every
-way in takes it from there.
+Made by `python docs/make_options.py`; do not edit. Every option is declared once, in `torchdevice/options.py`.
 
-An option is taken from the call: a keyword of `portable`, `simulate` or `enable`, a flag of `torchdevice run`, a flag
-of pytest. Where the call leaves it out, its variable is read. Then it has its default. `TORCHDEVICE=1` alone makes
-`import torch` enable a scope with the options that the variables say; `torchdevice run` and `enable(propagate=True)`
-set all of them for the processes that a program starts.
+An option has the value that the call gives: a keyword of `portable`, `simulate` or `enable`, a flag of `torchdevice
+run`, a flag of pytest. If the call leaves the option out, it has the value of its variable, else its default.
+`TORCHDEVICE=1` makes `import torch` enable a scope with the options of the variables. `torchdevice run` and
+`enable(propagate=True)` set all variables for the processes that a program starts.
 
-A variable is meant for the whole process, so one that contradicts the target of a single call (`identity`, `memory`,
-`devices`) is left out there. What a call itself says and contradicts its target is refused.
+A variable is set for the whole process, so the variable of `identity`, `memory` or `devices` is ignored where it
+contradicts the target of one call. An option that the call itself gives raises an error instead.
 
 """
 
@@ -28,10 +27,10 @@ FOOTER = """
 | variable | what it does |
 |---|---|
 | `TORCHDEVICE` | `1` makes `import torch` enable a scope |
-| `TORCHDEVICE_LOG` | level of the messages: `DEBUG`, `INFO`, `WARNING`; `ERROR` for none, as `run --quiet` |
-| `TORCHDEVICE_LOG_FILE` | file to which the messages are written |
-| `NO_COLOR` | no colours on a terminal |
-| `CUDA_VISIBLE_DEVICES` | shapes the number of devices where the scope says it: `devices=`, simulated devices |
+| `TORCHDEVICE_LOG` | sets the level of the messages: `DEBUG`, `INFO`, `WARNING`; `ERROR` for none, as `run --quiet` |
+| `TORCHDEVICE_LOG_FILE` | names the file to which the messages are written |
+| `NO_COLOR` | turns colours on a terminal off |
+| `CUDA_VISIBLE_DEVICES` | hides devices, as in CUDA, of a scope with `devices=` or with simulated devices |
 | `PYTORCH_ENABLE_MPS_FALLBACK` | lets operators that `simulated:mps` lacks run on the CPU, as on a Mac |
 
 Messages go to stderr and begin with `torchdevice:`. There is one where a program that asked for an accelerator runs on
@@ -44,7 +43,7 @@ has what its processes share, `TORCHDEVICE_REPORT`, whether there is a report, a
 
 
 def main() -> int:
-    """Write the page, or return 1 with --check if the one that is there differs."""
+    """Write the page. With --check, return 1 if the file differs from the page."""
     page = HEADER + options.table() + FOOTER
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(page)

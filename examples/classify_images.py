@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Shapes(Dataset):
-    """32 x 32 drawings with noise, made on the spot."""
+    """Drawings of 32 x 32 pixels with noise, made when they are read."""
 
     def __init__(self, size, seed):
         self.size, self.seed = size, seed
@@ -83,7 +83,7 @@ def main():
                 predicted = model(images.cuda(non_blocking=True)).argmax(1).cpu()
                 correct += (predicted == labels).sum().item()
         print(f"epoch {epoch + 1}: loss {total.item() / len(train):.3f}, accuracy {correct / len(test.dataset):.1%}, "
-              f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB at most")
+              f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB peak")
     torch.cuda.empty_cache()
 
 

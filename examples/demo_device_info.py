@@ -1,4 +1,4 @@
-"""Everything a program likes to print about its GPU."""
+"""Prints what a program usually asks about its GPU."""
 import torch
 
 print("available:", torch.cuda.is_available(), "devices:", torch.cuda.device_count())

@@ -14,7 +14,7 @@ print("masked:", y.cpu().numpy().tolist())
 
 z = torch.zeros_like(x, device=0)
 z.copy_(x, non_blocking=True)
-print("same on both sides:", torch.equal(z.cpu(), torch.arange(6.0)))
+print("copied back unchanged:", torch.equal(z.cpu(), torch.arange(6.0)))
 
 with torch.device("cuda"):
     print("default device:", torch.linspace(0, 1, 3).sum().item())

@@ -1,4 +1,4 @@
-"""What only a real GPU has: each is tried, and the error tells what to do instead."""
+"""Calls functions that need a real GPU, and prints the result or the error of each."""
 import torch
 
 

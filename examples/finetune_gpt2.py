@@ -1,4 +1,4 @@
-"""Fine-tune a small GPT-2 on a text file with the HuggingFace Trainer, and let it write.
+"""Fine-tune a small GPT-2 on a text file with the HuggingFace Trainer, and generate text with it.
 
     python finetune_gpt2.py [--steps 150] [--output runs/gpt2]
 """
@@ -14,7 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class ByteTokenizer:
-    """One token per byte; 256 ends a text."""
+    """One token per byte; token 256 marks the end of a text."""
 
     eos_token_id = 256
     vocab_size = 257

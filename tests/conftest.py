@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Register the simulated device first: what torch cannot take back must not look like a test's doing."""
+    """Register the simulated device before any snapshot, because torch cannot undo the registration."""
     with torchdevice.simulate():
         pass
 
@@ -50,19 +50,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--targets", default=",".join(TARGETS), help="devices on which the contract tests run, separated by commas"
     )
-    parser.addoption("--engine", choices=("mode", "wrap"), default="mode", help="what scopes use that do not say")
+    parser.addoption("--engine", choices=("mode", "wrap"), default="mode", help="the engine of scopes that name none")
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
 
 
 @pytest.fixture(scope="session")
 def sweep(request: pytest.FixtureRequest) -> tuple[bool, int]:
-    """Whether sweeps are complete, and the seed of the sample otherwise."""
+    """Whether sweeps are complete, and the seed of the sample."""
     return request.config.getoption("--sweep") == "full", request.config.getoption("--sweep-seed")
 
 
 @pytest.fixture(autouse=True)
 def torch_is_restored() -> Iterator[None]:
-    """Undo is sacred: everything in torch is the same object after a test as before it."""
+    """Check that every object in torch is after a test the object it was before, and restore the CPU's random state."""
     state = torch.get_rng_state()
     before = snapshot.take()
     yield
@@ -79,7 +79,7 @@ def torch_is_restored() -> Iterator[None]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for a target on each of them."""
+    """Run each test that takes ``target`` on every target of ``--targets``."""
     chosen = any("target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "target" in metafunc.fixturenames and not chosen:
         metafunc.parametrize("target", metafunc.config.getoption("--targets").split(","), scope="session")
@@ -87,14 +87,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def chosen(target: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The target that scopes and processes of the test take if they are given none."""
+    """Make the target the default of scopes and processes of the test, and return it."""
     monkeypatch.setenv("TORCHDEVICE_TARGET", target)
     return target
 
 
 @pytest.fixture
 def cuda(chosen: str) -> Iterator[torchdevice.Scope]:
-    """An active scope, as a CUDA program would run in."""
+    """Run the test in a scope for a CUDA program, and return the scope."""
     with torchdevice.portable() as scope:
         yield scope
 
@@ -107,7 +107,7 @@ def kind(target: str) -> str:
 
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
-    """Torch without the active scope, inside it."""
+    """Suspend the active scope and all function modes."""
     with thread_state.suspended(), torch._C.DisableTorchFunction():
         yield
 
@@ -122,7 +122,7 @@ def run_program(
 
 
 def free_port() -> str:
-    """Return a port for processes to meet at, which nobody uses now."""
+    """Return a TCP port that is free now, for processes to connect by."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return str(listening.getsockname()[1])
@@ -156,7 +156,7 @@ def failing_half_way(installation: patching.Installation, monkeypatch: pytest.Mo
             raise RuntimeError("half-way")
 
         def remove(self) -> None:
-            """There is nothing to undo, and removing what was never installed must be harmless."""
+            """Do nothing: a patch that was never installed must be removable."""
 
     for position in (0, len(patches) // 2, len(patches)):
         monkeypatch.setattr(installation, "_patches", [*patches[:position], Failing(), *patches[position:]])
@@ -170,7 +170,7 @@ def no_cuda_build() -> bool:
 
 
 class MetaRuntime(runtimes.Runtime):
-    """A target whose tensors can be told from CPU tensors on any machine: torch's meta device, which has no values."""
+    """A target on any machine whose tensors differ from CPU tensors: torch's meta device, which has no values."""
 
     device_type = "meta"
     unsupported_dtypes = frozenset({torch.float64, torch.complex128})
@@ -203,6 +203,6 @@ def meta_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def distinct(meta_target: None) -> Iterator[torchdevice.Scope]:
-    """An active scope on a target that is not the CPU, lacks float64 and must not copy asynchronously."""
+    """Run the test in a scope on a target that is not the CPU, lacks float64 and must not copy asynchronously."""
     with torchdevice.portable("meta") as scope:
         yield scope

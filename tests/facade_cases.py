@@ -1,7 +1,8 @@
-"""One use of every public name under ``torch.cuda`` and beside it: what each is called with, and what must hold.
+"""One case for every public name under ``torch.cuda`` and its neighbours: a call, and what must hold afterwards.
 
-A case returns something true, or raises. It asks for what a function that only returns None, True or 0 does not do: a
-state that changes and is read back, a figure that moves by a known amount, the answer in another program, an error.
+A case returns a true value, or raises. It checks an effect that a function which only returns None, True or 0 does not
+have: a state that changes and is read back, a figure that grows by a known amount, the answer to a program written for
+another accelerator, an error.
 Names that hold the same object as a name already listed need no case.
 """
 
@@ -46,31 +47,31 @@ MODULES = (
 
 
 def ones(*shape: int, **options: Any) -> torch.Tensor:
-    """A tensor on the program's accelerator."""
+    """Return a tensor of ones on the program's accelerator."""
     return torch.ones(*(shape or (4,)), device="cuda", **options)
 
 
 def quiet(call: Callable[[], Any]) -> Any:
-    """Call what torch itself calls deprecated."""
+    """Call a function without the warnings of torch that it is deprecated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call()
 
 
 def inside(context: Any) -> bool:
-    """Enter a context and leave it."""
+    """Enter a context manager, leave it and return True."""
     with context:
         pass
     return True
 
 
 def is_exactly(value: Any, expected: Any) -> bool:
-    """Whether a value equals another and is of its type, as True and 1 are not."""
+    """Return whether a value has the type and the value of another; True and 1 differ in type."""
     return type(value) is type(expected) and value == expected
 
 
 def raises(errors: type[Exception] | tuple[type[Exception], ...], call: Callable[[], Any]) -> bool:
-    """Whether a call raises one of some errors."""
+    """Return whether a call raises one of these errors."""
     try:
         call()
     except errors:
@@ -79,7 +80,7 @@ def raises(errors: type[Exception] | tuple[type[Exception], ...], call: Callable
 
 
 def elsewhere(call: Callable[[], Any], **options: Any) -> Any:
-    """Call in a scope inside this one, on the same target with other options."""
+    """Call a function in a scope nested in the active one, on the same target with other options."""
     scope = torchdevice.current()
     assert scope is not None
     with torchdevice.portable(scope.target, **options):
@@ -87,23 +88,23 @@ def elsewhere(call: Callable[[], Any], **options: Any) -> Any:
 
 
 def by_program(call: Callable[[], Any]) -> list[Any]:
-    """Return what a call answers to a program that is written for CUDA, and to one that is written for MPS."""
+    """Return the results of a call in a program written for CUDA, and in a program written for MPS."""
     return [elsewhere(call, written_for="cuda"), elsewhere(call, written_for="mps")]
 
 
 def _outside(call: Callable[[], Any]) -> Any:
-    """Call as if there were no scope."""
+    """Call a function as if no scope were active."""
     with thread_state.suspended(), torch._C.DisableTorchFunction():
         return call()
 
 
 def only_inside(call: Callable[[], Any]) -> bool:
-    """Whether a call returns nothing in the scope and raises outside it."""
+    """Return whether a call returns None in the scope and raises outside it."""
     return call() is None and raises((AssertionError, RuntimeError), lambda: _outside(call))
 
 
 def reported(call: Callable[[], Any]) -> bool:
-    """Whether a call returns nothing and is noted in the journal, as hints are."""
+    """Return whether a call returns None and is recorded in the journal, as hints are."""
     scope = torchdevice.current()
     assert scope is not None
     before = sum(entry.count for entry in scope.journal.entries)
@@ -111,7 +112,7 @@ def reported(call: Callable[[], Any]) -> bool:
 
 
 def asks_the_runtime(method: str, call: Callable[[], Any]) -> bool:
-    """Whether a call returns nothing and calls a method of the runtime."""
+    """Return whether a call returns None and calls this method of the runtime."""
     scope = torchdevice.current()
     assert scope is not None
     with mock.patch.object(scope.runtime, method, wraps=getattr(scope.runtime, method)) as asked:
@@ -119,13 +120,13 @@ def asks_the_runtime(method: str, call: Callable[[], Any]) -> bool:
 
 
 def asks_torch(binding: str, call: Callable[[], Any]) -> bool:
-    """Whether a call returns nothing and calls a function of torch's C module."""
+    """Return whether a call returns None and calls this function of torch's C module."""
     with mock.patch.object(torch._C, binding, wraps=getattr(torch._C, binding)) as asked:
         return call() is None and asked.called
 
 
 def says_what_torch_says(binding: str, call: Callable[[], Any]) -> bool:
-    """Whether a call returns a boolean that is a value of torch's C module, or what a function there returns."""
+    """Return whether a call returns a bool: the value of this name in torch's C module, or that function's result."""
     answer = object()
     held = getattr(torch._C, binding)
     with mock.patch.object(torch._C, binding, (lambda *args: answer) if callable(held) else answer):
@@ -134,22 +135,22 @@ def says_what_torch_says(binding: str, call: Callable[[], Any]) -> bool:
 
 
 _NEW = 64 << 20
-"""Bytes of a tensor that figures of memory have to show."""
+"""The size in bytes of a tensor that memory figures must show."""
 
 _SLACK = 4 << 20
-"""Bytes by which the figures of a process's memory may differ from those of the tensor."""
+"""The bytes by which a process's memory may grow more or less than the tensor's size."""
 
 
 def grows(figure: Callable[[], int]) -> bool:
-    """Whether a figure of memory grows by a new tensor."""
-    ones()  # so that what torch itself needs for its first tensor is there
+    """Return whether a memory figure grows by the size of a new tensor."""
+    ones()  # torch allocates memory of its own for the first tensor
     before = figure()
     kept = ones(_NEW // 4)
     return abs(figure() - before - kept.nbytes) < _SLACK
 
 
 def peak_grows(figure: Callable[[], int]) -> bool:
-    """Whether the peak of a figure of memory grows by a new tensor, once it starts at the present amount."""
+    """Return whether a peak of memory grows by the size of a new tensor, after a reset to the current amount."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return grows(figure)
@@ -275,7 +276,7 @@ def _elapsed_on_mps() -> bool:
 
 
 def _set_and_get(module: Any, setter: str, getter: str, *values: Any) -> bool:
-    """Whether each of several values is read back after it was set. At least two tell a function from a constant."""
+    """Return whether each value is read back after it was set. With fewer than two values a constant would pass."""
     read = []
     for value in values:
         getattr(module, setter)(value)
@@ -284,7 +285,7 @@ def _set_and_get(module: Any, setter: str, getter: str, *values: Any) -> bool:
 
 
 def _flag(setter: Callable[[bool], None], getter: Callable[[], bool]) -> bool:
-    """Whether a flag of the process can be set to both values. One of the two functions is torch's own."""
+    """Return whether a flag can be set to both values. One of the two functions is of torch's C module."""
     before = getter()
     try:
         return all(setter(value) is None and getter() is value for value in (not before, before))
@@ -305,7 +306,7 @@ _FLAGS = {
         "_get_math_sdp_allow_fp16_bf16_reduction",
     ),
 }
-"""Setters and getters of ``torch.backends.cuda``, each with the function of torch's C module it stands on."""
+"""Setter and getter of ``torch.backends.cuda`` -> the functions of torch's C module that they call."""
 
 
 def _params() -> Any:
@@ -344,7 +345,7 @@ def _snapshot() -> Any:
 
 
 def _seeded(seed: Callable[[], Any], state: Callable[[], torch.Tensor]) -> bool:
-    """Whether a call draws another seed."""
+    """Return whether a call sets another seed."""
     torch.cuda.manual_seed(3)
     before = state()
     return seed() is None and not torch.equal(before, state())
@@ -404,7 +405,7 @@ def _tuned_by_several() -> bool:
 
 
 def _on_the_third(call: Callable[[], Any]) -> Any:
-    """Call where there are three devices."""
+    """Call a function in a scope with three devices."""
     return elsewhere(call, devices=3)
 
 
@@ -425,7 +426,7 @@ def _peers() -> bool:
 
 
 def _by_capability(call: Callable[[], Any]) -> bool:
-    """Whether a call says True as from compute capability 8.0, and False below."""
+    """Return whether a call returns True at compute capability 8.0, and False at 7.5."""
     return call() is True and elsewhere(call, capability=(7, 5)) is False
 
 
@@ -501,7 +502,7 @@ def _range_ended() -> bool:
 
 
 def shown(call: Callable[[], Any]) -> bool:
-    """Whether torch.profiler shows what a call names "a name"."""
+    """Return whether torch.profiler shows an event called "a name" that the call makes."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         call()

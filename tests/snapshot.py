@@ -1,4 +1,4 @@
-"""What torch looks like to this process, so that a test can tell whether all of it is as it was."""
+"""Snapshots of torch in this process, by which a test finds out whether anything changed."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ CLASSES = [
     concurrent.futures.ThreadPoolExecutor,
 ]
 
-# Changed by torch itself when it is used, scope or no scope.
+# Names that torch itself changes when it is used, also without a scope.
 OWN_LIFE = {
     ("torch", "_dynamo"),
     ("torch", "_inductor"),
@@ -106,12 +106,12 @@ OWN_LIFE = {
     ("torch", "manual_seed"),
     ("torch", "compile"),
     ("torch.cuda", "_queued_calls"),
-    ("torch.jit", "_get_trace_graph"),  # these three are Dynamo's, when it is imported
+    ("torch.jit", "_get_trace_graph"),  # Dynamo replaces these three when it is imported
     ("torch.jit", "trace"),
     ("torch.jit", "trace_module"),
     ("torch.distributed", "_spmd_types_available"),
     ("torch.utils.data.dataloader", "_persistent_workers_atexit_registered"),
-    ("torch.utils.data.dataloader.DataLoader", "__delattr__"),  # Lightning
+    ("torch.utils.data.dataloader.DataLoader", "__delattr__"),  # replaced by Lightning
     ("threading", "_active"),
     ("threading", "_dangling"),
     ("threading", "_limbo"),

@@ -1,4 +1,4 @@
-"""What the sweeps over torch's own databases share: choosing a sample, comparing bit for bit, counting."""
+"""Samples for the sweeps over torch's own databases, and the comparison of results bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def choose(items: Sequence[T], sweep: tuple[bool, int], size: int) -> list[T]:
-    """Return all items in a complete sweep, else ``size`` of them drawn with the seed, in their order."""
+    """Return all items in a complete sweep, else a sample of ``size`` items drawn with the seed. The order is kept."""
     complete, seed = sweep
     if complete or size >= len(items):
         return list(items)
@@ -22,15 +22,15 @@ def choose(items: Sequence[T], sweep: tuple[bool, int], size: int) -> list[T]:
 
 
 def shuffled(items: Sequence[T], sweep: tuple[bool, int]) -> list[T]:
-    """Return the items in the order of the seed, so that taking the first few of them is a sample."""
+    """Return the items in their order in a complete sweep, else shuffled with the seed: the first few are a sample."""
     complete, seed = sweep
     return list(items) if complete else random.Random(seed).sample(items, len(items))
 
 
 def identical(expected: Any, actual: Any, kind: str = "cpu") -> str:
-    """Return "" if two results are the same to the bit in values, dtypes, shapes and strides, else what differs.
+    """Return "" if two results agree to the bit in values, dtypes, shapes and strides, else a text with the difference.
 
-    Tensors of ``actual`` may be on devices of that kind.
+    Tensors of ``actual`` may be on devices of type ``kind``.
     """
     expected_leaves, expected_spec = pytree.tree_flatten(expected)
     actual_leaves, actual_spec = pytree.tree_flatten(actual)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
 import torchdevice
+from torchdevice.devices import cpu
+from torchdevice.devices.cpu import computes_in_bfloat16
 from torchdevice.errors import FidelityError
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")]
@@ -20,8 +23,10 @@ def product() -> torch.dtype:
 
 @pytest.fixture
 def float16(kind: str) -> torch.dtype:
-    """What autocast in float16 computes in."""
-    return torch.bfloat16 if kind == "cpu" else torch.float16
+    """The dtype in which autocast to float16 computes on the target."""
+    if kind != "cpu":
+        return torch.float16
+    return torch.bfloat16 if computes_in_bfloat16() else torch.float32
 
 
 class TestAutocast:
@@ -93,7 +98,8 @@ class TestAutocast:
     def test_float16_is_reported_and_strict_refuses_it_on_a_cpu(self) -> None:
         with torchdevice.portable("cpu") as scope, torch.autocast("cuda", dtype=torch.float16):
             pass
-        assert any("float16" in e.requested and e.done == "torch.bfloat16" for e in scope.journal.degraded)
+        done = {entry.done for entry in scope.journal.degraded if "float16" in entry.requested}
+        assert done == {"torch.bfloat16" if computes_in_bfloat16() else "torch.float32"}
         with torchdevice.portable("cpu", strict=True):
             with pytest.raises(FidelityError, match="float16"), torch.autocast("cuda", dtype=torch.float16):
                 pass
@@ -107,6 +113,54 @@ class TestAutocast:
             with torch.autocast("cuda"):
                 product()
             torch.amp.GradScaler("cuda")
+
+    @pytest.mark.parametrize("option", ["auto", "bfloat16", "float32"])
+    @pytest.mark.parametrize("has_instructions", [True, False])
+    def test_what_float16_is_on_a_cpu(
+        self, monkeypatch: pytest.MonkeyPatch, option: Any, has_instructions: bool
+    ) -> None:
+        monkeypatch.setattr(cpu, "computes_in_bfloat16", lambda: has_instructions)
+        name = option if option != "auto" else "bfloat16" if has_instructions else "float32"
+
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def compiled(x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cuda", dtype=torch.float16):
+                return x @ x
+
+        with torchdevice.portable("cpu", autocast=option), torch.autocast("cuda", dtype=torch.float16):
+            assert product() is getattr(torch, name)
+            assert compiled(torch.ones(2, 2, device="cuda")).dtype is getattr(torch, name)
+            assert torch.get_autocast_dtype("cuda") is torch.float16
+        with torchdevice.simulate(autocast=option), torch.autocast("cuda", dtype=torch.float16):
+            assert product() is torch.float16
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, None])
+    @pytest.mark.parametrize("how", ["eager", "compiled by eager", "compiled by aot_eager"])
+    def test_any_dtype_is_taken_without_a_warning(self, float16: torch.dtype, dtype: Any, how: str) -> None:
+        """CUDA casts to whatever it is told: also half precision to float32."""
+        torch._dynamo.reset()  # it compiles the code of one function a few times only
+
+        def multiplied(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cuda", dtype=dtype):
+                return x @ y
+
+        function = multiplied if how == "eager" else torch.compile(multiplied, backend=how.split()[-1], fullgraph=True)
+        x, y = torch.ones(2, 2, device="cuda", dtype=torch.float16), torch.ones(2, 2, device="cuda")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = function(x, y)
+        assert (
+            found.dtype is (float16 if dtype in (None, torch.float16) else dtype) and found.tolist() == [[2.0] * 2] * 2
+        )
+
+    def test_warnings_that_torch_gives_are_given_at_the_programs_line(self) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with torch.autocast("cpu", dtype=torch.float64):  # off, says torch
+                assert product() is torch.float32
+            torch.cuda.amp.autocast()
+            torch.cuda.amp.GradScaler()
+        assert len(caught) == 3 and {each.filename for each in caught} == {__file__}
 
     def test_entered_in_a_scope_and_left_after_it(self, target: str) -> None:
         context = torch.autocast("cuda", dtype=torch.bfloat16)
@@ -142,6 +196,13 @@ class TestGradScaler:
         assert weight.tolist() == [-0.5, -0.5], "a step with infinite gradients must be skipped"
         assert scaler.get_scale() == 32768.0
 
+    def test_its_comparison_with_mps_is_not_reported(self, cuda: torchdevice.Scope) -> None:
+        weight = torch.nn.Parameter(torch.ones(1, device="cuda"))
+        scaler = torch.amp.GradScaler("cuda")
+        scaler.scale(weight.sum()).backward()
+        scaler.unscale_(torch.optim.SGD([weight], lr=0.1))
+        assert not [entry for entry in cuda.journal.entries if "mps" in entry.requested]
+
     def test_state_is_saved_and_loaded(self) -> None:
         scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=1)
         weight = torch.nn.Parameter(torch.ones(1, device="cuda"))
@@ -163,7 +224,7 @@ def test_a_task_that_float16_on_the_cpu_turns_into_nan_trains() -> None:
     optimizer = torch.optim.Adam(keys.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cuda")
     losses = []
-    for _ in range(20):  # the first ones are skipped while the scale is being found
+    for _ in range(20):  # GradScaler skips the first steps while it finds the scale
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
             features = torch.exp(keys(x))  # FAVOR-style positive features

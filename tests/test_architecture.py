@@ -1,4 +1,4 @@
-"""The shape of the package: imports go one way, names say what things are, and nothing is public by accident."""
+"""The structure of the package: imports go one way, no name is vague, and nothing is public by accident."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torchdevice
 
 PACKAGE = Path(torchdevice.__file__).parent
 
-# From the ground up. A folder is one room. Each room may use those before it, for types and inside functions too.
+# From the bottom up. A folder is one room. Each room may import the rooms before it, also for types and in functions.
 ROOMS = [
     "errors",
     "torch_internals",
@@ -23,16 +23,20 @@ ROOMS = [
     "run_folder",
     "logs",
     "device_properties",
+    "families",
     "options",
     "spelling",
     "call_sites",
     "journal",
     "decorating",
+    "batches",
     "devices",
     "context",
     "thread_state",
     "patching",
+    "importing",
     "placement",
+    "dtypes",
     "supplied",
     "engines",
     "cuda",
@@ -47,6 +51,7 @@ ROOMS = [
     "installed",
     "report",
     "scope",
+    "transfer",
     "autoload",
     "cli",
     "pytest_plugin",
@@ -67,7 +72,7 @@ MODULES = modules()
 
 
 def imports(name: str) -> set[str]:
-    """Return the modules of this package that a module imports: at run time, in functions, and for types alone."""
+    """Return the modules of this package that a module imports at its top, in functions and for types."""
     found = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "torchdevice":
@@ -86,7 +91,7 @@ def room_of(name: str) -> str:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return the nodes of a circle, or nothing where there is none."""
+    """Return the nodes of a cycle, or an empty list for a graph without cycles."""
     done: set[str] = set()
 
     def visit(node: str, way: list[str]) -> list[str]:
@@ -104,7 +109,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return next((found for node in sorted(graph) if (found := visit(node, []))), [])
 
 
-# The package's face hands names on lazily, and is imported for its version alone.
+# __init__.py imports the public names when they are first used; other modules take the version alone from it.
 GRAPH = {name: imports(name) - {"__init__"} for name in MODULES if name != "__init__"}
 
 
@@ -181,11 +186,11 @@ DEVICE_TYPES = {"cpu", "mps", "xpu", "simulated"}
 
 
 PROGRAMS = {"written_for", "accelerator"}
-"""Attributes that say what a program is written for or spells, not what stands in."""
+"""Attributes that name the accelerator a program is written for or spells, not the device that stands in."""
 
 
 def compared(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and name of each device type that a file compares something with, in whatever spelling."""
+    """Yield the line and the name of each device type with which a file compares a value, in any syntax."""
     tree = ast.parse(path.read_text())
     constants = {
         target.id: set(_strings(node.value)) & DEVICE_TYPES
@@ -215,7 +220,7 @@ def compared(path: Path) -> Iterator[tuple[int, str]]:
     "name", sorted(name for name in MODULES if room_of(name) not in ("devices", "simulation", "choosing"))
 )
 def test_no_device_type_is_asked_for_outside_the_devices(name: str) -> None:
-    """``if target == "mps"`` belongs to a runtime. CUDA as what programs ask for does not count."""
+    """A comparison such as ``target == "mps"`` belongs in a runtime. One with what programs spell is allowed."""
     assert list(compared(MODULES[name])) == []
 
 

@@ -1,4 +1,4 @@
-"""The benchmark command runs and says what it is asked for; what it measures differs by machine."""
+"""The benchmark command runs and prints the figures it is asked for; their values depend on the machine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def test_a_case_as_a_table_and_as_json(tmp_path: Path) -> None:
     timings = json.loads(figures.read_text())["cases"]["x.device"]
     assert set(timings) == {"bare", "do-nothing mode", "torch.device", "cpu target", "cpu target, wrap"}
     assert all(lower <= median <= upper and lower > 0 for median, lower, upper in timings.values())
+
+
+def test_moves_against_a_bare_to(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    arguments = ("--transfers", "--rounds", "3", "--only", "4 elements", "--json", str(figures))
+    ran = run_python("-m", "benchmarks", *arguments, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(figures.read_text())["transfers"]
+    assert len(found) == 6 and all(set(timings) == {"x.to(device)", "ToDevice"} for timings in found.values())
 
 
 def test_growth_is_drawn(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The ways in which CUDA programs break where there is no CUDA, one test per row of docs/breakages.md.
 
-Only rows that concern a CPU target. Each test is named after its row; the symptom is what plain torch does.
+Only rows that concern a CPU target have a test. Each test is named after its row.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_row_02_information_at_import() -> None:
 
 
 def test_row_04_packages_that_need_cuda_are_not_imitated() -> None:
-    """Libraries look for them to choose a kernel: a stand-in that only raises would break the choice they make well."""
+    """Libraries choose a kernel by the packages that they find. A package that only raises would break that choice."""
     for name in ("flash_attn", "triton", "xformers", "bitsandbytes", "deepspeed", "apex", "mamba_ssm"):
         with plain_torch():
             expected = importlib.util.find_spec(name)
@@ -281,7 +281,7 @@ def test_row_45_data_parallel() -> None:
 
 
 def test_row_46_second_device(chosen: str, kind: str) -> None:
-    """Folded onto the first where the program was not told how many there are; a simulated device knows."""
+    """The ordinal is folded onto the first device, except on a simulated device, whose number of devices is known."""
     with torchdevice.portable(devices=None if kind == "cpu" else 2):
         first, second = torch.nn.Linear(2, 2).to("cuda:0"), torch.nn.Linear(2, 2).to("cuda:1")
         assert second(first(torch.ones(1, 2).to("cuda:0")).to("cuda:1")).shape == (1, 2)

@@ -1,4 +1,4 @@
-"""``torchdevice run`` and its kin, in processes of their own."""
+"""``torchdevice run``, ``torchdevice doctor`` and ``TORCHDEVICE=1``, in processes of their own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestRun:
         assert "       1 x cuda:0 -> cpu [exact]" in result.stderr and result.stdout == "2.0 True\n"
 
     def test_children_follow(self, tmp_path: Path) -> None:
-        """Spawned and forked workers, subprocesses: each is a CUDA program too."""
+        """Spawned workers, forked workers and subprocesses run in a scope too."""
         program = """
             import subprocess, sys
             import torch, torch.multiprocessing as mp
@@ -110,7 +110,7 @@ class TestRun:
         assert result.stderr.startswith(f"torchdevice: {message}") and result.stderr.count("\n") == 1
 
     def test_variables_that_contradict_a_flag_are_left_out(self, tmp_path: Path) -> None:
-        """As in ``portable``: a variable is meant for the process, not for one call."""
+        """A variable is meant for the whole process. Where it contradicts a flag, the flag counts alone."""
         program = "import os; print(os.environ.get('TORCHDEVICE_IDENTITY'))"
         result = run_program(tmp_path, program, options=["--target", "cpu"], TORCHDEVICE_IDENTITY="program")
         assert result.stdout == "None\n", result.stderr
@@ -126,7 +126,7 @@ class TestRun:
         assert (result.returncode, result.stdout, result.stderr) == (2, "", "torchdevice: psutil is broken\n")
 
     def test_in_a_process_that_was_activated(self, tmp_path: Path) -> None:
-        """There is one scope, the command's."""
+        """Only the scope of the command is active, not one by ``TORCHDEVICE=1``."""
         program = """
             import torch
             from torchdevice.thread_state import state
@@ -153,7 +153,7 @@ class TestActivation:
         assert result.returncode == 1 and ("compiled with CUDA" in result.stderr or "NVIDIA driver" in result.stderr)
 
     def test_nothing_is_imported_when_switched_off(self, tmp_path: Path) -> None:
-        """Not even where that would fail, or where a variable means nothing."""
+        """Neither a broken installation nor an invalid variable has any effect then."""
         (tmp_path / "psutil.py").write_text("raise RuntimeError('psutil is broken')")
         result = run_python("-c", OWN_MODULES, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCHDEVICE_DEVICES="many")
         assert result.stdout == "['torchdevice', 'torchdevice.autoload', 'torchdevice.switch']\n", result.stderr

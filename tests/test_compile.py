@@ -1,4 +1,4 @@
-"""Compiled CUDA programs: whole graphs, no compilation twice, torch's own export and tracing."""
+"""Compiled CUDA programs: whole graphs, code that scopes share, torch's own export and tracing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchdevice.devices import module as module_runtime
 from torchdevice.errors import UnknownTargetError
 
 STREAMS_IN_GRAPHS = torch.__version__ >= "2.11"
-"""torch 2.10 makes no streams or events in a graph, on CUDA either."""
+"""torch 2.10 makes no streams or events in a graph, on CUDA neither."""
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ def test_options_for_cuda(cuda: torchdevice.Scope, options: dict[str, Any], drop
     model, x = torch.nn.Linear(3, 3).cuda(), torch.rand(2, 3, device="cuda")
     assert torch.allclose(torch.compile(model, fullgraph=True, **options)(x), model(x), atol=1e-6)
     inert = [entry for entry in cuda.journal.entries if entry.fidelity is torchdevice.Fidelity.INERT]
-    # A library imported in a scope (Lightning) keeps torch.compile as it was there, and is a caller of its own.
+    # A library that is imported in a scope (Lightning) keeps the torch.compile of that scope and calls it later.
     assert [entry.requested for entry in inert if entry.site.file == __file__] == [
         f"torch.compile with {option}" for option in dropped
     ]
@@ -172,7 +172,7 @@ def test_dynamo_by_whatever_name_it_is_first_used(chosen: str, tmp_path: Path, f
     assert ran.stdout.splitlines() == ["[2.0, 2.0]", "SourceFileLoader True"], ran.stderr[-2000:]
 
 
-def test_what_dynamo_has_kept_from_before_the_scope(chosen: str, tmp_path: Path) -> None:
+def test_functions_dynamo_traced_before_the_scope(chosen: str, tmp_path: Path) -> None:
     program = f"""
         import torch, torchdevice
 
@@ -209,7 +209,7 @@ def test_what_dynamo_has_kept_from_before_the_scope(chosen: str, tmp_path: Path)
     )
 
 
-def test_the_current_stream_is_looked_up_only_for_graphs_that_have_it(
+def test_the_current_stream_is_looked_up_only_for_graphs_that_use_streams(
     cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_up: list[int] = []
@@ -266,7 +266,7 @@ def making_a_generator(x: torch.Tensor, generator: torch.Generator) -> torch.Ten
 
 @pytest.mark.parametrize("function", [with_a_generator, making_a_generator], ids=lambda f: f.__name__)
 def test_generators(cuda: torchdevice.Scope, kind: str, function: Any) -> None:
-    """torch makes no whole graph of what a generator draws; it leaves that to Python, and so do we."""
+    """Torch breaks the graph where a generator draws and runs the call in Python, in a scope as well."""
     x, generator = torch.ones(3), torch.Generator("cuda")
     expected = function(x, generator.manual_seed(3))
     actual = torch.compile(function, backend="eager")(x, generator.manual_seed(3))
@@ -276,11 +276,11 @@ def test_generators(cuda: torchdevice.Scope, kind: str, function: Any) -> None:
         torch.compile(function, backend="eager", fullgraph=True)(x, generator)
 
 
-class TestOnce:
-    """What a scope has compiled serves the next."""
+class TestCompiledCodeIsShared:
+    """Code that was compiled in one scope runs in later scopes."""
 
     @pytest.mark.parametrize("function", [*PLAIN, *STREAMS], ids=lambda function: function.__name__)
-    def test_scopes_of_one_target_share_it(self, target: str, function: Any) -> None:
+    def test_scopes_of_one_target_share_compiled_code(self, target: str, function: Any) -> None:
         counter = CompileCounter()
         compiled = torch.compile(function, backend=counter, fullgraph=True)
 
@@ -300,8 +300,8 @@ class TestOnce:
             thread.join()
         assert counter.frame_count == 1
 
-    def test_what_runs_meanwhile_does_not_matter(self, target: str) -> None:
-        """Operators that a scope sees for the first time are put in a table, on which nothing is guarded."""
+    def test_operators_seen_in_between_cause_no_recompilation(self, target: str) -> None:
+        """Operators that a scope sees for the first time are added to a table, and no guard depends on the table."""
         counter = CompileCounter()
         compiled = torch.compile(lambda x: x.cuda().atan().erfinv() + 1, backend=counter, fullgraph=True)
         with torchdevice.portable(target):
@@ -320,14 +320,14 @@ class TestOnce:
                     assert compiled(torch.ones(3).cuda()).tolist() == [1, 2, 3]
         assert counter.frame_count == 2
 
-    def test_the_current_device_counts(self) -> None:
+    def test_spellings_without_an_ordinal_follow_the_current_device(self) -> None:
         compiled = torch.compile(lambda x: x.cuda() + torch.ones(2, device="cuda"), backend="eager", fullgraph=True)
         with torchdevice.simulate(count=2):
             for index in (0, 1, 0):
                 torch.cuda.set_device(index)
                 assert compiled(torch.ones(2)).device.index == index
 
-    def test_after_the_scope_it_is_plain_torch(self, target: str) -> None:
+    def test_compiled_functions_are_plain_torch_after_the_scope(self, target: str) -> None:
         counter = CompileCounter()
         compiled = torch.compile(lambda x: torch.zeros(3, device="cuda") + x, backend=counter)
         with torchdevice.portable(target):
@@ -462,7 +462,7 @@ class TestDeviceInterfaces:
     def dynamo(self, cuda: torchdevice.Scope) -> None:
         torch.compile(lambda x: x, backend="eager")(torch.ones(1))
 
-    def test_each_device_has_one(self, cuda: torchdevice.Scope, kind: str) -> None:
+    def test_each_device_has_an_interface(self, cuda: torchdevice.Scope, kind: str) -> None:
         from torch._dynamo.device_interface import DeviceInterface, get_interface_for_device
 
         names = ["cuda", "cuda:0", kind, torch.ones(1, device="cuda").device]
@@ -480,13 +480,13 @@ class TestDeviceInterfaces:
         with pytest.raises(NotImplementedError, match="No interface for device nothing"):
             get_interface_for_device("nothing")
 
-    def test_guards(self, cuda: torchdevice.Scope) -> None:
+    def test_device_guard(self, cuda: torchdevice.Scope) -> None:
         from torch._dynamo.device_interface import DeviceGuard, get_interface_for_device
 
         with DeviceGuard(get_interface_for_device("cuda"), 0):
             assert torch.cuda.current_device() == 0
 
-    def test_triton_is_not_promised(self, cuda: torchdevice.Scope, kind: str) -> None:
+    def test_triton_is_reported_as_unavailable(self, cuda: torchdevice.Scope, kind: str) -> None:
         from torch._dynamo.device_interface import get_interface_for_device
 
         if kind == "simulated":
@@ -508,7 +508,7 @@ def test_interfaces_are_withdrawn(target: str) -> None:
 
 
 class Vax(cpu_runtime.CpuRuntime):
-    """An out-of-tree device for a test, whose tensors torch's meta device stands in for."""
+    """An out-of-tree device whose tensors are on torch's meta device."""
 
     device_type = "meta"
     shares_host_memory = False
@@ -518,7 +518,7 @@ class Vax(cpu_runtime.CpuRuntime):
 
 
 class TestRegisteredRuntimes:
-    def test_it_is_a_target(self) -> None:
+    def test_a_registered_runtime_is_a_target(self) -> None:
         take_back = torchdevice.register_runtime(Vax())
         try:
             with torchdevice.portable("meta", identity="program") as scope:
@@ -543,9 +543,9 @@ class TestRegisteredRuntimes:
             (cpu_runtime.CpuRuntime(), ValueError, "there is a runtime for 'cpu' already"),
             (module_runtime.ModuleRuntime("two words"), ValueError, "is not a device type"),
         ],
-        ids=["no runtime", "a known kind", "no kind"],
+        ids=["not a runtime", "a device type that has a runtime", "not a device type"],
     )
-    def test_what_is_refused(self, runtime: Any, error: type[Exception], message: str) -> None:
+    def test_invalid_registrations_are_refused(self, runtime: Any, error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
             torchdevice.register_runtime(runtime)
 
@@ -574,8 +574,8 @@ SPELLINGS: list[Callable[[torch.Tensor], torch.Tensor]] = [
 ]
 
 
-def test_operators_of_torchs_database(target: str, sweep: tuple[bool, int], capsys: Any) -> None:
-    """A whole graph of an operator and a move, by each spelling, wherever plain torch makes one of the operator."""
+def test_operators_of_torchs_database_make_whole_graphs(target: str, sweep: tuple[bool, int], capsys: Any) -> None:
+    """Compile a move and an operator to one graph, for each operator of which plain torch makes one graph."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     compared, refused = 0, []
@@ -620,7 +620,7 @@ ARCHITECTURES = ["gpt2", "llama", "mistral", "qwen2", "bert", "roberta", "opt", 
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_architectures(target: str, name: str) -> None:
+def test_compiled_architectures_agree_with_eager(target: str, name: str) -> None:
     family = next(family for family, known in tiny_models.all_names() if known == name)
     tiny = tiny_models.build(family, name)
     model = tiny.model.eval()
@@ -662,7 +662,7 @@ class TestTransformers:
         from transformers import Trainer, TrainingArguments
 
         rows = [{"input_ids": torch.randint(0, 64, (8,)), "labels": torch.randint(0, 64, (8,))} for _ in range(8)]
-        # It sets TF32 for the process, as where there is CUDA, and torch cannot put back what it had.
+        # The Trainer sets TF32 for the whole process, as on CUDA, and torch has no way to restore the setting.
         monkeypatch.setattr("transformers.training_args.enable_tf32", lambda enable: None)
         arguments = TrainingArguments(
             output_dir=str(tmp_path),

@@ -82,9 +82,9 @@ class TestPinning:
 
 
 class TestCopies:
-    """On a CPU target a move would share memory where CUDA copies; where that shows, it is a copy."""
+    """On a CPU target a move copies where CUDA copies and the program could tell the difference."""
 
-    def test_cpu_is_a_snapshot(self) -> None:
+    def test_moving_to_the_cpu_copies(self) -> None:
         weight = torch.ones(3, device="cuda")
         for snapshot in (weight.cpu(), weight.to("cpu"), weight.detach().cpu()):
             assert snapshot.data_ptr() != weight.data_ptr()
@@ -127,7 +127,7 @@ class TestCopies:
 
 
 def tagged_cuda(value: Any, path: Path, tag: str = "cuda:0") -> Path:
-    """Write a file as a CUDA machine would, in today's format: the storages in the pickle say ``tag``."""
+    """Write a file as a CUDA machine does, in the current format: storages in the pickle have the location ``tag``."""
     buffer = io.BytesIO()
     with plain_torch():
         original = torch.serialization.location_tag
@@ -189,13 +189,13 @@ class TestLoad:
         with pytest.raises(pickle.UnpicklingError, match="weights_only"):
             torch.load(path, map_location="cuda")
 
-    def test_without_a_scope_torch_says_what_it_always_says(self, tmp_path: Path) -> None:
+    def test_loading_without_a_scope_raises_torchs_own_error(self, tmp_path: Path) -> None:
         path = tagged_cuda(torch.ones(1), tmp_path / "x.pt")
         with plain_torch(), pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
             torch.load(path)
 
-    def test_what_is_saved_in_a_scope(self, tmp_path: Path, kind: str) -> None:
-        """A plain CPU file where the target is the CPU; what a CUDA machine saves where one is simulated."""
+    def test_location_tags_of_files_saved_in_a_scope(self, tmp_path: Path, kind: str) -> None:
+        """A CPU target saves the file of a CPU; a simulated device saves the file of a CUDA machine."""
         path = tmp_path / "x.pt"
         torch.save({"w": torch.ones(2, device="cuda")}, path)
         with plain_torch():

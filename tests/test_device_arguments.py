@@ -1,4 +1,4 @@
-"""Device arguments by every road, and what must be left alone."""
+"""Device arguments in every place where torch takes one, and arguments that must be left alone."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ class TestSpellings:
         assert torch.zeros(2, device=spelling).is_meta
 
     def test_torch_device(self, spelling: Any) -> None:
-        assert torch.device(spelling).type == "meta"
-        assert torch.zeros(2, device=torch.device(spelling)).is_meta
+        device = torch.device(spelling)
+        assert torch.zeros(2, device=device).is_meta
+        assert torch.ones(2).to(device).is_meta and torch.nn.Linear(2, 2).to(device).weight.is_meta
+        with device:
+            assert torch.zeros(2).is_meta
+        names_the_programs = isinstance(spelling, int) or spelling.startswith("cuda")
+        assert device.type == ("meta" if names_the_programs else spelling.partition(":")[0])
+        assert (torch.ones(2, device="cuda").device == device) is names_the_programs
 
     def test_tensor_to(self, spelling: Any) -> None:
         x = torch.ones(2)
@@ -42,6 +48,16 @@ class TestSpellings:
         assert torch.nn.Linear(2, 2).to(device=spelling, dtype=torch.float16).bias.is_meta
         assert torch.nn.Linear(2, 2).to_empty(device=spelling).weight.is_meta
         assert torch.nn.Linear(2, 2, device=spelling).weight.is_meta
+
+
+def test_another_family_is_redirected_only_where_it_is_used(distinct: torchdevice.Scope) -> None:
+    for spelling in ("mps", "mps:0", "xpu:1"):
+        assert str(torch.device(spelling)) == spelling
+    assert torch.device("mps", 3) == torch.device(torch.device("mps:3"))
+    reported = {entry.requested for entry in distinct.journal.entries}
+    assert not any(text.startswith(("mps", "xpu")) for text in reported), reported
+    torch.zeros(1, device=torch.device("mps"))
+    assert "mps" in {entry.requested for entry in distinct.journal.entries}
 
 
 def test_torch_device_by_keyword_and_index() -> None:
@@ -144,7 +160,7 @@ def test_factories(name: str, spelling: Any) -> None:
 
 
 def test_every_device_constructor_of_torch_is_covered() -> None:
-    """torch's own list of functions that take a device; each is in the table above or has a test of its own."""
+    """Each function of torch's own list of device constructors is in the table above or has a test of its own."""
     from torch.utils._device import _device_constructors
 
     def name(function: Any) -> str:
@@ -155,8 +171,8 @@ def test_every_device_constructor_of_torch_is_covered() -> None:
     assert {name(function) for function in _device_constructors()} <= FACTORIES.keys() | elsewhere
 
 
-class TestCuda:
-    def test_forms(self) -> None:
+class TestCudaMethod:
+    def test_forms_of_tensor_cuda(self) -> None:
         x = torch.ones(2)
         for moved in (
             x.cuda(),
@@ -169,7 +185,7 @@ class TestCuda:
             assert moved.is_meta
         assert x.cuda(memory_format=torch.preserve_format).is_meta
 
-    def test_module(self) -> None:
+    def test_module_cuda(self) -> None:
         assert torch.nn.Linear(2, 2).cuda().weight.is_meta
         assert torch.nn.Linear(2, 2).cuda(0).weight.is_meta
 
@@ -265,7 +281,7 @@ class TestNestedTargets:
 
 
 class TestDtypeLimits:
-    """What a target without float64 does; MPS is one."""
+    """A target without float64, such as MPS."""
 
     def test_float64_becomes_float32_with_one_warning_per_line(self) -> None:
         with pytest.warns(PortabilityWarning, match="has no torch.float64") as caught:
@@ -274,7 +290,7 @@ class TestDtypeLimits:
         assert x.dtype is torch.float32 and len(caught) == 1
 
     @pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")
-    def test_roads_to_float64(self) -> None:
+    def test_every_conversion_to_float64_is_replaced(self) -> None:
         x = torch.ones(2, device="cuda")
         double = torch.ones(2, dtype=torch.float64)
         results = (
@@ -296,12 +312,12 @@ class TestDtypeLimits:
         assert torch.ones(2).double().dtype is torch.float64
         assert torch.zeros(2, dtype=torch.float64, device="cpu").dtype is torch.float64
 
-    def test_error_policy(self, meta_target: None) -> None:
+    def test_float64_error_leaves_the_dtype_to_torch(self, meta_target: None) -> None:
         with torchdevice.portable("meta", float64="error"):
-            # The target itself says no; the meta device holds any dtype.
+            # A real target would raise here; the meta device holds any dtype.
             assert torch.zeros(1, dtype=torch.float64, device="cuda").dtype is torch.float64
 
-    def test_strict(self, meta_target: None) -> None:
+    def test_strict_refuses_float64(self, meta_target: None) -> None:
         with torchdevice.portable("meta", strict=True), pytest.raises(FidelityError, match="float64"):
             torch.zeros(1, dtype=torch.float64, device="cuda")
 

@@ -1,6 +1,6 @@
-"""The engine that wraps entry points: what it reaches, what it leaves alone, and that all of it is undone.
+"""The engine that wraps entry points: what it wraps, what it leaves alone, and that all of it is undone.
 
-The contract tests run on it with ``pytest --engine wrap``; here is what only it has to answer for.
+The contract tests run on it with ``pytest --engine wrap``; these tests are about this engine alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
 from torchdevice import thread_state
-from torchdevice.engines import replace_new, rewriters, wrap
+from torchdevice.engines import lookup, replace_new, rewriters, wrap
 from torchdevice.errors import EngineUnavailableError, FidelityError
 
 BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
@@ -38,7 +38,7 @@ def wrapped(chosen: str) -> Iterator[torchdevice.Scope]:
 
 
 def in_thread(function: Callable[[], object]) -> Any:
-    """Return what a function returns in a thread that inherits nothing, or raise what it raises."""
+    """Call a function in a thread that inherits no scope; return its result or raise its error."""
     found: list[Any] = []
 
     def run() -> None:
@@ -69,18 +69,20 @@ class TestWhatIsWrapped:
             assert inspect.getattr_static(torch.Tensor, "device") is device
             assert _get_current_function_mode_stack() == []
 
-    def test_all_that_takes_a_device_by_its_schema(self, wrapped: torchdevice.Scope) -> None:
+    def test_every_function_with_a_device_in_its_schema_is_wrapped(self, wrapped: torchdevice.Scope) -> None:
         public = [function for functions in get_overridable_functions().values() for function in functions]
         functions = {*public, *get_ignored_functions(), *_device_constructors()}
-        takers = {f for f in functions if isinstance(f, BUILTINS) and rewriters.takes_device(f)}
+        takers = {f for f in functions if isinstance(f, BUILTINS) and lookup.takes_device(f)}
         assert len(takers) > 40
         assert takers - set(wrap._entry_points) == set()
 
-    def test_all_that_has_a_rewriter(self, wrapped: torchdevice.Scope) -> None:
+    def test_every_function_with_a_rewriter_is_wrapped(self, wrapped: torchdevice.Scope) -> None:
         reached = {torch.device, *wrap._entry_points}
         own = {**rewriters.REGISTERED, **{f: r for f, r in wrapped.runtime.rewriters.items() if callable(f)}}
         of_attributes = {f for f in own if isinstance(f, types.MethodWrapperType)}
-        assert set(own) - of_attributes - reached == set()
+        # torch takes the mode off for this one; a mode beside the stack stays.
+        seen_anyway = {torch._functorch.autograd_function.custom_function_call}
+        assert set(own) - of_attributes - reached == seen_anyway
 
     @pytest.mark.parametrize(
         "make",
@@ -98,7 +100,9 @@ class TestWhatIsWrapped:
             lambda: functools.partial(torch.zeros, device="cuda")(2),
         ],
     )
-    def test_roads(self, wrapped: torchdevice.Scope, kind: str, make: Callable[[], torch.Tensor]) -> None:
+    def test_every_way_to_call_a_factory_or_move(
+        self, wrapped: torchdevice.Scope, kind: str, make: Callable[[], torch.Tensor]
+    ) -> None:
         assert make().device.type == kind
 
     def test_custom_operators(self, wrapped: torchdevice.Scope, kind: str) -> None:
@@ -130,15 +134,15 @@ class TestWhatIsWrapped:
             torch.add(x, x)
         assert made[0].device.type == kind
 
-    def test_what_was_kept_before_is_not_reached(self) -> None:
-        """The price of no mode on the stack, where a module's names cannot show it."""
+    def test_functions_held_by_partials_before_the_scope_are_not_reached(self) -> None:
+        """Only a mode on the stack would see their calls: they are not among the names of a module."""
         kept = functools.partial(torch.zeros, 1, device="xpu")
         with torchdevice.portable("cpu", engine="mode"):
             assert kept().device.type == "cpu"
         with torchdevice.portable("cpu", engine="wrap"), pytest.raises((RuntimeError, AssertionError)):
             kept()
 
-    def test_attention_asks_only_where_torch_has_no_kernel(self, wrapped: torchdevice.Scope) -> None:
+    def test_attention_calls_the_mode_only_where_torch_has_no_kernel(self, wrapped: torchdevice.Scope) -> None:
         q = torch.randn(1, 1, 4, 8, device="cuda")
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
             torch.nn.functional.scaled_dot_product_attention(q, q, q)
@@ -151,7 +155,7 @@ class TestWhatIsWrapped:
             torch.zeros(1, device="cuda:7")
 
     def test_memory_that_ordinary_operators_lack_is_torchs_own_error(self) -> None:
-        """Only what can carry a device is seen, so only its errors are worded as CUDA's."""
+        """Only calls of wrapped functions are seen, so only their errors are reworded as CUDA's."""
         column, huge = torch.ones(1 << 22, 1), 1 << 44
         for engine, expected in (("mode", torch.OutOfMemoryError), ("wrap", RuntimeError)):
             with torchdevice.portable("cpu", engine=engine):  # type: ignore[arg-type]
@@ -162,11 +166,11 @@ class TestWhatIsWrapped:
                     torch.empty(huge, device="cuda")
 
 
-class TestStandIns:
-    """To whoever looks at it, an entry point is what it stands for."""
+class TestEntryPoints:
+    """An entry point compares, hashes, pickles and inspects as the function that it wraps."""
 
     @pytest.mark.parametrize("find", [lambda: torch.zeros, lambda: torch.Tensor.to])
-    def test_is_the_original(self, find: Callable[[], Any]) -> None:
+    def test_an_entry_point_equals_its_original(self, find: Callable[[], Any]) -> None:
         original = find()
         with torchdevice.portable("cpu", engine="wrap"):
             entry = find()
@@ -180,7 +184,7 @@ class TestStandIns:
             assert inspect.unwrap(entry) is original
         assert find() is original
 
-    def test_tables_of_a_subclass(self, wrapped: torchdevice.Scope) -> None:
+    def test_torch_function_of_a_subclass_gets_the_originals(self, wrapped: torchdevice.Scope) -> None:
         seen = []
 
         class Own(torch.Tensor):
@@ -198,7 +202,7 @@ class TestStandIns:
         layer = torch.nn.LazyLinear(3).to("cuda")
         assert layer(torch.ones(2, 4, device="cuda")).device.type == kind
 
-    def test_graphs_name_them(self) -> None:
+    def test_fx_graphs_name_the_originals(self) -> None:
         class Model(torch.nn.Module):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 return torch.zeros_like(x) + x
@@ -211,7 +215,7 @@ class TestStandIns:
             assert code() == plain
             assert in_thread(code) == plain
 
-    def test_scripts_know_them(self, wrapped: torchdevice.Scope, kind: str) -> None:
+    def test_torchscript_compiles_entry_points(self, wrapped: torchdevice.Scope, kind: str) -> None:
         def made(x: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(x) + torch.ones(2, device="cuda")
 
@@ -219,7 +223,7 @@ class TestStandIns:
 
 
 class TestDevice:
-    """``torch.device`` stays the class it is; its constructor asks."""
+    """``torch.device`` stays the same class; its constructor calls the mode."""
 
     def test_all_forms(self, wrapped: torchdevice.Scope, kind: str) -> None:
         made = [torch.device("cuda"), torch.device("cuda", 0), torch.device(type="cuda", index=0), torch.device(0)]
@@ -228,7 +232,7 @@ class TestDevice:
         assert torch.device("cpu").type == "cpu" and torch.device("meta").type == "meta"
         assert torch.device("cpu:-1").type == "cpu" and torch.device("cuda").type == "cpu"
 
-    def test_it_is_the_same_class(self) -> None:
+    def test_torch_device_stays_the_same_class(self) -> None:
         original, new = torch.device, vars(torch.device)["__new__"]
         with torchdevice.portable("cpu", engine="wrap"):
             assert torch.device is original and type(torch.device("cuda")) is original
@@ -251,14 +255,14 @@ class TestDevice:
                     torch.device(*arguments)
                 assert str(raised.value) == text
 
-    def test_a_python_that_keeps_classes_otherwise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_python_with_another_layout_of_classes_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         patch = replace_new.Constructor(torch.device, wrap._new_device)
         monkeypatch.setattr(sys, "implementation", types.SimpleNamespace(name="pypy"))
         with pytest.raises(EngineUnavailableError, match="Use engine='mode'"):
             patch.install()
         monkeypatch.undo()
         monkeypatch.setattr(replace_new, "_places", lambda cls, value: [312, 320])
-        with pytest.raises(EngineUnavailableError, match="cannot be told"):
+        with pytest.raises(EngineUnavailableError, match="cannot be determined"):
             patch.install()
         assert torch.device("cuda").type == "cuda"
 
@@ -280,7 +284,7 @@ class TestImportedByValue:
                 assert module.linear is linear
             assert module.zeros is original
 
-    def test_a_name_that_is_gone_or_another_thing_since(self, chosen: str, module: types.ModuleType) -> None:
+    def test_a_name_that_was_deleted_or_rebound_since(self, chosen: str, module: types.ModuleType) -> None:
         with torchdevice.portable(engine="wrap"):
             pass
         del module.zeros
@@ -315,7 +319,7 @@ class TestImportedByValue:
 
 
 class TestThreads:
-    def test_one_without_a_scope_sees_torchs_own(self, wrapped: torchdevice.Scope) -> None:
+    def test_a_thread_without_a_scope_sees_torchs_own(self, wrapped: torchdevice.Scope) -> None:
         assert in_thread(lambda: torch.device("cuda").type) == "cuda"
         assert in_thread(lambda: torch.zeros(2).to("cpu").device.type) == "cpu"
         with pytest.raises((RuntimeError, AssertionError)):
@@ -338,7 +342,7 @@ class TestThreads:
 
         assert set(in_thread(other)) == {kind}
 
-    def test_a_heir(self, wrapped: torchdevice.Scope, kind: str) -> None:
+    def test_a_started_thread_inherits_the_engine(self, wrapped: torchdevice.Scope, kind: str) -> None:
         seen: list[Any] = []
         thread = threading.Thread(
             target=lambda: seen.extend([torch.ones(2).cuda().device.type, _get_current_function_mode_stack()])
@@ -361,7 +365,7 @@ class TestNesting:
             assert torch.ones(2, device="cuda").device.type == "cpu"
             assert str(x.device) == "simulated:0"
 
-    def test_inside_what_is_being_handled(self, wrapped: torchdevice.Scope, kind: str) -> None:
+    def test_a_scope_entered_while_the_mode_handles_a_call(self, wrapped: torchdevice.Scope, kind: str) -> None:
         def kernel(device: torch.device) -> torch.Tensor:
             assert thread_state.state.mode is None
             with torchdevice.portable(engine="wrap"):
@@ -369,7 +373,7 @@ class TestNesting:
 
         library = torch.library.Library("torchdevice_nested", "DEF")
         library.define("make(Device device) -> Tensor")
-        with thread_state.suspended():  # so that the mode is not put back for the kernel
+        with thread_state.suspended():  # a kernel registered in a scope would run with the mode active
             library.impl("make", kernel, "CompositeExplicitAutograd")
         assert torch.ops.torchdevice_nested.make("cuda").device.type == kind
         assert torch.ones(2, device="cuda").device.type == kind
@@ -396,7 +400,9 @@ class TestUndo:
             torch.zeros(-1, device="cuda")
         assert torch.zeros(1, device="cuda").device.type == kind
 
-    def test_a_program_that_replaced_one_before(self, monkeypatch: pytest.MonkeyPatch, kind: str, chosen: str) -> None:
+    def test_a_function_that_the_program_replaced_before_the_scope(
+        self, monkeypatch: pytest.MonkeyPatch, kind: str, chosen: str
+    ) -> None:
         def zeros(*args: Any, **kwargs: Any) -> torch.Tensor:
             return torch.ones(*args, **kwargs)
 
@@ -406,7 +412,7 @@ class TestUndo:
         assert torch.zeros is zeros
 
 
-def test_an_unknown_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"engine='fast' is not known. Use 'mode' or 'wrap'"):
         torchdevice.portable(engine="fast")  # type: ignore[call-overload]
     monkeypatch.setenv("TORCHDEVICE_ENGINE", "fast")
@@ -414,7 +420,7 @@ def test_an_unknown_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         torchdevice.portable()
 
 
-def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_chooses_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHDEVICE_ENGINE", "wrap")
     assert torchdevice.portable().options.engine == torchdevice.simulate().options.engine == "wrap"
     assert torchdevice.portable(engine="mode").options.engine == "mode"

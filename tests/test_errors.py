@@ -26,7 +26,7 @@ def test_unknown_target_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TORCHDEVICE_TARGET", "abacus")
     with pytest.raises(errors.UnknownTargetError, match="'abacus'"):
         torchdevice.portable().__enter__()
-    with torchdevice.portable("cpu") as scope:  # an argument comes first
+    with torchdevice.portable("cpu") as scope:  # the argument takes precedence
         assert scope.runtime.device_type == "cpu"
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: warm up, capture, copy inputs in place, replay; the numbers of the same program without a graph."""
+"""CUDA graphs: warm up, capture, copy inputs in place, replay. Results equal those of the program without a graph."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_make_graphed_callables() -> None:
     assert all(torch.equal(a, b) for a, b in zip(train(False), train(True), strict=True))
 
 
-def test_queries_and_identity() -> None:
+def test_queries_pools_and_isinstance() -> None:
     graph = torch.cuda.CUDAGraph()
     assert isinstance(graph, torch.cuda.CUDAGraph) and not torch.cuda.is_current_stream_capturing()
     with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle()):
@@ -144,7 +144,7 @@ def test_queries_and_identity() -> None:
     assert other.pool() == graph.pool()
 
 
-def test_cudas_errors() -> None:
+def test_misuse_raises_cudas_errors() -> None:
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="replay without a preceding successful capture"):
         graph.replay()
@@ -184,7 +184,7 @@ def test_a_capture_that_is_not_ended_ends_with_the_scope(chosen: str) -> None:
     ids=["item", "cpu", "bool", "mask", "unique"],
 )
 def test_what_waits_for_the_device_cannot_be_captured(waits: Any) -> None:
-    """On a device that can be told from the CPU."""
+    """CUDA's error is raised on a simulated device; on a CPU target such a call cannot be told from others."""
     with torchdevice.simulate():
         x = torch.ones(3, device="cuda")
         graph = torch.cuda.CUDAGraph()

@@ -1,6 +1,6 @@
-"""Everything torch has under ``torch.cuda`` and beside it is declared, and is as faithful as it is declared to be.
+"""Every name under ``torch.cuda`` and in its neighbours is declared, and is as faithful as it is declared to be.
 
-The names are not a list of ours: they are read from the installed torch, so that a name that is new there fails here.
+The names are read from the installed torch, so that a name that is new in torch fails a test.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from torchdevice.public_names import PUBLIC_NAMES, TARGETS, UNTOUCHED
 FAMILIES = r"_cuda\w*|_Cuda\w+|_CUDA\w+|_cudart\w*|_nvtx\w*|_nccl\w+|_cudnn\w*|_gds\w+|_mps\w+|_MPS\w+"
 
 SUPPLIED_OTHERWISE = {
-    "_CUDAGraph": "the class above it makes a stand-in (shims/graphs.py)",
-    "_MemPool": "the class above it refuses (shims/graphs.py)",
-    "_CudaEventBase": "the class above it makes a stand-in (shims/stream_types.py)",
-    "_CudaStreamBase": "the class above it makes a stand-in (shims/stream_types.py)",
-    "_MPSStreamBase": "the class above it makes a stand-in (shims/mps_module.py)",
-    "_CUDAGreenContext": "the class above it refuses (shims/cuda_module.py)",
+    "_CUDAGraph": "the class above it makes a stand-in (cuda/graphs.py)",
+    "_MemPool": "the class above it refuses (cuda/memory_pools.py)",
+    "_CudaEventBase": "the class above it makes a stand-in (cuda/streams.py)",
+    "_CudaStreamBase": "the class above it makes a stand-in (cuda/streams.py)",
+    "_MPSStreamBase": "the class above it makes a stand-in (mps.py)",
+    "_CUDAGreenContext": "the class above it refuses (cuda/green_contexts.py)",
     "_cuda_CUDAAllocator": "a type, named in annotations",
     "_cuda_CUDAAllocator_AllocatorState": "a type, named in annotations",
-    "_cudart": "torch.cuda keeps it in a global (shims/cuda_module.py)",
-    "_nvtx": "torch.cuda.nvtx keeps it in a global (shims/cuda_module.py)",
+    "_cudart": "torch.cuda keeps it in a global (cuda/cudart.py)",
+    "_nvtx": "torch.cuda.nvtx keeps it in a global (cuda/nvtx.py)",
     "_cudnn": "a module that torch.backends.cudnn imports; asked for its version only",
     "_CudaKernel": "a class of Python, of torch.cuda._compile_kernel, which compiles CUDA code",
     "_CudaModule": "a class of Python, of torch.cuda._compile_kernel, which compiles CUDA code",
@@ -132,13 +132,13 @@ CASED = present(PUBLIC_NAMES)
 
 
 def declared(name: str, kind: str) -> Fidelity:
-    """Return the fidelity that a name declares on a kind of target."""
+    """Return the fidelity that is declared for a name on a type of target."""
     here = PUBLIC_NAMES[name].on.get(kind)
     return PUBLIC_NAMES[name].fidelity if here is None else here[0]
 
 
 def use(name: str, kind: str) -> None:
-    """Run a name's case in the active scope. It holds, or raises if the name is declared unsupported there."""
+    """Run a name's case in the active scope. The case passes, or raises if the name is declared unsupported."""
     if declared(name, kind) is not Fidelity.UNSUPPORTED:
         assert CASES[name]()
         return
@@ -156,7 +156,7 @@ def test_a_name_does_what_it_says(name: str, target: str, kind: str, tmp_path: P
 
 @pytest.mark.parametrize("name", CASED)
 def test_a_name_is_as_faithful_as_declared(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """A strict scope refuses what is approximate, and nothing else. To it a declared constant is as good as exact."""
+    """A strict scope refuses approximate names, and no other supported name; it lets declared constants pass."""
     monkeypatch.chdir(tmp_path)
     fidelity = declared(name, kind)
     with torchdevice.portable(target, strict=True):
@@ -186,7 +186,7 @@ NOTHING_TO_OBSERVE = {
 
 @contextlib.contextmanager
 def replaced(name: str, value: Any) -> Iterator[None]:
-    """Let a public name hold another value. A function is replaced by one that returns the value."""
+    """Replace a public name by a value, or a function by a function that returns the value."""
     path, _, attribute = name.rpartition(".")
     owner = resolve(path)
     before, own = getattr(owner, attribute), attribute in vars(owner)
@@ -205,7 +205,7 @@ _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 
 @pytest.fixture
 def settings_are_restored(target: str) -> Iterator[None]:
-    """Put back what a case leaves behind that fails half way: flags of attention, open ranges of NVTX."""
+    """Restore what a case leaves behind when it fails half way: flags of attention and open ranges of NVTX."""
     flags = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION}
     yield
     for name, value in flags.items():
@@ -218,7 +218,7 @@ def settings_are_restored(target: str) -> Iterator[None]:
 @pytest.mark.usefixtures("settings_are_restored")
 @pytest.mark.parametrize("name", CASED)
 def test_a_stub_does_not_pass(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """A case asks for something that a function which only returns None, True or 0 does not do."""
+    """No case passes for a function that only returns None, True or 0."""
     monkeypatch.chdir(tmp_path)
     passed = []
     for value in (None, True, 0):

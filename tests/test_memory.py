@@ -1,4 +1,4 @@
-"""Figures, snapshots and the history of memory, read back by torch's own ``_memory_viz``."""
+"""Memory statistics, snapshots and the history of allocations, read by torch's own ``_memory_viz``."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) ->
     assert sum(any(frame["name"] == "_allocate" for frame in e["frames"]) for e in allocated) == 6
     assert all("torchdevice/" not in frame["filename"] for e in allocated for frame in e["frames"])
     freed = [e["addr"] for e in events if e["action"] == "free_completed"]
-    assert len(freed) == 4  # three results of ones, and one of the three kept
+    assert len(freed) == 4  # the three results of torch.ones, and the result that was deleted
     live = {block["address"]: block for segment in snapshot["segments"] for block in segment["blocks"]}
     for tensor in kept:
         block = live[tensor.untyped_storage().data_ptr()]

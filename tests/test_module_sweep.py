@@ -44,7 +44,7 @@ def _placed(value: Any, device: str) -> Any:
 
 
 FUSED_BY_ACCELERATORS = (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU, torch.nn.LSTMCell, torch.nn.GRUCell)
-"""torch runs these by other operators on an accelerator than on a CPU, and they add up in another order."""
+"""On an accelerator torch runs these modules by other operators than on a CPU, which add in another order."""
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -120,7 +120,7 @@ def _train(info: Any, options: dict[str, Any], device: str) -> Any:
     optimizer = info.optim_cls(parameters, **options)
     for step in range(4):
         if step == 2:
-            # Its state is saved and loaded on the way.
+            # Save the optimizer's state and load it into a new optimizer.
             state = copy.deepcopy(optimizer.state_dict())
             optimizer = info.optim_cls(parameters, **options)
             optimizer.load_state_dict(state)
@@ -142,7 +142,7 @@ def _train(info: Any, options: dict[str, Any], device: str) -> Any:
 @pytest.mark.parametrize("info", optim_db, ids=lambda info: info.optim_cls.__name__)
 @pytest.mark.filterwarnings("ignore")
 def test_every_optimizer_trains_the_same(target: str, info: Any, implementation: str) -> None:
-    """Also with its state saved and loaded. ``capturable`` needs CUDA, so it is compared with the default there."""
+    """The optimizer's state is saved and loaded in between. ``capturable`` is compared with the CPU's default."""
     compared, kind = 0, target.partition(":")[0]
     for configuration in info.optim_inputs_func(device="cpu"):
         options = _options(info, configuration.kwargs, implementation)
@@ -158,7 +158,7 @@ def test_every_optimizer_trains_the_same(target: str, info: Any, implementation:
         with torchdevice.portable(target):
             actual = _train(info, options, "cuda")
         if implementation == "capturable":
-            # The plain CPU refuses it, and its tensor arithmetic rounds otherwise than the default's.
+            # The plain CPU refuses ``capturable``, whose tensor arithmetic rounds differently from the default's.
             torch.testing.assert_close(actual, expected, check_device=False)
         else:
             difference = identical(expected, actual, kind)

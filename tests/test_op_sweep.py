@@ -1,6 +1,6 @@
 """Every operator of torch's own database gives the same bits for CUDA spellings in a scope as on the plain CPU.
 
-On the CPU itself and on a simulated device, whose tensors are elsewhere.
+It runs on a CPU target and on a simulated device.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ EXCLUDED_SIMULATED = {
 }
 
 REFUSED_BY_CUDA = {"tensor_split": "to be on cpu"}
-"""Operators that refuse some samples on any accelerator, with a part of what they say."""
+"""Operator that refuses some samples on any accelerator -> part of its error's text."""
 
 
 def _cuda(value: Any) -> Any:
-    """Spell a sample's leaf as a CUDA program would."""
+    """Return a leaf of a sample as a CUDA program would spell it."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone().cuda().requires_grad_(value.requires_grad)
     if isinstance(value, torch.device) and value.type == "cpu":

@@ -1,4 +1,4 @@
-"""One record of options: each is declared once, and every way in takes it from there."""
+"""The record of options: each is declared once, and calls, flags, variables and pages take it from the record."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROOT = Path(__file__).parent.parent
 
 @dataclasses.dataclass(frozen=True)
 class Extended(Options):
-    """The record with one option more, declared in one place."""
+    """The record of options with one more option."""
 
     flavour: str = record._option("plain", "How it tastes.", **record._one_of("flavour", "plain", "sweet"))
 
 
 class TestOneMore:
-    """An option that is added to the record is found by every way in."""
+    """An option that is added to the record appears in every way to give options."""
 
     def test_as_a_keyword_with_its_default_and_its_check(self) -> None:
         assert record.chosen({}, record=Extended).flavour == "plain"
@@ -78,6 +78,7 @@ OTHER_VALUES: dict[str, Any] = {
     "identity": "program",
     "strict": True,
     "float64": "error",
+    "autocast": "float32",
     "capability": (9, 0),
     "memory": 1 << 30,
     "properties": {"name": "a GPU", "total_memory": 1 << 29},

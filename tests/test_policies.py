@@ -1,4 +1,4 @@
-"""What a device says of itself, how that is set, the flags of CUDA's libraries, and attention by chosen kernels."""
+"""Device properties and the option that sets them, flags of CUDA's libraries, attention by enabled backends."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class TestProperties:
         with torchdevice.portable(target):
             assert torch.cuda.get_device_name() != wanted["name"]
 
-    def test_simulated_memory_is_what_they_say(self) -> None:
+    def test_simulated_memory_is_the_total_memory_of_the_properties(self) -> None:
         with torchdevice.simulate(memory=1 << 30):
             assert torch.cuda.get_device_properties(0).total_memory == 1 << 30 == torch.cuda.mem_get_info()[1]
 
     @pytest.mark.parametrize("bad", [{"major": 9}, {"colour": "green"}, {"name": "x", "minor": 1}])
-    def test_what_cannot_be_set(self, bad: dict[str, Any]) -> None:
+    def test_fields_that_cannot_be_set_are_refused(self, bad: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=r"cannot be set\. Use fields of"):
             torchdevice.portable("cpu", properties=bad)
 
-    def test_processes_started_inherit_them(self, tmp_path: Any) -> None:
+    def test_started_processes_inherit_properties(self, tmp_path: Any) -> None:
         program = """
             import subprocess, sys, torch
             code = "import torch; p = torch.cuda.get_device_properties(0); print(p.name, p.major)"
@@ -76,7 +76,7 @@ class TestProperties:
             ("TORCHDEVICE_MEMORY", "much", "is not a size"),
         ],
     )
-    def test_a_bad_environment_says_so(
+    def test_a_bad_variable_is_named_in_the_error(
         self, variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from torchdevice import options
@@ -99,7 +99,7 @@ BACKENDS = [
 class TestAttention:
     @pytest.mark.parametrize("backends", BACKENDS, ids=lambda chosen: "+".join(each.name for each in chosen))
     @pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5}, {"is_causal": True}, {"attn_mask": True}], ids=str)
-    def test_runs_on_what_the_target_has(
+    def test_disabled_backends_fall_back_to_the_targets(
         self, cuda: torchdevice.Scope, backends: list[SDPBackend], options: dict[str, Any]
     ) -> None:
         attend = torch.nn.functional.scaled_dot_product_attention
@@ -114,7 +114,7 @@ class TestAttention:
         if "dropout_p" not in options:
             assert torch.allclose(chosen, attend(q, q, q, **options), atol=1e-6)
 
-    def test_it_is_reported_and_flags_stay(self) -> None:
+    def test_the_fallback_is_reported_and_flags_stay(self) -> None:
         with torchdevice.portable("cpu") as scope:
             q = torch.rand(1, 2, 8, 16, device="cuda")
             with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
@@ -130,7 +130,7 @@ class TestAttention:
             with pytest.raises(FidelityError, match="scaled_dot_product_attention"):
                 torch.nn.functional.scaled_dot_product_attention(q.cuda(), q.cuda(), q.cuda())
 
-    def test_its_own_errors_are_torchs(self, cuda: torchdevice.Scope) -> None:
+    def test_wrong_shapes_raise_torchs_error(self, cuda: torchdevice.Scope) -> None:
         q = torch.rand(1, 2, 8, 16, device="cuda")
         with pytest.raises(RuntimeError, match=r"(?s)size|shape|dimension"):
             torch.nn.functional.scaled_dot_product_attention(q, q[..., :3], q)
@@ -138,7 +138,7 @@ class TestAttention:
     def test_by_the_mps_profile_as_on_a_mac(self) -> None:
         with torchdevice.simulate("mps"):
             q = torch.rand(1, 2, 8, 16, device="cuda")
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # no such kernel there: torch takes its own
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # MPS lacks the kernel, and torch takes the math backend
                 assert torch.nn.functional.scaled_dot_product_attention(q, q, q).shape == q.shape
 
 
@@ -157,11 +157,11 @@ FLAGS: list[tuple[str, Any]] = [
 
 class TestFlags:
     @pytest.mark.parametrize(("flag", "value"), FLAGS, ids=[flag for flag, _ in FLAGS])
-    def test_are_stored_and_read_back(self, cuda: torchdevice.Scope, flag: str, value: Any) -> None:
+    def test_flags_are_stored_and_read_back(self, cuda: torchdevice.Scope, flag: str, value: Any) -> None:
         owner, _, name = flag.rpartition(".")
         holder = eval(owner, {"torch": torch})
         before = getattr(holder, name)
-        # torch's own test utilities, where another test has imported them, freeze the flags of cuDNN.
+        # torch's test utilities, which another test may have imported, forbid changes of cuDNN's flags.
         with getattr(torch.backends, "__allow_nonbracketed_mutation")():
             try:
                 setattr(holder, name, value)
@@ -169,7 +169,7 @@ class TestFlags:
             finally:
                 setattr(holder, name, before)
 
-    def test_precision_by_its_newer_name(self, cuda: torchdevice.Scope) -> None:
+    def test_float32_matmul_precision_sets_allow_tf32(self, cuda: torchdevice.Scope) -> None:
         before = torch.get_float32_matmul_precision()
         try:
             torch.set_float32_matmul_precision("high")
@@ -177,7 +177,7 @@ class TestFlags:
         finally:
             torch.set_float32_matmul_precision(before)
 
-    def test_libraries(self, cuda: torchdevice.Scope) -> None:
+    def test_preferred_linalg_library(self, cuda: torchdevice.Scope) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for name in ("cusolver", "magma", "default"):
@@ -186,7 +186,7 @@ class TestFlags:
             torch.backends.cuda.preferred_linalg_library("best")
 
     def test_tensors_are_not_acceptable_to_cudnn(self) -> None:
-        """Not even where they say cuda: a recurrent network flattens its weights for it otherwise."""
+        """Also where tensors say cuda; otherwise a recurrent network would flatten its weights for cuDNN."""
         with torchdevice.simulate(identity="program"):
             lstm = torch.nn.LSTM(4, 5, 2).cuda()
             output, _ = lstm(torch.rand(3, 2, 4, device="cuda"))

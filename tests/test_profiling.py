@@ -1,4 +1,4 @@
-"""The profilers: device times are the target's, and ranges of NVTX are seen."""
+"""The profilers: device times are those of the target, and ranges of NVTX are shown."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def test_strict_refuses(target: str) -> None:
             pass
 
 
-def test_an_asynchronous_target_shows_no_times_that_are_not_its_own(
+def test_an_asynchronous_target_shows_no_cpu_times_as_device_times(
     model: torch.nn.Module, cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recorded: as on MPS, whose time the CPU does not know."""
+    """The runtime is made to look asynchronous, as MPS is, whose times the CPU's profiler cannot measure."""
     monkeypatch.setattr(type(cuda.runtime), "is_asynchronous", True)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         step(model)

@@ -1,4 +1,4 @@
-"""Random sequences of entering, leaving, raising and threads: the thread's state is always what a model says."""
+"""Random sequences of entries, exits, exceptions and threads: the thread's state always agrees with a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTIONS = st.lists(
 
 
 def seen() -> int:
-    """The number of devices this thread sees, by the bindings; the mode must agree that there are any."""
+    """Return the number of devices that this thread sees. The mode must be active if and only if it is not 0."""
     count = torch.cuda.device_count()
     try:
         torch.zeros(1, device="cuda")
@@ -41,7 +41,7 @@ def seen() -> int:
 
 
 class Machine:
-    """Carries actions out, and keeps the stack of scopes as it should be."""
+    """Carries actions out, and keeps a model of the stack of scopes."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[torchdevice.Scope, int]] = []

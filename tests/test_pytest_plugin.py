@@ -1,4 +1,4 @@
-"""The pytest plugin, on a project of somebody else's."""
+"""The pytest plugin, in another project."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def run_pytest(folder: Path, program: str, *options: str) -> tuple[int, str]:
     return result.returncode, result.stdout + result.stderr
 
 
-def test_gpu_tests_run_and_show_their_bugs(tmp_path: Path) -> None:
+def test_gpu_tests_run_and_fail_for_their_bugs(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, PROJECT, "--torchdevice=simulated:cuda:2", "-v")
     assert code == 1 and "1 failed, 5 passed" in output and "skipped" not in output, output
     assert "found at least two devices, cuda:0 and cpu!" in output and "torchdevice: simulated:cuda:2" in output
 
 
-def test_without_the_option_they_are_skipped(tmp_path: Path) -> None:
+def test_without_the_option_gpu_tests_are_skipped(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, PROJECT)
     assert code == 0 and "1 passed" in output and "skipped" in output, output
 

@@ -62,14 +62,14 @@ STARTS = {
     "archive": ["archive.zip"],
     "archive_without_suffix": ["archive"],
 }
-"""What follows ``python`` and ``torchdevice run``, by what it shows."""
+"""Name of a way to start a program -> the arguments after ``python`` or ``torchdevice run``."""
 
 needs_safe_path = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has -P since 3.11")
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the probe as everything that Python runs."""
+    """Make a folder with the probe as script, module, package, folder, archive and bytecode, and return it."""
     root = tmp_path_factory.mktemp("programs")
     for folder in ("", "package", "folder", "links"):
         (root / folder).mkdir(exist_ok=True)
@@ -84,14 +84,14 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with zipfile.ZipFile(root / name, "w") as archive:
             archive.writestr("__main__.py", probe)
             archive.writestr("beside.py", "VALUE = 'archive'")
-    # What the installed command consists of.
+    # The text of the installed ``torchdevice`` script.
     (root / "command.py").write_text("import sys\nfrom torchdevice.cli.main import main\nsys.exit(main())\n")
     return root
 
 
 @pytest.fixture(autouse=True)
 def interrupts_are_heard() -> Iterator[None]:
-    """Let programs hear SIGINT: a shell that runs the tests in the background has its children ignore the signal."""
+    """Let programs receive SIGINT, which children ignore if a shell runs the tests in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -104,7 +104,7 @@ def outcomes(
     launcher: tuple[str, ...] = ("-m", "torchdevice"),
     **env: str,
 ) -> Iterator[tuple[int, str, str]]:
-    """Run a program under Python, then under the command. Return for each the exit status and both outputs."""
+    """Run a program under Python, then under the command. Yield the exit status, stdout and stderr of each run."""
     environment = {"TORCHDEVICE_LOG": "ERROR", "PYTHONDONTWRITEBYTECODE": "1", **env}
     for command in ([], [*launcher, "run", "--target", "cpu"]):
         result = run_python(*flags, *command, *program, cwd=folder, **environment)
@@ -142,7 +142,7 @@ class TestStart:
         assert run == plain and plain[0] in (1, 2) and plain[2].count("\n") == 1
 
     def test_a_module_of_the_program_hides_another_from_torch(self, tmp_path: Path) -> None:
-        """The program's folder comes first in sys.path already when torch is imported."""
+        """The program's folder is first in ``sys.path`` before torch is imported."""
         (tmp_path / "queue.py").write_text("from _queue import Empty, SimpleQueue\nLifoQueue = Queue = SimpleQueue\n")
         (tmp_path / "program.py").write_text("import torch, queue; print(queue.__file__)")
         plain, run = outcomes(tmp_path, "program.py")
@@ -198,13 +198,13 @@ kept = Last()""",
 
 class TestEnd:
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_script(self, ending: str, tmp_path: Path) -> None:
+    def test_ending_of_a_script(self, ending: str, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text(ENDINGS[ending])
         plain, run = outcomes(tmp_path, "program.py")
         assert run == plain
 
-    def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
-        """Python words this differently for a file than for bytes to compile."""
+    def test_source_that_is_not_utf8(self, tmp_path: Path) -> None:
+        """Python words the SyntaxError differently for a file than for bytes that are compiled."""
         (tmp_path / "program.py").write_bytes(b"x = '\xe9'")
         plain, run = outcomes(tmp_path, "program.py")
         assert run[:2] == plain[:2] == (1, "")
@@ -213,7 +213,7 @@ class TestEnd:
 
     @pytest.mark.parametrize("ending", ["exit_text", "exception", "interrupt", "syntax_error", "last_traceback"])
     @pytest.mark.parametrize("start", ["module", "folder"])
-    def test_what_runpy_runs(self, start: str, ending: str, tmp_path: Path) -> None:
+    def test_ending_of_a_module_or_folder(self, start: str, ending: str, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()
         for name in ("program.py", "folder/__main__.py"):
             (tmp_path / name).write_text(ENDINGS[ending])
@@ -275,7 +275,7 @@ class TestWorkers:
         for name in ("program.py", "package/inner.py"):
             (tmp_path / name).write_text(textwrap.dedent(program))
         (tmp_path / "links" / "link.py").symlink_to(os.path.join("..", "package", "inner.py"))
-        # Multiprocessing has another name for __main__, which it sets when it is imported.
+        # Multiprocessing calls __main__ also __mp_main__, and sets that name when it is imported.
         (tmp_path / "command.py").write_text(
             "import multiprocessing, sys\nfrom torchdevice.cli.main import main\nsys.exit(main())\n"
         )

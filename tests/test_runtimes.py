@@ -1,7 +1,7 @@
-"""The runtimes of devices that are not here: against the installed torch's signatures, with their calls recorded.
+"""The runtimes of devices that this machine lacks: their calls are recorded and checked against torch's signatures.
 
-These need an Apple GPU (MPS), an Intel GPU (XPU) or a PrivateUse1 backend to run for real. Their twin on any machine is
-the meta device of ``conftest``, on which the whole of the device-argument suite runs.
+Real runs need an Apple GPU (MPS), an Intel GPU (XPU) or a PrivateUse1 backend. The tests of device arguments run on the
+meta device of ``conftest``, which any machine has.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_a_runtime_implements_the_whole_interface(kind: type[Runtime]) -> None:
 
 
 class Recorder:
-    """Stands in for a device module: records calls by dotted name and returns what it was told to."""
+    """Stands in for a device module: records calls by dotted name and returns the given answers."""
 
     def __init__(self, answers: dict[str, Any]):
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -195,7 +195,7 @@ def test_two_devices_keep_their_ordinals(monkeypatch: pytest.MonkeyPatch) -> Non
         assert torch.device("xpu:0") == torch.device("xpu:0")
 
 
-def test_a_backend_that_leaves_something_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_missing_from_a_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "vax", types.SimpleNamespace(is_available=lambda: True), raising=False)
     runtime = ModuleRuntime("vax")
     with pytest.raises(NotSupportedError, match=r"torch\.vax\.synchronize"):
@@ -205,7 +205,7 @@ def test_a_backend_that_leaves_something_out_says_so(monkeypatch: pytest.MonkeyP
 
 
 def test_a_real_cuda_device_and_a_cuda_program_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded: without a GPU, CUDA is said to be available."""
+    """CUDA is made to look available, without a GPU."""
     native = ModuleRuntime("cuda")
     monkeypatch.setattr(ModuleRuntime, "is_available", lambda self: self.device_type == "cuda")
     monkeypatch.setattr(choosing, "runtime", lambda kind: native if kind == "cuda" else registry.runtime(kind))

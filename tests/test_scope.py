@@ -1,4 +1,4 @@
-"""The ways in, crossed with the ways a scope is used: {with, decorator, enable} x {nested, re-used, exception, ...}."""
+"""Each way to enter a scope with each kind of use: {with, decorator, enable} x {nested, re-used, exception, ...}."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAYS = ("with", "decorator", "enable")
 
 @contextlib.contextmanager
 def entered(way: str, scope: torchdevice.Scope | None = None, **options: Any) -> Iterator[torchdevice.Scope]:
-    """Activate a scope by one of the three ways; a decorator is used through the context manager it is made from."""
+    """Activate a scope by one of the three ways; for ``decorator``, by the scope's context manager."""
     if way == "enable":
         try:
             yield torchdevice.enable(**options)
@@ -49,7 +49,7 @@ def run(way: str, body: Callable[[], Any], **options: Any) -> Any:
 
 
 def is_active() -> bool:
-    """Whether CUDA spellings work here, by the mode and by the bindings; the two must agree."""
+    """Return whether CUDA spellings work here. The mode and the bindings must agree on that."""
     bindings = torch.cuda.is_available()
     try:
         torch.zeros(1, device="cuda")
@@ -63,7 +63,7 @@ def is_active() -> bool:
 
 @pytest.mark.parametrize("way", WAYS)
 class TestMatrix:
-    def test_plain(self, way: str) -> None:
+    def test_active_inside_and_not_outside(self, way: str) -> None:
         assert run(way, is_active)
         assert not is_active()
 
@@ -196,7 +196,7 @@ class TestMatrix:
         def body() -> int:
             pid = os.fork()
             if pid == 0:
-                # In the child: the scope is there, works for its threads too, and can be left.
+                # In the child the scope is active, also for the child's threads, and can be left.
                 status = 1
                 try:
                     results: list[bool] = []
@@ -213,7 +213,7 @@ class TestMatrix:
 
 
 class TestDecorator:
-    def test_bare(self) -> None:
+    def test_without_parentheses(self) -> None:
         @torchdevice.portable
         def function(a: int, *, b: int = 2) -> tuple[int, int, bool]:
             """Documentation."""
@@ -469,7 +469,7 @@ class TestUndo:
         from torchdevice import installed, patching
 
         with torchdevice.portable():
-            pass  # the list of patches is built
+            pass  # builds the list of patches
         for _ in failing_half_way(installed.INSTALLATION, monkeypatch):
             with pytest.raises(RuntimeError, match="half-way"):
                 torchdevice.portable().__enter__()
@@ -490,7 +490,7 @@ class TestUndo:
         assert torch.overrides._get_current_function_mode_stack() == [own]
         own.__exit__(None, None, None)
 
-    def test_what_the_program_set_stays(self) -> None:
+    def test_a_name_that_the_program_replaced_stays_replaced(self) -> None:
         original = torch.cuda.is_bf16_supported
         try:
             with torchdevice.portable():
@@ -514,6 +514,13 @@ class TestUndo:
         (tmp_path / "program.py").write_text(textwrap.dedent(program))
         result = run_python(str(tmp_path / "program.py"), TORCHDEVICE="0")
         assert result.stdout == "as before\n", result.stderr
+
+    def test_the_module_of_an_accelerator_is_not_remembered(self, target: str) -> None:
+        with torchdevice.portable(target, written_for="mps"):
+            assert torch.get_device_module() is torch.get_device_module(None) is torch.mps
+        with torchdevice.portable(target):
+            assert torch.get_device_module() is torch.get_device_module(None) is torch.cuda
+        assert torch.get_device_module(None) is torch.get_device_module.__wrapped__(None)
 
     def test_current(self) -> None:
         assert torchdevice.current() is None

@@ -1,6 +1,6 @@
-"""The simulated accelerator: what it does that the CPU does not, and what its profiles lack.
+"""The simulated accelerator: where it differs from the CPU, and what its profiles lack.
 
-What it does alike is in the contract tests, which run on it too.
+The contract tests, which run on it too, cover the rest.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from conftest import free_port, plain_torch, run_program, run_python
@@ -96,7 +97,7 @@ class TestVisibleDevices:
         ("visible", "count"), [("0", 1), ("1,3", 2), ("2,9,0", 1), ("0,1,2,3", 4), ("-1", 0), ("", 0)]
     )
     @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
-    def test_the_variable_shapes_the_number(
+    def test_the_variable_limits_the_number_of_devices(
         self, target: str, visible: str, count: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with torchdevice.portable(target, devices=4):
@@ -110,7 +111,7 @@ class TestVisibleDevices:
             with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
                 torch.zeros(1, device=f"cuda:{count}")
 
-    def test_it_hides_no_device_that_stands_in_for_any_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_variable_hides_no_device_where_ordinals_fold(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         with torchdevice.portable("cpu"):
             assert torch.cuda.is_available() and torch.zeros(1, device="cuda").numel() == 1
@@ -120,13 +121,14 @@ class TestIdentity:
     def test_reads_say_cuda(self, devices: torchdevice.Scope) -> None:
         x = torch.zeros(2, device="cuda:1")
         assert x.device == torch.device("cuda:1") and x.is_cuda and x.get_device() == 1
+        assert torch.device(1) == x.device and torch.zeros(1, device=torch.device(1)).device == x.device
         assert x.type() == "torch.cuda.FloatTensor"
         assert repr(x) == "tensor([0., 0.], device='cuda:1')"
         assert str(torch.nn.Parameter(x)).endswith("device='cuda:1', requires_grad=True)")
         assert torch.Generator("cuda:1").device == torch.device("cuda:1")
         assert not torch.zeros(1).is_cuda and torch.zeros(1).device.type == "cpu"
 
-    def test_storages_and_text_say_it_too(self, devices: torchdevice.Scope) -> None:
+    def test_storages_and_texts_say_cuda(self, devices: torchdevice.Scope) -> None:
         x, second = torch.ones(2, device="cuda:1"), torch.device("cuda:1")
         storage = x.untyped_storage()
         assert storage.device == x.storage().device == torch.UntypedStorage(4, device="cuda:1").device == second
@@ -153,7 +155,7 @@ class TestIdentity:
             torch.save(x, file)
         assert b"cuda:1" in file.getvalue()
 
-    def test_without_it_the_truth(self) -> None:
+    def test_identity_target_says_simulated(self) -> None:
         with torchdevice.simulate(identity="target"):
             x = torch.zeros(2, device="cuda")
             assert str(x.device) == "simulated:0" and not x.is_cuda and "simulated:0" in repr(x)
@@ -165,7 +167,7 @@ class TestIdentity:
 
 
 class WithBuffer(torch.nn.Module):
-    """Keeps a tensor that ``.cuda()`` does not know of."""
+    """A module with a tensor that is no buffer, so that ``.cuda()`` does not move it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +320,7 @@ class TestRandomNumbers:
 
 
 def round_trips(generator: torch.Generator) -> list[torch.Generator]:
-    """The generator copied in each way that there is."""
+    """Return copies of a generator, one for each way to copy it."""
     file = io.BytesIO()
     torch.save({"g": generator}, file)
     file.seek(0)
@@ -329,7 +331,7 @@ def round_trips(generator: torch.Generator) -> list[torch.Generator]:
 class TestPickledGenerators:
     @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
-    def test_in_a_scope(self, target: str, device: str) -> None:
+    def test_round_trips_in_a_scope(self, target: str, device: str) -> None:
         with torchdevice.portable(target):
 
             class Own(torch.Generator):
@@ -344,7 +346,7 @@ class TestPickledGenerators:
             assert [each.initial_seed() for each in own] == [3] * 4
 
     @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
-    def test_across_the_scope(self, target: str) -> None:
+    def test_pickles_cross_the_border_of_a_scope(self, target: str) -> None:
         before = pickle.dumps(torch.Generator().manual_seed(5))
         with torchdevice.portable(target):
             within = pickle.dumps(torch.Generator().manual_seed(5))
@@ -358,7 +360,7 @@ class TestPickledGenerators:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_fork_while_another_thread_allocates(tmp_path: Path) -> None:
-    """The child must not wait for a lock that a thread holds which it does not have."""
+    """The child must not wait for a lock that was held, at the fork, by a thread which the child does not have."""
     program = """
     import os, sys, threading, time
     import torch, torchdevice
@@ -712,7 +714,41 @@ class TestMps:
         with torchdevice.simulate("mps", float64="error"), pytest.raises(TypeError, match="doesn't support complex128"):
             torch.ones(1, device="cuda", dtype=torch.complex64).to(torch.complex128)
 
-    def test_it_prints(self) -> None:
+    @pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda x: x.double(),
+            lambda x: x.to(torch.float64),
+            lambda x: x.to(dtype=torch.float64),
+            lambda x: x.cpu().double().to("cuda"),
+            lambda x: x.cpu().double().to("cuda", None, True),
+            lambda x: x.cpu().double().to("cuda", non_blocking=True),
+            lambda x: x.cpu().double().cuda(),
+            lambda x: torch.nn.Parameter(x.cpu().double()).to("cuda"),
+            lambda x: torch.nn.Linear(1, 1).double().to("cuda").weight,
+            lambda x: torch.nn.Linear(1, 1).cuda().double().weight,
+            lambda x: torch.zeros_like(x, dtype=torch.float64),
+            lambda x: torch.rand_like(x, dtype=torch.float64),
+            lambda x: x.new_zeros(2, dtype=torch.float64),
+            lambda x: x.new_tensor([1.0], dtype=torch.float64),
+            lambda x: torch.tensor(1.0, dtype=torch.float64, device="cuda"),
+            lambda x: torch.as_tensor(numpy.ones(2), device="cuda"),
+            lambda x: torch.from_numpy(numpy.ones(2)).cuda(),
+            lambda x: torch.linspace(0, 1, 3, dtype=torch.float64, device="cuda"),
+        ],
+    )
+    def test_float64_becomes_float32_by_every_road(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        with torchdevice.simulate("mps"):
+            made = make(torch.ones(2, device="cuda"))
+            assert made.dtype is torch.float32 and made.is_cuda
+
+    @pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")
+    def test_float64_on_the_default_device_becomes_float32(self) -> None:
+        with torchdevice.simulate("mps"), torch.device("cuda"):
+            assert torch.zeros(2, dtype=torch.float64).dtype is torch.float32
+
+    def test_tensors_print_without_float64(self) -> None:
         with torchdevice.simulate("mps", identity="target"):
             assert repr(torch.tensor([1.5, 2.25], device="cuda")) == "tensor([1.5000, 2.2500], device='simulated:0')"
 
@@ -765,8 +801,8 @@ class TestMps:
             assert losses[-1] < losses[0]
 
     @pytest.mark.filterwarnings("ignore")
-    def test_what_it_refuses_is_what_torchs_own_tests_expect(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Against ``UNIMPLEMENTED_XFAILLIST`` of common_mps.py: operators that fail on MPS for want of a kernel."""
+    def test_refused_operators_are_those_that_torchs_own_tests_list(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """``UNIMPLEMENTED_XFAILLIST`` of common_mps.py lists the operators that have no kernel on MPS."""
         expected = _unimplemented_on_mps()
         agreed, others = 0, []
         for op in op_db:
@@ -800,7 +836,7 @@ def _unimplemented_on_mps() -> set[str]:
 
 
 def _is_refused(op: Any) -> bool | None:
-    """Whether the profile lacks an operator; None if none of its samples runs on the plain CPU."""
+    """Return whether the profile lacks an operator; None if no sample of the operator runs on the plain CPU."""
     runs = None
     for sample in itertools.islice(op.sample_inputs("cpu", torch.float32), 3):
         try:
@@ -814,13 +850,13 @@ def _is_refused(op: Any) -> bool | None:
                 runs = False if runs is None else runs
             except NotImplementedError:
                 return True
-            except (RuntimeError, TypeError, FidelityError):  # float64, a sparse layout: not a question of kernels
+            except (RuntimeError, TypeError, FidelityError):  # float64 or a sparse layout is refused, not the operator
                 continue
     return runs
 
 
 class TestStrict:
-    def test_it_refuses_what_one_of_the_devices_lacks(self) -> None:
+    def test_it_refuses_what_cuda_or_mps_lacks(self) -> None:
         with torchdevice.simulate("strict", count=2, float64="error"):
             assert (torch.ones(2, device="cuda:1") * 2).tolist() == [2.0, 2.0]
             with pytest.raises(NotImplementedError, match="aten::linalg_eig"):
@@ -831,7 +867,7 @@ class TestStrict:
                 torch.zeros(1, device="cuda:2")
 
 
-# ---- being there only in a scope -------------------------------------------------------------------------------------
+# ---- existing only in a scope ----------------------------------------------------------------------------------------
 
 
 class TestOutsideAScope:
@@ -842,7 +878,7 @@ class TestOutsideAScope:
             with pytest.raises(RuntimeError, match="no scope on a simulated device is active in this thread"):
                 make()
 
-    def test_what_is_left_can_be_looked_at_and_copied(self) -> None:
+    def test_remaining_tensors_can_be_printed_and_copied(self) -> None:
         with torchdevice.simulate():
             x = torch.arange(3.0, device="cuda")
         assert repr(x) == "tensor([0., 1., 2.], device='simulated:0')"
@@ -912,7 +948,7 @@ class TestOutsideAScope:
         )
 
 
-def test_inductor_declines_and_says_so() -> None:
+def test_inductor_is_skipped_and_reported() -> None:
     if not torch.__version__ >= "2.11":
         pytest.skip("torch 2.10 compiles nothing where a function mode is on: it leaves the code to Python")
     with torchdevice.simulate() as scope:
@@ -989,3 +1025,37 @@ def test_streams_and_events(devices: torchdevice.Scope) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         x.record_stream(torch.cuda.Stream())
+
+
+# ---- what CUDA always refuses ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+class TestCudaRefuses:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
+    def test_to_pin_its_own_memory(self, engine: str, dtype: torch.dtype) -> None:
+        with torchdevice.simulate(engine=engine):
+            x = torch.ones(2, dtype=dtype, device="cuda")
+            expected = f"cannot pin '{x.type()}' only dense CPU tensors can be pinned"
+            with pytest.raises(RuntimeError, match=re.escape(expected)):
+                x.pin_memory()
+            for make in (torch.ones, torch.empty, torch.rand):
+                with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+                    make(2, device="cuda", pin_memory=True)
+            assert torch.ones(2, pin_memory=True).is_pinned() and x.cpu().pin_memory().is_pinned()
+
+    def test_a_file_of_a_device_that_is_not_there(self, engine: str) -> None:
+        with torchdevice.simulate(count=8, engine=engine):
+            file = io.BytesIO()
+            torch.save({"x": torch.arange(3.0, device="cuda:7")}, file)
+        expected = (
+            "Attempting to deserialize object on CUDA device 7 but torch.cuda.device_count() is 2. Please use "
+            "torch.load with map_location to map your storages to an existing device."
+        )
+        with torchdevice.simulate(count=2, engine=engine):
+            file.seek(0)
+            with pytest.raises(RuntimeError, match=re.escape(expected)):
+                torch.load(file)
+            for place in ("cuda:1", "cpu", {"cuda:7": "cuda:1"}):
+                file.seek(0)
+                assert torch.load(file, map_location=place)["x"].tolist() == [0.0, 1.0, 2.0]

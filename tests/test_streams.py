@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import operator
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -76,7 +79,7 @@ class TestStreams:
         assert stream != torch.cuda.Stream() and stream != 3
         assert torch.cuda.default_stream(0) != torch.cuda.default_stream(1)
 
-    def test_order_is_real(self) -> None:
+    def test_work_on_another_stream_is_done_after_waiting(self) -> None:
         stream, data = torch.cuda.Stream(), torch.zeros(1000, device="cuda")
         with torch.cuda.stream(stream):
             data += 1
@@ -94,15 +97,26 @@ class TestStreams:
         assert torch.cuda.get_stream_from_external(0, 1) == torch.cuda.default_stream(1)
         stream = torch.cuda.Stream()
         calls: list[Callable[[], Any]] = [
-            lambda: stream.cuda_stream,
+            lambda: int(stream.cuda_stream),
+            lambda: ctypes.c_void_p(operator.index(stream.cuda_stream)),
+            lambda: hex(stream.native_handle),
+            lambda: torch.cuda.ExternalStream(stream.cuda_stream),
             lambda: torch.cuda.ExternalStream(1234),
             lambda: torch.cuda.get_stream_from_external(1234, 0),
         ]
         for call in calls:
             with pytest.raises(NotSupportedError):
                 call()
+        with pytest.raises(TypeError):
+            ctypes.c_void_p(stream.cuda_stream)
         with torch.cuda.stream(stream), pytest.raises(NotSupportedError):
             torch._C._cuda_getCurrentRawStream(0)
+
+    def test_a_program_prints_and_compares_pointers(self) -> None:
+        stream, other = torch.cuda.Stream(), torch.cuda.Stream()
+        assert re.fullmatch("0x[0-9a-f]+", f"0x{stream.cuda_stream:x}") and str(stream.cuda_stream).isdigit()
+        assert stream.cuda_stream == stream.cuda_stream == stream.native_handle != other.cuda_stream
+        assert stream.cuda_stream and stream.cuda_stream != 0 and len({stream.cuda_stream, stream.cuda_stream}) == 1
 
     def test_ordinals_that_do_not_exist(self) -> None:
         invalid: list[Callable[[], Any]] = [
@@ -168,7 +182,7 @@ class TestEvents:
             event(True, 0).record(torch.cuda.current_stream(1))
 
     def test_an_unfinished_event_has_no_time(self, two: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Recorded: on the CPU, what is recorded is done."""
+        """The event is made to look unfinished, because on the CPU recorded work is always done."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         end.record()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.cuda import (  # before any activation, as programs do
@@ -34,7 +36,7 @@ class TestNamesImportedBeforeActivation:
         assert get_device_properties(0).major == 8
         manual_seed_all(3)
         synchronize()
-        allocated = memory_allocated()  # first: what is allocated meanwhile would be in the later figure
+        allocated = memory_allocated()  # read first, because the figures read next include what is allocated in between
         assert 0 <= allocated <= max_memory_allocated()
         assert isinstance(Stream(), Stream) and isinstance(Event(), Event)
 
@@ -143,7 +145,7 @@ class TestStreams:
         torch.ones(2, device="cuda").record_stream(first)
         assert torch.cuda.default_stream().cuda_stream == 0
         with pytest.raises(NotSupportedError, match="cudaStream_t"):
-            _ = first.cuda_stream
+            int(first.cuda_stream)
 
     def test_generic_classes(self) -> None:
         for stream in (torch.Stream("cuda"), torch.Stream(device="cuda:0"), torch.Stream()):
@@ -212,14 +214,14 @@ class TestMemory:
         torch.cuda.reset_peak_memory_stats()
         assert torch.cuda.max_memory_allocated() < after
 
-    def test_peak_between_two_questions(self) -> None:
+    def test_peak_between_two_queries(self) -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         y = torch.ones(16 * 2**20, device="cuda")
         del y
         assert torch.cuda.max_memory_allocated() - before > 48 * 2**20
 
-    def test_the_rest(self) -> None:
+    def test_further_memory_functions(self) -> None:
         free, total = torch.cuda.mem_get_info()
         assert 0 < free < total
         assert torch.cuda.mem_get_info("cuda:0")[1] == total == torch.cuda.get_device_properties(0).total_memory
@@ -323,6 +325,71 @@ class TestLegacyTypes:
         finally:
             torch.set_default_dtype(torch.float32)
 
+    @pytest.fixture
+    def default_cuda(self, cuda: torchdevice.Scope) -> Iterator[None]:
+        torch.set_default_tensor_type(torch.cuda.FloatTensor)
+        yield
+        torch.set_default_tensor_type(torch.FloatTensor)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.Tensor(2),
+            lambda: torch.Tensor([1.0, 2.0]),
+            lambda: torch.Tensor(data=[1.0, 2.0]),
+            lambda: torch.Tensor(),
+            lambda: torch.Tensor(torch.Size([2])),
+            lambda: torch.Tensor(numpy.ones(2, dtype=numpy.float32)),
+            lambda: torch.Tensor(2, device="cuda"),
+            lambda: type("Subclass", (torch.Tensor,), {})([1.0, 2.0]),
+            lambda: torch.nn.Parameter(torch.Tensor(2)).data,
+            lambda: torch.ones(2),
+        ],
+    )
+    def test_a_default_type_says_where_new_tensors_are(self, default_cuda: None, make: Any, target: str) -> None:
+        made = make()
+        assert made.dtype is torch.float32 and made.device == torch.ones((), device="cuda").device
+        snapshot = made.cpu()
+        made.fill_(7)
+        assert not (snapshot == 7).any(), "a tensor of CUDA shares no memory with the CPU"
+        assert type(made).__name__ in ("Subclass", "Tensor")
+
+    def test_a_default_type_leaves_what_is_somewhere(self, default_cuda: None, kind: str) -> None:
+        on_cpu = torch.ones(2, device="cpu")
+        assert torch.Tensor(on_cpu).data_ptr() == on_cpu.data_ptr()
+        assert torch.Tensor(on_cpu.untyped_storage()).device.type == "cpu"
+        assert torch.FloatTensor(2).device.type == torch.LongTensor([1]).device.type == "cpu"
+        assert on_cpu.new(2).device.type == "cpu" and torch.from_numpy(numpy.ones(1)).device.type == "cpu"
+        if kind != "cpu":
+            with pytest.raises(RuntimeError, match="expects device type: cuda but device type: cpu was passed"):
+                torch.Tensor(2, device="cpu")
+
+    def test_a_default_type_ends_with_its_scope_and_with_another_default(
+        self, default_cuda: None, cuda: torchdevice.Scope, kind: str
+    ) -> None:
+        def kinds() -> set[str]:
+            return {torch.Tensor(1).device.type, torch.ones(1).device.type}
+
+        with torch.device("cpu"):
+            assert torch.ones(1).device.type == "cpu"
+        torch.set_default_device("cpu")
+        assert torch.ones(1).device.type == "cpu" and torch.Tensor(1).device.type == kind
+        torch.set_default_device(None)
+        assert kinds() == {kind}
+        with torchdevice.thread_state.suspended():
+            assert torch.Tensor(1).device.type == "cpu"
+        torch.set_default_tensor_type(torch.FloatTensor)
+        assert kinds() == {"cpu"} and "__new__" not in vars(torch.Tensor)
+
+    def test_a_default_type_comes_back_with_its_scope(self, target: str, kind: str) -> None:
+        scope = torchdevice.portable(target)
+        with scope:
+            torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        assert torch.Tensor(1).device.type == "cpu" and "__new__" not in vars(torch.Tensor)
+        with scope:
+            assert torch.Tensor(1).device.type == torch.ones(1).device.type == kind
+            torch.set_default_tensor_type("torch.FloatTensor")
+
     def test_storages(self, kind: str) -> None:
         assert torch.UntypedStorage(4, device="cuda").device.type == kind
         assert torch.UntypedStorage(4).cuda().nbytes() == 4
@@ -331,7 +398,7 @@ class TestLegacyTypes:
         assert torch.ones(2).untyped_storage().to(device="cuda").nbytes() == 8
 
 
-class TestSmallThings:
+class TestProfilingAndInternals:
     def test_nvtx(self) -> None:
         assert torch.cuda.nvtx.range_push("a") == 0
         assert torch.cuda.nvtx.range_push("b") == 1
@@ -369,7 +436,7 @@ class TestSmallThings:
         ],
         ids=["blas handle", "raw memory", "raw graph", "allocator", "pool"],
     )
-    def test_what_has_no_honest_equivalent_raises(self, call: Any) -> None:
+    def test_functions_without_an_equivalent_raise(self, call: Any) -> None:
         with pytest.raises(NotSupportedError):
             call()
 

@@ -1,6 +1,6 @@
 """TorchScript programs with devices in them: scripted, traced and loaded, in a process of their own for each target.
 
-torch keeps what it scripted for the life of the process, so one process runs one target.
+Torch keeps scripted functions for the life of the process, so each process runs one target.
 """
 
 from __future__ import annotations

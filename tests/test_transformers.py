@@ -67,7 +67,7 @@ def exercise(tiny: tiny_models.TinyModel, device: str | None, randomly: bool = T
 
 
 MINIMUM = {"causal": 40, "masked": 10, "seq2seq": 5, "vision": 5, "audio": 3}
-"""Architectures that must be compared, by family; more than the 60 asked for altogether."""
+"""Family -> the number of architectures after which a sample stops, and that a complete sweep must reach."""
 
 
 def test_architectures_are_identical_to_the_cpu(
@@ -94,7 +94,7 @@ def test_architectures_are_identical_to_the_cpu(
             actual = exercise(tiny, "cuda")
         difference = identical(expected, actual, kind)
         if difference and kind != "cpu":
-            # It draws from two generators in turn, its dropout from the device's and the rest from the CPU's.
+            # The model draws from two generators: for dropout from the device's, for everything else from the CPU's.
             without_dropout.append(name)
             expected = exercise(copy.deepcopy(again), None, randomly=False)
             with torchdevice.portable(target):
@@ -179,7 +179,7 @@ class TestTrainer:
             assert all(torch.equal(a, b) for a, b in weights)
 
     def test_float32_gives_the_numbers_of_the_plain_cpu(self, target: str, kind: str, tmp_path: Path) -> None:
-        # A device with a generator of its own does not share the random numbers of the order of the samples.
+        # On a device with its own generator, dropout does not draw from the generator that orders the samples.
         dropout = 0.1 if kind == "cpu" else 0.0
         plain, _ = train(tmp_path / "plain", use_cpu=True, dropout=dropout)
         from accelerate.state import AcceleratorState, PartialState
@@ -197,7 +197,7 @@ class TestTrainer:
             assert trainer.accelerator.native_amp and trainer.accelerator.scaler.is_enabled()
 
     def test_tf32_argument_passes(self, tmp_path: Path) -> None:
-        """In a process of its own: transformers sets it for all of torch."""
+        """The program runs in a process of its own, because transformers sets TF32 for the whole process."""
         program = f"import transformers; print(transformers.TrainingArguments({str(tmp_path)!r}, tf32=True).tf32)"
         result = run_program(tmp_path, program)
         assert result.stdout.strip() == "True", result.stderr

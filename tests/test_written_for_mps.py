@@ -1,4 +1,4 @@
-"""Programs written for Apple's MPS, on the CPU, on simulated devices and (recorded) on CUDA."""
+"""Programs written for Apple's MPS, on the CPU, on simulated devices and, with recorded calls, on CUDA."""
 
 from __future__ import annotations
 
@@ -46,6 +46,19 @@ def test_nothing_of_it_stays(target: str) -> None:
         assert torch.mps._default_mps_generator is None
         with torchdevice.portable(target):
             assert not torch.backends.mps.is_available() and torch.cuda.is_available()
+
+
+def test_cuda_is_another_device_until_it_is_used(mps: torchdevice.Scope, kind: str) -> None:
+    device = torch.device("cuda")
+    x = torch.ones(1, device="mps")
+    assert device.type == "cuda" and x.device != device and x.device == torch.ones(1, device=device).device
+    assert torch.Generator(device).device.type == kind or mps.options.identity == "program"
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.device == torch.device("cuda") else torch.zeros_like(x, device=torch.device("cuda"))
+
+    assert compiled(x).tolist() == [0.0] and compiled(x).device == x.device
 
 
 def test_a_training_loop(mps: torchdevice.Scope, kind: str) -> None:
@@ -134,7 +147,7 @@ def test_streams(mps: torchdevice.Scope) -> None:
     assert stream.query() and {stream: 1}[torch.mps.Stream(stream_id=stream.stream_id)] == 1
 
 
-def test_what_needs_metal(mps: torchdevice.Scope) -> None:
+def test_functions_that_need_metal_raise(mps: torchdevice.Scope) -> None:
     with pytest.raises(NotSupportedError, match="needs Metal"):
         torch.mps.compile_shader("kernel void f() {}")
     with torch.mps.profiler.profile(mode="interval", wait_until_completed=True):
@@ -142,7 +155,7 @@ def test_what_needs_metal(mps: torchdevice.Scope) -> None:
 
 
 def test_float64(mps: torchdevice.Scope, target: str) -> None:
-    """The program's own device has none, which it knows; a target that has it gives it."""
+    """Programs for MPS expect no float64; on a target that has float64 they get it."""
     x = torch.ones(2, dtype=torch.float64)
     if target == "simulated:mps":
         with pytest.warns(PortabilityWarning, match="has no torch.float64"):
@@ -176,7 +189,7 @@ def test_the_command_and_the_environment(target: str, kind: str, tmp_path: Path)
 
 
 class TestOnCuda:
-    """Recorded: without a GPU, CUDA is said to be available. What is asked of it is seen, not done."""
+    """CUDA is made to look available, without a GPU. Calls of it are recorded and not carried out."""
 
     @pytest.fixture(autouse=True)
     def cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ def test_what_is_available(xpu: torchdevice.Scope) -> None:
     assert not torch.cuda.is_available() and not torch.backends.mps.is_available()
     assert torch.xpu.get_device_name() and torch.xpu.get_device_properties(1).total_memory > 0
     assert torch.xpu.is_bf16_supported() and torch.get_device_module("xpu") is torch.xpu
+    assert torch.get_device_module(torch.device("xpu:1")) is torch.xpu
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None and accelerator.type == "xpu"
 

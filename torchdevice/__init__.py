@@ -1,7 +1,7 @@
 """CUDA-written PyTorch programs run unmodified where there is no CUDA.
 
 Importing this package changes nothing. ``with torchdevice.portable():``, ``@torchdevice.portable`` and
-``torchdevice.enable()`` do, until they are left.
+``torchdevice.enable()`` change torch until the scope is left.
 
 PYTEST_DONT_REWRITE: there is nothing for pytest to rewrite here, and without this word it would warn of that in every
 process in which the package is imported before pytest is.
@@ -33,10 +33,14 @@ if TYPE_CHECKING:
     from torchdevice.scope import enable as enable
     from torchdevice.scope import portable as portable
     from torchdevice.scope import simulate as simulate
+    from torchdevice.transfer import DeviceSpec as DeviceSpec
+    from torchdevice.transfer import Prefetcher as Prefetcher
+    from torchdevice.transfer import ToDevice as ToDevice
 
 __version__ = "0.1.0"
 
 _MODULES = {
+    "DeviceSpec": "transfer",
     "Entry": "journal",
     "Fidelity": "fidelity",
     "Journal": "journal",
@@ -44,11 +48,13 @@ _MODULES = {
     "Memory": "devices.runtime",
     "ModuleRuntime": "devices.module",
     "Options": "options",
+    "Prefetcher": "transfer",
     "Report": "report",
     "Runtime": "devices.runtime",
     "Scope": "scope",
     "Site": "call_sites",
     "Stat": "devices.runtime",
+    "ToDevice": "transfer",
     "TorchDevice": "choosing",
     "current": "scope",
     "disable": "scope",
@@ -63,8 +69,8 @@ __all__ = [*_MODULES, "errors"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily, because torch and pytest import this package through its entry points for everybody who has it installed:
-    # they must pay nothing for it, and must not fail where it is broken.
+    # Names are imported when first used, because torch and pytest import this package through its entry points wherever
+    # it is installed. That must cost nothing, and must not fail where the installation is broken.
     if name == "errors":
         return importlib.import_module("torchdevice.errors")
     if name not in _MODULES:

@@ -1,7 +1,7 @@
-"""``torch.accelerator`` on a target that torch does not count as an accelerator. For ``torch/accelerator``.
+"""``torch.accelerator`` on CPU targets and simulated devices, for ``torch/accelerator``.
 
-There it says what it says on a CUDA machine: the accelerator is cuda, whose module is ``torch.cuda``, and tensors asked
-for on it are on the target. Where the target is an accelerator (MPS, XPU, PrivateUse1), torch answers for itself.
+The accelerator is the one that the program is written for: in a program written for CUDA, ``torch.accelerator`` answers
+as on a CUDA machine. On other targets (MPS, XPU, PrivateUse1) torch's own functions answer.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.cuda.comm
-import torch.cuda.green_contexts
 
 from torchdevice.context import Context
 from torchdevice.cuda import devices, memory, streams
@@ -24,12 +22,12 @@ from torchdevice.patching import (
 from torchdevice.spelling import ACCELERATORS
 from torchdevice.supplied import Supplied, add, first_line
 
-_ACCELERATORS = {family: torch.device(family) for family in ACCELERATORS}
+_ACCELERATORS = {accelerator: torch.device(accelerator) for accelerator in ACCELERATORS}
 """Made at import, where no mode rewrites them."""
 
 
 def _supplies(name: str, function: Callable[..., Any]) -> None:
-    """Supply ``torch._C.<name>`` where torch counts no accelerator; torch's own answers otherwise."""
+    """Supply ``torch._C.<name>`` where torch does not count the target as an accelerator."""
 
     def value(context: Context) -> Any:
         return TORCHS_OWN if context.runtime.is_torch_accelerator else context.bound(function)
@@ -38,12 +36,12 @@ def _supplies(name: str, function: Callable[..., Any]) -> None:
 
 
 def get_accelerator(context: Context, check: bool | None = None) -> torch.device:
-    """The device that the program is written for, without an index."""
+    """Return the accelerator that the program is written for, as a device without an index."""
     return _ACCELERATORS[context.options.written_for]
 
 
 def get_stream(context: Context, index: int) -> torch.Stream:
-    """The current stream of a device."""
+    """Return the current stream of a device."""
     return torch.cuda.current_stream(index)
 
 
@@ -58,12 +56,12 @@ def synchronize_device(context: Context, index: int) -> None:
 
 
 def get_memory_info(context: Context, index: int) -> tuple[int, int]:
-    """Free and total bytes."""
+    """Return the free and the total bytes of a device."""
     return memory.mem_get_info(context, index)
 
 
 def is_allocator_initialized(context: Context) -> bool:
-    """True: figures can be had."""
+    """Return True: memory figures are available."""
     return True
 
 
@@ -91,7 +89,7 @@ for _name, _function in _FUNCTIONS.items():
 
 
 def _accelerator_index(context: Context, original: Any, device: Any, optional: bool = False) -> int:
-    """``torch.accelerator._utils._get_device_index``, for devices the mode has already rewritten to the target."""
+    """``torch.accelerator._utils._get_device_index``, which refuses the devices that were rewritten to the target."""
     if (
         not context.runtime.is_torch_accelerator
         and isinstance(device, torch.device)

@@ -1,8 +1,8 @@
 """Activation by environment: ``TORCHDEVICE=1`` makes ``import torch`` enable a scope.
 
-Torch calls :func:`activate` through the ``torch.backends`` entry point at the end of its import, for everybody who has
-this package installed. So nothing is imported here before the variable was looked at, and nothing breaks torch's
-import.
+torch calls :func:`activate` through the ``torch.backends`` entry point at the end of its import, wherever this package
+is installed. So this module reads the variable before it imports the rest of the package, and it never makes the import
+of torch fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torchdevice.switch import REPORT, SWITCH, switched_on
 
 
 def activate() -> None:
-    """Enable the scope that the environment asks for, if any, unless one is active."""
+    """Enable a scope with the options of the environment if ``TORCHDEVICE`` is set and no scope is active."""
     if not switched_on():
         return
     try:
@@ -34,13 +34,13 @@ def activate() -> None:
 
 
 def _report(error: Exception) -> None:
-    """Print one line on why there is no scope, and how to go on."""
+    """Print one line: why there is no scope, and what to do."""
     import contextlib
 
     reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
     line = (
         f"torchdevice: {SWITCH}={os.environ[SWITCH]} asks for a scope, which could not be activated: {reason}. "
-        f"torch is imported without it. Unset {SWITCH} to run without this message."
+        f"torch is imported without a scope. Unset {SWITCH} to run without this message."
     )
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed, and torch must be importable all the same
         if _is_first_to_say(line):

@@ -1,7 +1,7 @@
-"""Which device stands in.
+"""Chooses the target: the device that stands in for the program's accelerator.
 
-The order is: what the call says, then ``TORCHDEVICE_TARGET``, then what is there: CUDA, MPS, XPU, a PrivateUse1
-backend, the CPU. The choice is made when a scope is entered, never at import.
+The target is that of the call, else that of ``TORCHDEVICE_TARGET``, else the first available of CUDA, MPS, XPU, a
+PrivateUse1 backend and the CPU. It is chosen when a scope is entered, never at import.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torchdevice import thread_state
 from torchdevice.devices.registry import registered, runtime
 from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
+from torchdevice.families import FAMILIES
 from torchdevice.options import Options
 
 _REMEDIES = {
@@ -30,10 +31,10 @@ _SIMULATED = re.compile(SIMULATED + r"(?::([a-z]+))?(?::([1-9][0-9]*))?")
 
 
 def resolve(options: Options) -> tuple[Runtime, Options]:
-    """Return the runtime of the device that stands in, and the options that apply to it.
+    """Return the target's runtime, and the options without those that contradict the target.
 
     Raises:
-        UnknownTargetError: The target is no device type of the installed torch.
+        UnknownTargetError: The target is not a device type of the installed torch.
         TargetUnavailableError: The target is a device type, but not available here.
         ValueError: An option contradicts the target.
     """
@@ -54,12 +55,12 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
 
 
 def is_simulated(target: object) -> bool:
-    """Return whether a target is asked for by the name of a simulated device."""
+    """Return whether a target is the name of a simulated device."""
     return isinstance(target, str) and _SIMULATED.fullmatch(target) is not None
 
 
 def names_count(target: str) -> bool:
-    """Return whether the name of a target says how many devices there are."""
+    """Return whether the name of a target contains a number of devices, as ``"simulated:cuda:2"`` does."""
     found = _SIMULATED.fullmatch(target)
     return found is not None and found[2] is not None
 
@@ -68,7 +69,7 @@ def target_names() -> tuple[str, ...]:
     """Return the names of real devices that :func:`resolve` understands."""
     private = torch._C._get_privateuse1_backend_name()
     conventional = [private] if hasattr(torch, private) and private != SIMULATED else []
-    return ("cuda", "mps", "xpu", "cpu", *dict.fromkeys([*registered(), *conventional]))
+    return (*FAMILIES, "cpu", *dict.fromkeys([*registered(), *conventional]))
 
 
 def _name_of(target: str | torch.device | None) -> str | None:
@@ -80,19 +81,20 @@ def _named(target: object, name: str) -> Runtime:
         raise _unknown(target, name)
     found = runtime(name)
     if not found.is_available():
-        raise TargetUnavailableError(name, _REMEDIES.get(name, f"torch.{name}.is_available() is False."))
+        remedy = _REMEDIES.get(name, f"torch.{name}.is_available() is False: install its driver, or use target='cpu'.")
+        raise TargetUnavailableError(name, remedy)
     return found
 
 
 def _simulated(target: object, profile: str, count: int, memory: int | str | None) -> Runtime:
-    # Imported only where it is asked for: it makes torch read its table of operators.
+    # Imported only where a program simulates, because the import reads torch's table of operators, which takes time.
     from torchdevice.simulation import profiles
     from torchdevice.simulation import runtime as simulated
 
     if profile not in profiles.PROFILES:
         raise _unknown(target, str(target))
     if count > 1 and profiles.PROFILES[profile].single:
-        raise ValueError(f"target={target!r} with {count} devices: there is only ever one {profile} device.")
+        raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
     return simulated.runtime(profile, count, memory)
 
 
@@ -113,24 +115,24 @@ def _unknown(target: object, name: str) -> UnknownTargetError:
 
 
 def _best() -> Runtime:
-    for name in ("cuda", "mps", "xpu", *target_names()[4:]):
+    for name in (name for name in target_names() if name != "cpu"):
         if runtime(name).is_available():
             return runtime(name)
     return runtime("cpu")
 
 
 class TorchDevice:
-    """The device that would stand in for an accelerator here.
+    """The device that a scope would choose as its target.
 
     Args:
-        target: As for :func:`torchdevice.portable`; None takes the best there is.
+        target: The target (see :func:`torchdevice.portable`); None chooses the first available one.
 
     Attributes:
         device: The ``torch.device``.
-        name: A name for people.
+        name: The name of the device, such as a model of CPU.
 
     Raises:
-        UnknownTargetError: ``target`` is no device type.
+        UnknownTargetError: ``target`` is not a device type.
         TargetUnavailableError: ``target`` is not available here.
     """
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,9 +17,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdevice.call_sites import program_line
 from torchdevice.devices.runtime import Runtime
-from torchdevice.errors import FidelityError, PortabilityWarning
+from torchdevice.errors import FidelityError
 from torchdevice.fidelity import Fidelity
 from torchdevice.journal import Entry, Journal
 from torchdevice.logs import logger, warn_once
@@ -33,15 +30,13 @@ _MAX_REDIRECTS = 4096
 _HASHED = frozenset({str, torch.device, int})
 """Types whose equal values mean equal devices: True equals 1, and is no device."""
 
-_FALLBACK_DTYPES = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-
 
 class ThreadValues(threading.local):
     """What each thread has of its own in a scope, as CUDA keeps a current device and current streams per thread.
 
     Attributes:
         device_index: The ordinal of the current device.
-        device_text: The same as text. Dynamo guards on it, because it may make an int symbolic.
+        device_text: That ordinal as text. Dynamo guards on the text, because it may make an int symbolic.
         streams: Ordinal -> id of the current stream.
         entered_streams: What to restore where a stream that was entered is left.
         capture: The capture of a graph in progress, if any.
@@ -49,7 +44,7 @@ class ThreadValues(threading.local):
         at_return: What to call when the thread is back in the scope, as at each step of a decorated generator.
         forced_cpu: Whether the rest of the scope was sent to the CPU.
         moving_module: How many moves of modules are in progress.
-        redirects: Answers of :meth:`Context.redirect` that stay the same while the three above do.
+        redirects: The cache of :meth:`Context.redirect`, emptied when the current device or ``forced_cpu`` changes.
     """
 
     def __init__(self) -> None:
@@ -77,22 +72,22 @@ class Context:
 
     Args:
         options: What was asked of the scope.
-        runtime: What the target can do.
+        runtime: The target.
         journal: Counts what is rewritten and supplied.
-        join: Returns what another thread enters to be in the same context, and on the CPU if so.
+        join: Returns what another thread enters to join the context; the bool sends that thread to the CPU.
 
     Attributes:
         device_type: The target's device type.
         is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
         says_program: Whether tensors of the target say that they are on the program's accelerator.
-        key: What code compiled in this context is guarded by.
-        supplied_values: Values of supplied names that stay the same in this context, as far as they were asked for.
+        key: The target, every option and the number of devices as text, on which compiled code is guarded.
+        supplied_values: Values of supplied names that do not change in this context, kept when they are first read.
         written_values: Values that the program has set in the place of supplied names.
         settings: What the program set and reads back, by name.
         streams: The last streams that were made, by class, id and ordinal.
         out_of_memory_observers: Called when memory runs out, with the ordinal, the bytes that were asked for, the bytes
             of the device and those that are free.
-        entries: The entries of this context that were not left, in all threads.
+        entries: The active entries of this context, in all threads.
     """
 
     def __init__(
@@ -124,7 +119,7 @@ class Context:
         self.count_devices_again()
 
     def in_another_thread(self) -> AbstractContextManager[Any]:
-        """Return what a thread enters to be in this context, and on the CPU if this thread was sent there."""
+        """Return what a thread enters to join this context, on the CPU if this thread was sent to the CPU."""
         return self._join(self, self.thread.forced_cpu)
 
     # ---- devices -----------------------------------------------------------------------------------------------------
@@ -138,15 +133,15 @@ class Context:
     def device_count(self) -> int:
         """How many accelerators the program sees.
 
-        Where their number is the scope's to say, ``CUDA_VISIBLE_DEVICES`` shapes it. The variable is read when the
-        number is first asked for, because programs set it before they first use CUDA.
+        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable is read
+        when the number is first asked for, because programs set it before they first use CUDA.
         """
         if self._device_count is None:
             self._device_count = self._count_devices()
         return self._device_count
 
     def count_devices_again(self) -> None:
-        """Let the next question for the number of devices read ``CUDA_VISIBLE_DEVICES`` again."""
+        """Let the next read of ``device_count`` read ``CUDA_VISIBLE_DEVICES`` again."""
         self._count_devices()
         self._device_count = None
 
@@ -167,7 +162,7 @@ class Context:
             return torch.device(self.options.written_for, index)
 
     def redirect(self, value: Any) -> torch.device | None:
-        """Return the device to use for a device argument, or None if the argument is to be left alone."""
+        """Return the device to use for a device argument, or None if the argument needs no rewrite."""
         if value.__class__ not in _HASHED:
             return self._redirect_new(value)
         try:
@@ -205,12 +200,12 @@ class Context:
         """Return which of the program's accelerators a spelling means.
 
         Raises:
-            torch.AcceleratorError: ``devices`` were advertised, and the spelling means none of them; worded as CUDA
-                words it.
+            torch.AcceleratorError: ``devices`` were advertised, and the ordinal is beyond the last of them. The text
+                is CUDA's.
             RuntimeError: ``CUDA_VISIBLE_DEVICES`` hides all of them.
         """
         if not self.device_count:
-            raise RuntimeError("No CUDA GPUs are available")  # torch's words
+            raise RuntimeError("No CUDA GPUs are available")  # torch's own text
         if spelling.index is None:
             return self.thread.device_index
         if spelling.index < self.device_count:
@@ -237,17 +232,6 @@ class Context:
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
-    def fit_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return a dtype that the target can hold; the dtype itself under ``float64="error"``, so that torch raises."""
-        fitting = _FALLBACK_DTYPES.get(dtype)
-        if dtype not in self.unsupported_dtypes or fitting is None or self.options.float64 == "error":
-            return dtype
-        if self.report(str(dtype), str(fitting), Fidelity.DOWNCAST):
-            _warn_at_program(
-                f"{self.device_type} has no {dtype}; {fitting} is used. Use float64='error' to be told where."
-            )
-        return fitting
-
     def autocast_dtype(self, requested: torch.dtype, *, enabled: bool = True) -> torch.dtype:
         """Return the dtype in which autocast of the target gives finite results where CUDA's does.
 
@@ -255,6 +239,8 @@ class Context:
             FidelityError: It is another dtype than the requested one, and the scope is strict.
         """
         fitting = self.runtime.autocast_dtype(requested)
+        if requested is torch.float16 and fitting is not requested and self.options.autocast != "auto":
+            fitting = getattr(torch, self.options.autocast)
         if enabled and fitting is not requested:
             self.report(f"autocast({requested})", str(fitting), Fidelity.DOWNCAST)
         return fitting
@@ -271,7 +257,7 @@ class Context:
     # ---- reports -----------------------------------------------------------------------------------------------------
 
     def report(self, requested: str, done: str, fidelity: Fidelity) -> bool:
-        """Note that something is not exactly what was asked for.
+        """Record that ``done`` was done in place of ``requested``.
 
         Returns:
             True the first time at a line of the program.
@@ -301,12 +287,12 @@ class Context:
         return found
 
     def start_thread(self) -> None:
-        """Bring back what belongs to this thread's stay in the context, if it was there before."""
+        """Run ``thread.at_return``, which restores what this thread had in the context when it last left."""
         while self.thread.at_return:
             self.thread.at_return.pop(0)()
 
     def finish_thread(self) -> None:
-        """Undo what belongs to this thread's stay in the context: the last entry of the thread was left."""
+        """Undo what this thread did in the context. Called when the thread's last entry was left."""
         thread = self.thread
         if thread.forced_cpu:
             thread.forced_cpu = False
@@ -318,18 +304,6 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<Context target={self.runtime.target!r}>"
-
-
-def _warn_at_program(message: str) -> None:
-    """Warn at the program's line, unless the log is to be quiet."""
-    if not logger.isEnabledFor(logging.WARNING):
-        return
-    frame = program_line()
-    module = frame.f_globals.get("__name__", "<unknown>")
-    registry = frame.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(
-        message, PortabilityWarning, frame.f_code.co_filename, frame.f_lineno, module=module, registry=registry
-    )
 
 
 def _visible(variable: str | None, count: int) -> int:

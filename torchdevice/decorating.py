@@ -1,7 +1,7 @@
-"""How a scope decorates: functions, and the ones that run in steps.
+"""How a scope decorates functions, generators and coroutines.
 
-A generator or coroutine is suspended between its steps, and what runs meanwhile is not the decorated code. So the scope
-is entered for each step and left at each suspension (``contextlib.ContextDecorator`` would leave it before the first).
+A generator or coroutine is suspended between its steps, and other code runs meanwhile. So the scope is entered for each
+step and left at each suspension. (``contextlib.ContextDecorator`` would leave the scope before the first step.)
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def decorated(scope: AbstractContextManager[Any], function: F) -> F:
-    """Return ``function`` with every step of it run inside ``scope``.
+    """Return a function that runs ``function``, or every step of it, inside ``scope``.
 
     Args:
         scope: A context manager that can be entered again and again.
         function: A function, method, generator function, coroutine function, asynchronous generator function or an
-            object that can be called; also a ``staticmethod`` or ``classmethod`` object.
+            callable object; also a ``staticmethod`` or ``classmethod`` object.
 
     Raises:
         TypeError: ``function`` cannot be called, or is a class.
@@ -48,7 +48,7 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
                 while True:
                     try:
                         sent = yield item
-                    except BaseException as error:  # also GeneratorExit, which a generator may answer
+                    except BaseException as error:  # also GeneratorExit, which a generator may handle
                         item = await steps.athrow(error)
                     else:
                         item = await steps.asend(sent)
@@ -70,7 +70,7 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
     def call(*args: Any, **kwargs: Any) -> Any:
         with scope:
             result = function(*args, **kwargs)
-        # A function may hand out steps that it has not run yet.
+        # An ordinary function may return a generator or coroutine, none of whose steps has run yet.
         if inspect.isgenerator(result):
             return _stepwise(scope, result)
         return _awaited(scope, result) if inspect.iscoroutine(result) else result
@@ -83,9 +83,9 @@ async def _awaited(scope: AbstractContextManager[Any], awaitable: Awaitable[Any]
 
 
 def _generator_function(scope: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a generator function that runs one step at a time of what ``function`` returns, each inside ``scope``.
+    """Return a generator function that runs each step of the generator of ``function`` inside ``scope``.
 
-    What is sent or thrown in is passed through, GeneratorExit too, which a generator may answer; so is the result.
+    It passes on what is sent or thrown in, GeneratorExit included, and returns the generator's result.
     """
 
     def generator(*args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ def _generator_function(scope: AbstractContextManager[Any], function: Callable[.
 
 
 def _stepwise(scope: AbstractContextManager[Any], inner: Any) -> Any:
-    """Return a generator that runs another one step at a time, each inside ``scope``."""
+    """Return a generator that runs each step of another one inside ``scope``."""
     return _generator_function(scope, lambda: inner)()
 
 

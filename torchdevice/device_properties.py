@@ -1,4 +1,4 @@
-"""What ``torch.cuda.get_device_properties`` answers: the fields, their defaults, and which of them a scope may set."""
+"""What ``torch.cuda.get_device_properties`` returns: the fields, their defaults, and those that a scope may set."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 class DeviceProperties:
     """The fields of torch's own ``_CudaDeviceProperties``.
 
-    A field with a default is a documented constant of the stand-in (fidelity *declared*): those of CUDA's compute
-    capability 8.0, from the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming
-    Guide, and 0 where a constant would say something about a chip that is not there.
+    The default of a field is a documented constant (fidelity *declared*): the value for compute capability 8.0 in the
+    table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming Guide, or 0 where the value
+    would describe a particular chip.
 
     Attributes:
-        name: The name of the device that stands in.
+        name: The name of the target.
         major: Compute capability, major; the scope's ``capability``.
         minor: Compute capability, minor.
-        total_memory: Bytes of memory of the device that stands in.
-        multi_processor_count: Units that compute in parallel; on a CPU, torch's threads.
-        uuid: The same for equal names and ordinals. It is not the identifier of a GPU.
-        is_integrated: 1 if the device computes in the host's memory.
-        L2_cache_size: Bytes; 0, because nothing measures it.
+        total_memory: Bytes of the target's memory.
+        multi_processor_count: The number of units that compute in parallel; on a CPU the number of torch's threads.
+        uuid: Computed from the name and the ordinal. It is not the identifier of a GPU.
+        is_integrated: 1 if the target computes in the host's memory, else 0.
+        L2_cache_size: Bytes; 0, because it is not measured.
     """
 
     name: str
@@ -70,10 +70,10 @@ SETTABLE: Mapping[str, type] = {
 
 
 def checked(properties: Any) -> dict[str, Any]:
-    """Return fields of :class:`DeviceProperties` to set, as a dictionary.
+    """Return the fields of :class:`DeviceProperties` to set, as a dictionary.
 
     Raises:
-        TypeError: ``properties`` is no mapping, or a value has another type than its field.
+        TypeError: ``properties`` is not a mapping, or a value has another type than its field.
         ValueError: A field does not exist or cannot be set, or a size is below 0.
     """
     if not isinstance(properties, Mapping):
@@ -81,7 +81,8 @@ def checked(properties: Any) -> dict[str, Any]:
     unknown = sorted(map(str, properties.keys() - SETTABLE.keys()))
     if unknown:
         raise ValueError(
-            f"properties has {unknown!r}, which cannot be set. Use fields of torch.cuda.get_device_properties: "
+            f"properties={properties!r} has {unknown!r}, which cannot be set. Use fields of "
+            f"torch.cuda.get_device_properties: "
             f"{', '.join(sorted(SETTABLE))}; capability= sets major and minor."
         )
     return {name: _checked_field(name, value) for name, value in properties.items()}
@@ -92,7 +93,7 @@ def _checked_field(name: str, value: Any) -> Any:
     if wanted is uuids.UUID and isinstance(value, str):
         return uuids.UUID(value)
     if not isinstance(value, wanted) or isinstance(value, bool):
-        raise TypeError(f"properties[{name!r}]={value!r} is not of type {wanted.__name__}. Use such a value.")
+        raise TypeError(f"properties[{name!r}]={value!r} is not of type {wanted.__name__}. Use a value of that type.")
     if wanted is int and value < 0:
         raise ValueError(f"properties[{name!r}]={value!r} is below 0. Use 0 or more.")
     return value

@@ -1,4 +1,4 @@
-"""Every exception and warning this package raises; each keeps the facts it reports as attributes."""
+"""Every exception and warning that this package raises. Each keeps the facts that it reports as attributes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = [
     "TorchDeviceError",
     "TorchVersionError",
     "UnknownTargetError",
+    "WrongDeviceError",
 ]
 
 
@@ -22,12 +23,12 @@ class TorchDeviceError(Exception):
 
 
 class UnknownTargetError(TorchDeviceError, ValueError):
-    """The requested target is no device type this torch knows.
+    """The requested target is not a device type of the installed torch.
 
     Attributes:
-        target: The value that was given.
-        known: The target names that would have been understood.
-        meant: The one that was probably meant, or None.
+        target: The requested target.
+        known: The names of targets.
+        meant: The target that was probably meant, or None.
     """
 
     def __init__(self, target: object, known: tuple[str, ...], meant: str | None = None):
@@ -42,10 +43,10 @@ class UnknownTargetError(TorchDeviceError, ValueError):
 
 
 class TargetUnavailableError(TorchDeviceError, RuntimeError):
-    """The requested target is a known device type that this machine or torch build does not have.
+    """The requested target is a device type that this machine or this build of torch lacks.
 
     Attributes:
-        target: The value that was given.
+        target: The requested target.
         remedy: What to do instead.
     """
 
@@ -74,15 +75,15 @@ class AnotherPatcherError(TorchDeviceError, RuntimeError):
         self.patcher = patcher
         super().__init__(
             f"{patcher!r} has replaced parts of torch in this process, so a scope could neither rewrite nor restore "
-            f"them reliably. Remove the import of {patcher!r}, or do not activate torchdevice."
+            f"these parts reliably. Remove the import of {patcher!r}, or do not activate torchdevice."
         )
 
 
 class FidelityError(TorchDeviceError, RuntimeError):
-    """Under ``strict=True``: the call would have been approximated, ignored or downgraded.
+    """In a scope with ``strict=True`` the program made a request that would not be exact.
 
     Attributes:
-        requested: What the program asked for.
+        requested: The request.
         done: What would have been done instead.
     """
 
@@ -90,16 +91,16 @@ class FidelityError(TorchDeviceError, RuntimeError):
         self.requested = requested
         self.done = done
         super().__init__(
-            f"{requested} cannot be had exactly here ({done}), and the scope is strict. "
-            f"Use strict=False to accept that, or change the call."
+            f"{requested} would not be exact here ({done}), and the scope is strict. "
+            f"Use strict=False to accept the difference, or change the call."
         )
 
 
 class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
-    """A CUDA facility that has no honest equivalent on the target.
+    """The program called a function of an accelerator that has no equivalent on a stand-in device.
 
     Attributes:
-        name: The torch name that was called.
+        name: The name of torch that was called.
         remedy: What to do instead.
     """
 
@@ -109,49 +110,84 @@ class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
         super().__init__(f"{name} is not supported on a stand-in device. {remedy}")
 
 
-class TorchVersionError(TorchDeviceError, ImportError):
-    """A private name of torch that this package relies on is gone from the installed torch.
+class ExtensionRefusedError(NotSupportedError, OSError):
+    """An extension in CUDA's or SYCL's C++ was to be built in a scope; an OSError, as torch's own where no CUDA is.
 
     Attributes:
-        name: The dotted name that is missing.
-        version: The installed torch version.
+        extension: The name of the extension.
+    """
+
+    def __init__(self, extension: str):
+        self.extension = extension
+        super().__init__(
+            f"the extension {extension!r}",
+            "It has code for an accelerator's own compiler, which runs on that accelerator only. Use the fallback in "
+            "plain PyTorch or C++ of the library that builds it, or build it without torchdevice.",
+        )
+
+
+class TorchVersionError(TorchDeviceError, ImportError):
+    """The installed torch lacks a private name that this package uses.
+
+    Attributes:
+        name: The missing dotted name.
+        version: The version of the installed torch.
     """
 
     def __init__(self, name: str, version: str):
         self.name = name
         self.version = version
         super().__init__(
-            f"torch {version} has no {name!r}, which torchdevice builds on. "
-            f"Install a torchdevice release that lists torch {version} as supported."
+            f"torch {version} has no {name!r}, which torchdevice uses. "
+            f"Install a release of torchdevice that supports torch {version}."
         )
 
 
 class EngineUnavailableError(TorchDeviceError, RuntimeError):
-    """``engine="wrap"`` cannot reach ``torch.device`` in this Python.
+    """``engine="wrap"`` cannot replace the constructor of ``torch.device`` in this Python.
 
     Attributes:
-        reason: What is in the way.
+        reason: What prevents the replacement.
     """
 
     def __init__(self, reason: str):
         self.reason = reason
-        super().__init__(f"engine='wrap' cannot be had here: {reason}. Use engine='mode'.")
+        super().__init__(f"engine='wrap' does not work here: {reason}. Use engine='mode'.")
 
 
 class PortabilityWarning(UserWarning):
-    """A value the program asked for was changed on its way to the target (for example float64 on MPS)."""
+    """A value that the program requested was changed because the target lacks it, such as float64 on MPS."""
 
 
 class BackendTakenError(TorchDeviceError, RuntimeError):
-    """The simulated device needs the place that torch has for one out-of-tree backend, and it is taken.
+    """Another out-of-tree backend is registered, and torch has room for only one, which the simulated device needs.
 
     Attributes:
-        name: The name of the backend that is registered there.
+        name: The name of the registered backend.
     """
 
     def __init__(self, name: str):
         self.name = name
         super().__init__(
-            f"torch has room for one out-of-tree backend in a process, and {name!r} is registered there. Run the "
-            f"program on it with target={name!r}, or simulate in a process that does not import it."
+            f"torch has room for one out-of-tree backend in a process, and {name!r} is registered. Run the program on "
+            f"that backend with target={name!r}, or simulate in a process that does not import it."
+        )
+
+
+class WrongDeviceError(TorchDeviceError, RuntimeError):
+    """A batch was given to a move that starts on another device.
+
+    Attributes:
+        name: What is elsewhere, as the program would write it: ``"the batch['x'][0]"``.
+        found: The device where it is.
+        expected: The device where the move starts.
+    """
+
+    def __init__(self, name: str, found: object, expected: object):
+        self.name = name
+        self.found = found
+        self.expected = expected
+        super().__init__(
+            f"{name} is on {str(found)!r}, but expected on {str(expected)!r}. Move it there first, or make the move "
+            f"start where it is."
         )

@@ -19,9 +19,9 @@ class Fidelity(enum.Enum):
     FELL_BACK = "fell back"
     """The target lacks the operator, which ran on the CPU for that call."""
     INERT = "inert"
-    """The call is a hint, and the target has nothing to do for it."""
+    """The call is a hint that has no effect on the target."""
     UNSUPPORTED = "unsupported"
-    """The call raises an error that names the way out."""
+    """The call raises an error that names a remedy."""
 
     @property
     def changes_numbers(self) -> bool:

@@ -1,4 +1,4 @@
-"""Everything that is in place while a scope is active, in the order of installation."""
+"""The list of all patches that are installed while a scope is active, in the order of installation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ from torchdevice.patching import Installation, Patch
 from torchdevice.torch_apis import (
     autocast,
     autograd,
+    cpp_extension,
     data_parallel,
     default_device,
     distributed,
+    dtensor,
     factories,
+    flex_attention,
     generator,
     jit,
     legacy_types,
@@ -41,7 +44,9 @@ from torchdevice.torch_apis import (
     profiler,
     serialization,
     storage,
+    subclasses,
     threads,
+    warned_lines,
 )
 
 AREAS = (
@@ -64,24 +69,29 @@ AREAS = (
     legacy_types,
     storage,
     factories,
+    subclasses,
+    flex_attention,
     default_device,
     modules,
     optimizers,
     autocast,
     autograd,
     library,
+    cpp_extension,
     serialization,
     threads,
+    warned_lines,
     torch_compile,
     profiler,
     jit,
     data_parallel,
     distributed,
+    dtensor,
 )
-"""Files that replace something of torch's."""
+"""The modules of this package with a function ``patches()``."""
 
 ONLY_SUPPLYING = (gds, memory_history, nccl, settings, unsupported, versions)
-"""Files that only register supplied names and rewriters, by being imported."""
+"""The modules of this package that only register supplied names and rewriters when they are imported."""
 
 
 def _patches() -> list[Patch]:

@@ -1,6 +1,7 @@
-"""What happened, and where: a journal counts rewritten and supplied calls by the line of the program that made them.
+"""A journal counts rewritten and supplied calls by the line of the program that made them.
 
-A journal keeps at most ``MAX_ENTRIES`` distinct entries, so its memory is bounded. It counts the rest in ``overflow``.
+A journal keeps at most ``MAX_ENTRIES`` distinct entries, so its memory is bounded. It counts the other calls in
+``overflow``.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ MAX_ENTRIES = 10_000
 
 @dataclass
 class Entry:
-    """One thing that was asked for at one site.
+    """One request of the program at one site, and what was done for it.
 
     Attributes:
-        site: The line of the program; where no frame is the program's, the line of the library.
-        requested: What was asked for: ``"cuda:0"``, ``"torch.autocast(float16)"``.
-        done: What was done instead: ``"cpu"``, ``"bfloat16"``.
-        fidelity: How close that is.
-        library: The line of a library that asked on behalf of the program's line; None where the program asked itself.
-        count: How often.
-        seconds: How long it took altogether, where that was measured; else 0.
-        bytes: How many bytes that read and wrote, where they were counted; else 0.
+        site: The line of the program that made the request; where no frame is the program's, the line of the library.
+        requested: The request: ``"cuda:0"``, ``"autocast(torch.float16)"``.
+        done: What was done instead: ``"cpu"``, ``"torch.bfloat16"``.
+        fidelity: How close ``done`` comes to the request.
+        library: The line of a library that made the request for the program's line; None where the program made it.
+        count: The number of requests.
+        seconds: The time that they took, where it was measured; else 0.
+        bytes: The bytes that they read and wrote, where they were counted; else 0.
     """
 
     site: Site
@@ -53,7 +54,7 @@ class Journal:
         self.overflow = 0
         self.began: Callable[[], None] | None = None
         self._max_entries = max_entries
-        # Keyed by the identity of the code: a code object's own hash reads all of it. ``_codes`` keeps them alive.
+        # Keyed by the id of the code object, whose own hash reads all of its bytecode. ``_codes`` keeps the ids valid.
         self._entries: dict[tuple[int | str, ...], Entry] = {}
         self._codes: dict[int, CodeType] = {}
         self._distances: dict[tuple[int, int], int] = {}
@@ -62,13 +63,13 @@ class Journal:
         """Count one event at the program's current line.
 
         Args:
-            requested: As :class:`Entry` has it.
-            done: As :class:`Entry` has it.
-            fidelity: As :class:`Entry` has it.
-            above: How many callers are known to be this package's.
+            requested: The request (see :class:`Entry`).
+            done: What was done instead.
+            fidelity: How close ``done`` comes to the request.
+            above: The number of innermost callers that belong to this package, so that the search skips them.
 
         Returns:
-            The entry, whose count is 1 when this is the first such event at this line; None if there are too many.
+            The entry, whose count is 1 for the first such event at this line; None where the journal is full.
         """
         above += 1
         frame = sys._getframe(above)
@@ -138,14 +139,14 @@ class Journal:
 
     @property
     def entries(self) -> list[Entry]:
-        """All entries, the most frequent first."""
+        """All entries, the most frequent one first."""
         found = list(self._entries.values())  # at once: other threads may add to them
         found.sort(key=lambda entry: -entry.count)
         return found
 
     @property
     def degraded(self) -> list[Entry]:
-        """The entries that are not exact, the most frequent first."""
+        """The entries that are not exact, the most frequent one first."""
         return [entry for entry in self.entries if entry.fidelity is not Fidelity.EXACT]
 
     def __len__(self) -> int:

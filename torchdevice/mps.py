@@ -1,7 +1,7 @@
-"""``torch.mps`` on devices that are not Apple's. For ``torch/mps`` and ``torch/backends/mps``.
+"""``torch.mps`` on devices that are not Apple's, for ``torch/mps`` and ``torch/backends/mps``.
 
-Its functions answer in every context. Whether MPS *is available* they say by what the program is written for: programs
-that know several accelerators ask for each, and take the first.
+Its functions work in every scope. But ``torch.mps.is_available()`` is True only in a program written for MPS, because a
+program that supports several accelerators uses the first one that is available.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MPS = "mps"
 
 
 MACOS = (14, 0)
-"""The version of macOS that is answered: the oldest that has bfloat16 on MPS."""
+"""The version of macOS that is reported: the oldest with bfloat16 on MPS."""
 
 
 _ids = itertools.count(1)
@@ -36,49 +36,49 @@ def _index(context: Context) -> int:
 
 @supplied_value("torch._C._has_mps", native_to=_MPS)
 def has_mps(context: Context) -> bool:
-    """Whether the program is written for MPS."""
+    """Return whether the program is written for MPS."""
     return context.options.written_for == _MPS
 
 
 @supplied_function("_mps_is_available", native_to=_MPS)
 def is_available(context: Context) -> bool:
-    """Whether the program is written for MPS."""
+    """Return whether the program is written for MPS."""
     return context.options.written_for == _MPS
 
 
 @supplied_function("_mps_is_in_bad_fork", native_to=_MPS)
 def is_in_bad_fork(context: Context) -> bool:
-    """False: a stand-in survives a fork."""
+    """Return False: a stand-in device works in a forked process."""
     return False
 
 
 @supplied_function("_mps_is_on_macos_or_newer", Fidelity.APPROXIMATE, note="macOS 14.0", native_to=_MPS)
 def is_on_macos_or_newer(context: Context, major: int, minor: int = 0) -> bool:
-    """Whether macOS 14.0 is that new."""
+    """Return whether macOS 14.0 is that version or a newer one."""
     return (major, minor) <= MACOS
 
 
 @supplied_function("_mps_is_on_macos_13_or_newer", Fidelity.APPROXIMATE, note="macOS 14.0", native_to=_MPS)
 def is_on_macos_13_or_newer(context: Context, minor: int = 0) -> bool:
-    """True: macOS 14.0 is."""
+    """Return True: macOS 14.0 is newer."""
     return True
 
 
 @supplied_function("_mps_get_name", native_to=_MPS)
 def get_name(context: Context) -> str:
-    """The name of the device that stands in."""
+    """Return the name of the target."""
     return context.runtime.name(_index(context))
 
 
 @supplied_function("_mps_get_core_count", native_to=_MPS)
 def get_core_count(context: Context) -> int:
-    """The units of the target that compute in parallel."""
+    """Return the number of units of the target that compute in parallel."""
     return context.runtime.multiprocessor_count()
 
 
 @supplied_function("_mps_get_default_generator", native_to=_MPS)
 def get_default_generator(context: Context) -> torch.Generator:
-    """The target's default generator."""
+    """Return the target's default generator."""
     return context.runtime.default_generator(_index(context))
 
 
@@ -90,39 +90,39 @@ def device_synchronize(context: Context) -> None:
 
 @supplied_function("_mps_emptyCache", native_to=_MPS)
 def empty_cache(context: Context) -> None:
-    """Give the target's unused memory back."""
+    """Release the target's unused cached memory."""
     context.runtime.empty_cache()
 
 
 @supplied_function("_mps_currentAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]})
 def current_allocated_memory(context: Context) -> int:
-    """Bytes that tensors of the target have."""
+    """Return the bytes that tensors of the target occupy."""
     memory.report(context, "torch.mps.current_allocated_memory")
     return context.runtime.memory(_index(context)).allocated
 
 
 @supplied_function("_mps_driverAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]})
 def driver_allocated_memory(context: Context) -> int:
-    """Bytes that the target's allocator has."""
+    """Return the bytes that the target's allocator has reserved."""
     memory.report(context, "torch.mps.driver_allocated_memory")
     return context.runtime.memory(_index(context)).reserved
 
 
 @supplied_function("_mps_recommendedMaxMemory", native_to=_MPS)
 def recommended_max_memory(context: Context) -> int:
-    """Bytes of memory of the target."""
+    """Return the bytes of the target's memory."""
     return memory.total(context, context.thread.device_index)
 
 
 @supplied_function("_mps_maxBufferLength", native_to=_MPS)
 def max_buffer_length(context: Context) -> int:
-    """Bytes of memory of the target: one tensor may have all of it."""
+    """Return the bytes of the target's memory: one tensor may occupy all of it."""
     return memory.total(context, context.thread.device_index)
 
 
 @supplied_function("_mps_setMemoryFraction", native_to=_MPS, on=memory.LIMITS)
 def set_memory_fraction(context: Context, fraction: float) -> None:
-    """The limit on simulated devices; elsewhere stored, and allocations are not limited."""
+    """Limit the memory of a simulated device. On other targets the fraction is only stored."""
     memory.set_memory_fraction(context, fraction or None, context.thread.device_index)  # 0 lifts the limit
 
 
@@ -130,7 +130,7 @@ def set_memory_fraction(context: Context, fraction: float) -> None:
 
 
 class _Event:
-    """An event of ``torch.mps``: a point in the target's work, or none yet."""
+    """An event of ``torch.mps``: a point in the target's work, None before it is recorded."""
 
     __slots__ = ("mark", "timing")
 
@@ -144,32 +144,32 @@ _events: dict[int, _Event] = {}
 
 @supplied_function("_mps_acquireEvent", native_to=_MPS)
 def acquire_event(context: Context, enable_timing: bool) -> int:
-    """The id of a new event: negative, so that torch does not release it itself when the scope has ended."""
-    number = -next(_ids)
+    """Make an event and return its id."""
+    number = -next(_ids)  # negative, so that torch does not release it by itself after the scope
     _events[number] = _Event(enable_timing)
     return number
 
 
 @supplied_function("_mps_releaseEvent", native_to=_MPS)
 def release_event(context: Context, event: int) -> None:
-    """Forget an event."""
+    """Drop an event."""
     _events.pop(event, None)
 
 
 @supplied_function("_mps_recordEvent", native_to=_MPS)
 def record_event(context: Context, event: int) -> None:
-    """Let an event mean this point of the target's work."""
+    """Record the present point of the target's work in an event."""
     _events[event].mark = context.runtime.mark(_index(context), timing=_events[event].timing)
 
 
 @supplied_function("_mps_waitForEvent", native_to=_MPS)
 def wait_for_event(context: Context, event: int) -> None:
-    """Nothing to wait for: the target works in order."""
+    """Do nothing: the target runs all work in the order of submission."""
 
 
 @supplied_function("_mps_queryEvent", native_to=_MPS)
 def query_event(context: Context, event: int) -> bool:
-    """Whether the work before the event is done."""
+    """Return whether the work before the event is done."""
     mark = _events[event].mark
     return mark is None or mark.query()
 
@@ -184,7 +184,11 @@ def synchronize_event(context: Context, event: int) -> None:
 
 @supplied_function("_mps_elapsedTimeOfEvents", native_to=_MPS)
 def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
-    """Milliseconds between two events that were made with timing and recorded."""
+    """Return the milliseconds between two events.
+
+    Raises:
+        RuntimeError: An event has no timing, or was not recorded, or the events were recorded in the other order.
+    """
     first, last = _events[start], _events[end]
     if not (first.timing and last.timing) or first.mark is None or last.mark is None:
         raise RuntimeError("Events were not created with argument 'enable_timing=True'")
@@ -199,7 +203,7 @@ def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
 
 @supplied_function("_mps_getCurrentStream", native_to=_MPS)
 def get_current_stream(context: Context) -> Any:
-    """This thread's current stream."""
+    """Return this thread's current stream."""
     return torch.mps.Stream(stream_id=context.thread.streams.get(context.thread.device_index, 0))
 
 
@@ -214,29 +218,29 @@ def set_stream(context: Context, stream: Any) -> None:
 
 @supplied_function("_mps_profilerStartTrace", Fidelity.INERT, note="there are no OS signposts", native_to=_MPS)
 def profiler_start_trace(context: Context, mode: str, wait_until_completed: bool) -> None:
-    """Nothing to trace."""
+    """Do nothing: there are no OS signposts."""
 
 
 @supplied_function("_mps_profilerStopTrace", Fidelity.INERT, note="there are no OS signposts", native_to=_MPS)
 def profiler_stop_trace(context: Context) -> None:
-    """Nothing to stop."""
+    """Do nothing: no trace was started."""
 
 
 @supplied_function("_mps_isCaptureEnabled", native_to=_MPS)
 def is_capture_enabled(context: Context) -> bool:
-    """False: there is no Metal to capture."""
+    """Return False: there is no Metal to capture."""
     return False
 
 
 @supplied_function("_mps_isCapturing", native_to=_MPS)
 def is_capturing(context: Context) -> bool:
-    """False: there is no Metal to capture."""
+    """Return False: there is no Metal to capture."""
     return False
 
 
 @supplied_function("_mps_stopCapture", Fidelity.INERT, note="there is no Metal to capture", native_to=_MPS)
 def stop_capture(context: Context) -> None:
-    """Nothing to stop."""
+    """Do nothing: no capture was started."""
 
 
 _METAL = "It needs Metal. Use a torch function, or torch.profiler to see what runs."
@@ -259,11 +263,8 @@ for _name in (
     _refuse(_name)
 
 
-_MPS = "mps"
-
-
 class MpsStreamStandIn:
-    """A stream of a program written for MPS: a name for an order that is kept anyway."""
+    """A stream of a program written for MPS. All streams of a target run their work in one order."""
 
     __class__ = property(lambda self: torch.mps.Stream)  # type: ignore[assignment]
 
@@ -272,11 +273,11 @@ class MpsStreamStandIn:
         self.stream_id = stream_id
 
     def synchronize(self) -> None:
-        """Wait for the work."""
+        """Wait for the target's work."""
         device_synchronize(self._context)
 
     def query(self) -> bool:
-        """Return whether the work is done."""
+        """Return whether the target's work is done."""
         return self._context.runtime.mark(self._context.target.index or 0, timing=False).query()
 
     def __eq__(self, other: object) -> bool:
@@ -325,8 +326,8 @@ def _get_core_count(context: Context, original: Any) -> int:
 
 
 def patches() -> list[Patch]:
-    """Return the patches: torch keeps the answers of ``torch.backends.mps`` and MPS's generator for the process."""
-    kept: dict[str, Callable[..., Any]] = {
+    """Return the patches of ``torch.mps`` and ``torch.backends.mps``, whose answers torch caches for the process."""
+    cached: dict[str, Callable[..., Any]] = {
         "is_available": _is_available,
         "is_macos_or_newer": _is_macos_or_newer,
         "is_macos13_or_newer": _is_macos13_or_newer,
@@ -335,7 +336,7 @@ def patches() -> list[Patch]:
     }
     found: list[Patch] = [
         replaced_function(torch.backends.mps, name, replacement, native_to=_MPS)
-        for name, replacement in kept.items()
+        for name, replacement in cached.items()
         if hasattr(torch.backends.mps, name)
     ]
     found.append(replaced_function(torch.mps.Event, "__del__", _delete_event, native_to=_MPS))

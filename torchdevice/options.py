@@ -1,10 +1,10 @@
 """The options of a scope. Each is declared once, here.
 
-From a declaration follow: the keyword of ``portable`` and its siblings with its default and check, the environment
-variable, the flag of ``torchdevice run``, the option of pytest, the line in ``docs/options.md``, what child processes
-are told, and a part of the key that compiled code is guarded by.
+A declaration determines the keyword of ``portable``, ``simulate`` and ``enable`` with its default and check, the
+environment variable, also of child processes, the flags of ``torchdevice run`` and pytest, the line in
+``docs/options.md``, and a part of the key by which compiled code is guarded.
 
-An option is taken from the call; where the call leaves it out, from its variable; then it has its default.
+An option has the value that the call gives, else the value of its variable, else its default.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torchdevice import device_properties
+from torchdevice.families import FAMILIES, Family
 from torchdevice.switch import SAID, SWITCH
 
 if TYPE_CHECKING:
@@ -31,15 +32,15 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class Declaration(NamedTuple):
-    """What an option is beside its name, type and default.
+    """The properties of an option, apart from its name, type and default.
 
     Attributes:
-        text: What it does, in one sentence for the command line and the documentation.
-        check: Returns the value to use for one that was given, or raises a ValueError or TypeError that names both the
-            value and the remedy.
-        parse: Returns the value that a text of the command line or of a variable means; checked afterwards.
-        show: Returns the text that means a value.
-        choices: The texts that are understood, where there are few.
+        text: What the option does, for the command line and the documentation.
+        check: Returns the value to use for a given value, or raises a ValueError or TypeError that names the value and
+            a remedy.
+        parse: Returns the value for a text of the command line or of a variable. ``check`` is applied to the result.
+        show: Returns the text from which ``parse`` makes a value.
+        choices: The texts that are accepted, where there are few.
     """
 
     text: str
@@ -67,12 +68,13 @@ def _one_of(name: str, *choices: str) -> dict[str, Any]:
 
 
 def is_number(value: Any, *, least: int) -> bool:
-    """Say whether a value is an int of ``least`` or more; a bool is none."""
+    """Return whether a value is an int of ``least`` or more, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _target(value: Any) -> Any:
-    torch = sys.modules.get("torch")  # not imported for this: pytest reads the options of everybody who has the plugin
+    # Not imported: pytest reads the options wherever the plugin is installed, and need not wait for torch.
+    torch = sys.modules.get("torch")
     if not (value is None or isinstance(value, str) or (torch is not None and isinstance(value, torch.device))):
         raise TypeError(f"target={value!r} is not a device type. Use a text such as 'cpu', or a torch.device.")
     return value
@@ -85,7 +87,7 @@ def _devices(value: Any) -> int | None:
 
 
 def _identity(value: Any) -> str | None:
-    # "cuda" is what "program" was called when programs for CUDA were the only ones.
+    # "cuda" is an older spelling of "program".
     if value not in (None, "target", "program", "cuda"):
         raise ValueError(f"identity={value!r} is not known. Use 'target' or 'program'.")
     return "program" if value == "cuda" else value
@@ -98,7 +100,7 @@ def _strict(value: Any) -> bool:
 
 
 def _truth(text: str) -> bool:
-    """Return what a text such as "1", "off" or "yes" means."""
+    """Return the bool that a text such as "1", "off" or "yes" means."""
     lowered = text.strip().lower()
     if lowered in ("1", "true", "yes", "on"):
         return True
@@ -130,7 +132,7 @@ def _memory(value: Any) -> int | None:
 
 
 def _bytes(text: str) -> int:
-    """Return the bytes that a text such as "8589934592", "8G" or "8 GiB" means; units are powers of 1024."""
+    """Return the bytes that a text such as "8589934592", "8G" or "8 GiB" means. Units are powers of 1024."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"memory={text!r} is not a size. Use a number of bytes, or a text such as '8GiB'.")
@@ -167,10 +169,10 @@ def _engine(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What was asked of a scope. Every value is checked.
+    """The options of a scope. Every value is checked.
 
     Attributes:
-        from_variables: The names of the options that no call gave and that their variables did.
+        from_variables: The names of the options whose values come from variables, not from the call.
     """
 
     target: str | torch.device | None = dataclasses.field(
@@ -178,40 +180,47 @@ class Options:
         metadata={
             "option": Declaration(
                 "The device that stands in: cpu, mps, xpu, cuda, the name of a PrivateUse1 backend, or a simulated "
-                "device such as simulated:cuda:2. Left out, the best there is.",
+                "device such as simulated:cuda:2. Left out, the first available of cuda, mps, xpu, a PrivateUse1 "
+                "backend and cpu.",
                 _target,
             )
         },
     )
     devices: int | None = _option(
         None,
-        "How many accelerators the program sees; an ordinal beyond them raises CUDA's 'invalid device ordinal'. Left "
-        "out, as many as the target has, and higher ordinals are folded onto device 0.",
+        "The number of accelerators that the program sees; a higher ordinal raises CUDA's 'invalid device ordinal'. "
+        "Left out, the number of the target's devices, and a higher ordinal means device 0.",
         _devices,
         parse=_parse_number,
     )
     identity: Literal["target", "program", "cuda"] | None = _option(
         None,
-        "What tensors say they are on: the target, or the accelerator that the program is written for. Left out, the "
-        "target; for simulate(), the program's.",
+        "The device that tensors report: target, or program for the accelerator that the program is written for. Left "
+        "out, target; for simulate(), program.",
         _identity,
         choices=("target", "program"),
     )
     strict: bool = _option(
         False,
-        "Raise FidelityError instead of approximating.",
+        "Raise FidelityError where the target would only approximate a request.",
         _strict,
         parse=_truth,
         show=lambda value: str(int(value)),
     )
     float64: Literal["float32", "error"] = _option(
         "float32",
-        "What becomes of float64 on a target that lacks it: float32 with a warning, or torch's own error.",
+        "What replaces float64 on a target that lacks it: float32 with a warning, or error for torch's own error.",
         **_one_of("float64", "float32", "error"),
+    )
+    autocast: Literal["auto", "bfloat16", "float32"] = _option(
+        "auto",
+        "What autocast in float16 computes in on a CPU. auto is bfloat16 where the CPU has instructions for it, and "
+        "float32 where it has none, which is several times faster there.",
+        **_one_of("autocast", "auto", "bfloat16", "float32"),
     )
     capability: tuple[int, int] = _option(
         (8, 0),
-        "The CUDA compute capability that torch.cuda.get_device_capability() answers.",
+        "The CUDA compute capability that torch.cuda.get_device_capability() returns.",
         _capability,
         parse=_parse_capability,
         show=lambda value: "{}.{}".format(*value),
@@ -224,20 +233,19 @@ class Options:
     )
     properties: Mapping[str, Any] | None = _option(
         None,
-        "Fields of torch.cuda.get_device_properties() that answer something else than the target's; on the command "
-        "line a JSON object.",
+        "Fields of torch.cuda.get_device_properties() and the values to return; on the command line a JSON object.",
         _properties,
         parse=_parse_properties,
         show=lambda value: json.dumps(value, default=str, sort_keys=True),
     )
-    written_for: Literal["cuda", "mps", "xpu"] = _option(
+    written_for: Family = _option(  # noqa: RUF009, as of the other options
         "cuda",
-        "The accelerator that the program is written for, and is told is available.",
-        **_one_of("written_for", "cuda", "mps", "xpu"),
+        "The accelerator that the program is written for. No other one is reported as available.",
+        **_one_of("written_for", *FAMILIES),
     )
     engine: Literal["mode", "wrap"] | None = _option(
         None,
-        "How torch's calls are seen: mode sees every call, wrap only those that can carry a device. Left out, mode.",
+        "How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. Left out, mode.",
         _engine,
         choices=_ENGINES["choices"],
     )
@@ -249,19 +257,19 @@ class Options:
 
     @functools.cached_property
     def key(self) -> str:
-        """What compiled code is guarded by: every option, as text."""
+        """Every option as text. Compiled code is guarded by it."""
         return " ".join(f"{name}={getattr(self, name)}" for name in declarations(type(self)))
 
     def for_target(self, *, simulated: bool, shares_host_memory: bool, names_count: bool) -> Options:
-        """Return these options without what contradicts the target.
+        """Return these options without those that contradict the target.
 
-        A variable is meant for the process, not for one call, so what it says is left out where it contradicts the
-        target of the call. What a call says is refused.
+        A variable is set for the whole process, so its option is dropped where it contradicts the target of one call.
+        An option that the call gives raises instead.
 
         Args:
             simulated: Whether the target is a simulated device.
-            shares_host_memory: Whether the target's tensors cannot be told from CPU tensors.
-            names_count: Whether the target's name says how many devices there are.
+            shares_host_memory: Whether the target's tensors are CPU tensors.
+            names_count: Whether the target's name contains the number of devices.
 
         Raises:
             ValueError: An option that the call gave contradicts the target.
@@ -274,12 +282,12 @@ class Options:
             "identity": self.identity == "program"
             and shares_host_memory
             and f"identity={self.identity!r} needs a target whose tensors can be told from CPU tensors, and those of "
-            f"{self.target or 'the CPU'!r} cannot. Use identity='target', or a simulated device such as "
+            f"{self.target or 'cpu'!r} cannot. Use identity='target', or a simulated device such as "
             f"target='simulated:cuda'.",
             "devices": self.devices is not None
             and names_count
-            and f"devices={self.devices!r} contradicts target={self.target!r}, which says how many devices there are. "
-            f"Leave one of them out.",
+            and f"devices={self.devices!r} contradicts target={self.target!r}, which contains the number of devices. "
+            f"Leave devices out.",
         }
         left_out: dict[str, Any] = {}
         for name, message in contradictions.items():
@@ -310,13 +318,13 @@ def chosen(given: Mapping[str, Any], *, record: type = Options, **defaults: Any)
     """Return the options of a call.
 
     Args:
-        given: What the call says. None is the same as nothing.
+        given: The options of the call. The value None leaves an option out.
         record: The class of the record.
-        **defaults: What replaces an option's own default in this way in.
+        **defaults: Defaults that replace those of the record.
 
     Raises:
         TypeError: An option does not exist, or a value has a wrong type.
-        ValueError: A value is not one of the option's.
+        ValueError: A value is not valid for its option.
     """
     unknown = sorted(given.keys() - declarations(record).keys())
     if unknown:
@@ -337,7 +345,7 @@ def flag_of(name: str) -> str:
 
 
 def pytest_flag_of(name: str) -> str:
-    """Return the flag of an option for pytest: the target's is that of the plugin itself."""
+    """Return pytest's flag of an option: ``--torchdevice`` for the target, ``--torchdevice-NAME`` for the others."""
     return "--torchdevice" if name == "target" else f"--torchdevice-{name.replace('_', '-')}"
 
 
@@ -345,7 +353,7 @@ def from_environment(record: type = Options) -> dict[str, Any]:
     """Return the options whose variables are set.
 
     Raises:
-        ValueError: A variable's text does not mean a value; the message names the variable.
+        ValueError: A variable's text is not valid for its option; the message names the variable.
     """
     found = {}
     for name, declaration in declarations(record).items():
@@ -359,7 +367,7 @@ def from_environment(record: type = Options) -> dict[str, Any]:
 
 
 def to_environment(options: Any) -> dict[str, str | None]:
-    """Return the variables that give a child process the same options; None where one must not be set."""
+    """Return the variables that give a child process these options; None means that a variable must not be set."""
     values: dict[str, str | None] = {SWITCH: "1", SAID: os.environ.get(SAID)}
     for name, declaration in declarations(type(options)).items():
         value = getattr(options, name)
@@ -368,7 +376,7 @@ def to_environment(options: Any) -> dict[str, str | None]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set variables, or delete those that are None. Return what they were, in the same form."""
+    """Set variables, delete those whose value is None, and return the previous values in that form."""
     before = {name: os.environ.get(name) for name in values}
     for name, value in values.items():
         if value is None:
@@ -382,7 +390,7 @@ def add_flags(add: Callable[..., Any], flag: Callable[[str], str] = flag_of, rec
     """Add a flag for each option to a command line.
 
     Args:
-        add: ``add_argument`` of a parser of argparse, or ``addoption`` of one of pytest's.
+        add: ``add_argument`` of an argparse parser, or ``addoption`` of a pytest parser.
         flag: Returns the flag of an option.
         record: The class of the record.
     """
@@ -396,7 +404,7 @@ def add_flags(add: Callable[..., Any], flag: Callable[[str], str] = flag_of, rec
 
 
 def _argument(declaration: Declaration) -> Callable[[str], Any]:
-    """Return what argparse calls for a text. It shows the message of this error alone."""
+    """Return a function that argparse calls for a text. argparse shows the message of an ArgumentTypeError only."""
 
     def parse(text: str) -> Any:
         try:
@@ -410,7 +418,7 @@ def _argument(declaration: Declaration) -> Callable[[str], Any]:
 def takes_options(
     *, leading: Iterable[inspect.Parameter] = (), without: tuple[str, ...] = (), record: type = Options
 ) -> Callable[[Any], Any]:
-    """Give a function that takes ``**options`` the signature and the documentation of the options it takes.
+    """Give a function that takes ``**options`` the signature and the documentation of these options.
 
     Args:
         leading: Parameters that come before the options.

@@ -1,4 +1,4 @@
-"""How a replacement is put in and taken out.
+"""Reversible patches of torch, and their installation.
 
 A :class:`Patch` is one reversible change of torch. All of them are undone when the last entry in the process is left,
 and none of them is noticed by a thread without a scope:
@@ -66,7 +66,20 @@ def per_context(
             return original(*args, **kwargs)
         return replacement(context, original, *args, **kwargs)
 
+    stands_for(function, original)
+    # TorchScript asks a function for what it should compile in the function's place.
+    function.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
     return function
+
+
+def stands_for(replacement: Any, original: Any) -> None:
+    """Note what a replacement stands for, for :func:`original_of`."""
+    replacement._torchdevice_original = original
+
+
+def original_of(function: Any) -> Any:
+    """Return torch's own function that a replacement stands for; what is no replacement, as it is."""
+    return getattr(function, "_torchdevice_original", function)
 
 
 class Replaced:
@@ -75,7 +88,7 @@ class Replaced:
     Args:
         owner: A module or a Python class.
         name: The attribute.
-        make: Called with the current value at installation; its result is used again while that value is the same.
+        make: Called with the current value at installation; its result is used again while that value is unchanged.
         may_be_absent: The attribute need not exist; ``make`` then gets None, and removal deletes the attribute.
     """
 
@@ -83,7 +96,7 @@ class Replaced:
         if not may_be_absent:
             require(owner, name)
         self.owner, self.name, self.make = owner, name, make
-        self._attributes: Mapping[str, Any] = vars(owner)  # a live view
+        self._attributes: Mapping[str, Any] = owner.__dict__  # a live view
         self._before: Any = _ABSENT
         self._original: Any = _ABSENT
         self._value: Any = _ABSENT
@@ -132,7 +145,7 @@ class ReplacedItem:
 def replaced_function(
     owner: Any, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
 ) -> Replaced:
-    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` where one is active."""
+    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context."""
     return Replaced(owner, name, lambda original: per_context(original, replacement, native_to=native_to))
 
 
@@ -184,7 +197,7 @@ def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple
     Args:
         original: The class.
         new: The ``__new__`` of the subclass; it may return instances of the original.
-        also: Classes that are subclasses of it on the device they belong to, and not in every build.
+        also: Further classes that ``issubclass`` accepts: in some builds of torch they do not derive from it.
     """
 
     class Meta(type(original)):  # type: ignore[misc]
@@ -204,11 +217,11 @@ def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple
     return Meta(original.__name__, (original,), members)
 
 
-# ---- names that answer by thread -------------------------------------------------------------------------------------
+# ---- names whose value depends on the thread -------------------------------------------------------------------------
 
 
 class Guarded:
-    """Names of a module that answer by context.
+    """Names of a module whose values depend on the thread's context.
 
     Args:
         module: The module, for example ``torch._C``.
@@ -310,7 +323,7 @@ class Installation:
         self._build = build
         self._patches: list[Patch] | None = None
         self._holders: set[object] = set()
-        self._in_place: bool | None = False  # None while that is being changed
+        self._in_place: bool | None = False  # None while patches are being installed or removed
         self._round: object = None
         self._lock = threading.RLock()
         if hasattr(os, "register_at_fork"):  # not on Windows
@@ -335,7 +348,7 @@ class Installation:
             with self._lock: self._change()  # noqa: E701  # fmt: skip
 
     def _change(self) -> None:
-        """Install or remove all patches, again if somebody did the same or the opposite meanwhile."""
+        """Install or remove all patches, again if another call of this method came meanwhile."""
         if self._patches is None:
             self._patches = self._build()
         while True:
@@ -353,7 +366,7 @@ class Installation:
 
 
 def do_all(steps: Sequence[Callable[..., None]], *args: Any) -> None:
-    """Do each step, also where one before it failed; then raise what failed first."""
+    """Do each step, even if a step before it failed; then raise the first error."""
     failed: BaseException | None = None
     for step in steps:
         try:

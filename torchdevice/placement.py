@@ -1,19 +1,20 @@
-"""On a target that shares the CPU's memory: which tensors the program holds to be on the accelerator, which on the CPU.
+"""Tracks, on a target that shares the CPU's memory, which tensors a program holds to be on the accelerator.
 
-There a move has nothing to do, and yet it must copy where CUDA's would: who writes to the result of ``x.cuda()`` must
-not change ``x``. A move to where a tensor is must not copy. So storages are marked with the side the program put them
-on: what it created, cloned or moved there. Views share their storage, and so its mark.
+On such a target a move need not do anything, but it must copy where CUDA's would: a write to the result of ``x.cuda()``
+must not change ``x``. A move to the side where a tensor is already must not copy. So the storages that a program
+creates, clones or moves are marked with their side, accelerator or host. Views share their storage, and so its mark.
 
 Results of other operators carry no mark, because following every operator would cost more than the operators. The rule
-is therefore: **a move copies unless both sides are known to be the same.** It errs by a copy that CUDA would not make,
-not by sharing memory that CUDA would not share. Three exceptions keep programs whole. A leaf that requires a gradient
-stays itself where its side or the one it is moved to is unknown. A module that is moved keeps the memory of parameters
-that nobody else holds. And memory that the program shares between processes is the host's unless it is marked.
+is therefore: **a move copies unless both sides are known to be the same.** The rule may make a copy that CUDA would not
+make, but never shares memory that CUDA would not share. There are three exceptions, without which programs break. A
+leaf that requires a gradient stays the same object where its own side or the requested side is unknown. A module that
+is moved keeps the memory of parameters that nobody else holds. Memory that the program shares between processes is the
+host's unless it is marked.
 
-A device argument can be ambiguous too: ``torch.device("cuda")`` becomes the CPU's device in a scope. The object that a
-scope makes of it is always the same one, so it is known by identity; ``x.device`` makes a new object, whose side is
-unknown. The same goes for the string ``"cpu"``: the one in the program's text is a constant that Python keeps once, and
-``x.device.type`` makes a new one.
+A device argument can be ambiguous too: ``torch.device("cuda")`` becomes the CPU's device in a scope. A scope always
+returns one object for it, which is recognized by identity; ``x.device`` makes a new object, whose side is unknown. The
+string ``"cpu"`` is recognized by identity as well: Python interns the constant in a program's text, and
+``x.device.type`` makes a new string.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from torchdevice.torch_internals import require
 
 
 class Side(enum.Enum):
-    """Where the program holds a storage to be. A mark that says unknown stands against what memory says by itself."""
+    """The side on which the program holds a storage to be.
+
+    The mark ``UNKNOWN`` also keeps a storage without a mark of its own from being taken for the host's because it is
+    shared or not resizable.
+    """
 
     HOST = "host"
     DEVICE = "device"
@@ -42,7 +47,7 @@ class Side(enum.Enum):
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 _is_tracing = require(torch._C, "_is_tracing")
-_is_wrapped = require(torch._C._functorch, "is_functorch_wrapped_tensor")  # what functorch differentiates is a leaf too
+_is_wrapped = require(torch._C._functorch, "is_functorch_wrapped_tensor")  # functorch's wrappers report is_leaf too
 _use_count = require(torch._C, "_storage_Use_Count")
 
 
@@ -65,7 +70,7 @@ def _storage(tensor: Any) -> Any:
 
 @functools.cache
 def _has_memory(cls: Any) -> bool:
-    """Return whether tensors of a subclass are tensors with memory, and no wrappers around other ones."""
+    """Return whether tensors of a class have memory of their own, and are no wrappers around other tensors."""
     return (
         issubclass(cls, torch.Tensor)
         and not issubclass(cls, UninitializedTensorMixin)
@@ -74,15 +79,15 @@ def _has_memory(cls: Any) -> bool:
 
 
 def mark_storage(storage: Any, side: Side) -> None:
-    """Note the side of a storage.
+    """Mark a storage with a side.
 
-    It is an attribute of the storage's object in Python, which torch keeps for as long as the storage lives.
+    The mark is an attribute of the storage's Python object, which torch keeps for as long as the storage lives.
     """
     storage._torchdevice_side = side
 
 
 def mark_unmarked(storage: Any, side: Side | None) -> Any:
-    """Note the side of a storage that has no mark, or that it is unknown. Return the storage."""
+    """Mark a storage that has no mark yet; None marks it as unknown. Return the storage."""
     if isinstance(storage, torch.UntypedStorage) and _noted(storage) is None:
         mark_storage(storage, side or Side.UNKNOWN)
     return storage
@@ -93,11 +98,11 @@ def _noted(storage: Any) -> Side | None:
 
 
 def mark(tensor: Any, side: Side | None) -> Any:
-    """Note the side of a tensor's storage; nothing where the side is unknown. Return the tensor."""
+    """Mark a tensor's storage with a side, unless ``side`` is None. Return the tensor."""
     if side is not None:
         storage = _storage(tensor)
         if storage is not None:
-            storage._torchdevice_side = side  # as mark_storage does, with a call less
+            storage._torchdevice_side = side  # mark_storage, inlined: a Python call less for each new tensor
     return tensor
 
 
@@ -119,13 +124,13 @@ def _side_of_storage(storage: Any) -> Side | None:
 
 @functools.cache
 def host_device(device_type: str, index: int | None) -> torch.device:
-    """Return the one object that stands for a device of the host that the program spelled itself."""
+    """Return the one object that stands for a host device which the program itself spelled."""
     with torch._C.DisableTorchFunction():
         return torch.device(device_type) if index is None else torch.device(device_type, index)
 
 
 def spells_host(context: Context, text: Any) -> bool:
-    """Return whether a string is the host's device type as the program wrote it, not one that torch made."""
+    """Return whether a string is the host's device type as written in the program, not a string made by torch."""
     return text is sys.intern(context.device_type)
 
 
@@ -135,7 +140,7 @@ def side_meant(context: Context, device: Any, target: torch.device | None) -> Si
     Args:
         context: The active context.
         device: The argument as the program wrote it.
-        target: What the context makes of it; None where it is left alone.
+        target: The device to which the context redirects the argument; None where it does not.
     """
     if target is not None or device is context.runtime.device(0):
         return Side.DEVICE
@@ -147,7 +152,7 @@ def side_meant(context: Context, device: Any, target: torch.device | None) -> Si
 
 
 def device_meaning(context: Context, device: torch.device, side: Side | None) -> torch.device:
-    """Return the object for a device by which :func:`side_meant` knows a side."""
+    """Return the object for a device from which :func:`side_meant` recognizes ``side``."""
     if side is None or device.type != context.device_type:
         return device
     return context.target if side is Side.DEVICE else host_device(device.type, device.index)
@@ -161,9 +166,9 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
 
     Args:
         context: The active context.
-        tensor: What is moved.
-        result: What torch made of it: the tensor itself where torch had nothing to do.
-        to: The side it is moved to.
+        tensor: The tensor that is moved.
+        result: The result of torch's own move: the tensor itself where torch had nothing to do.
+        to: The side to which the tensor is moved; None where that is unknown.
     """
     if result is not tensor:
         return mark(result, to)
@@ -179,7 +184,7 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
             return tensor
     elif _stays_leaf(context, tensor, side, to):
         if side is not None and to is None:
-            mark_storage(storage, Side.UNKNOWN)  # on CUDA the result may be a copy, and on the other side
+            mark_storage(storage, Side.UNKNOWN)  # on CUDA the result may be a copy on the other side
         return tensor
     if storage is None and _decides_itself(tensor, to):
         return tensor
@@ -187,28 +192,31 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
 
 
 def _stays_leaf(context: Context, tensor: torch.Tensor, side: Side | None, to: Side | None) -> bool:
-    """Return whether a tensor is a leaf that may be where it is moved to, so that an optimizer may be given it."""
+    """Return whether a tensor is a leaf that may be on the requested side already.
+
+    Such a leaf must stay the same object, because the program may give it to an optimizer.
+    """
     is_ambiguous = side is None or to is None or (side is to and _has_several_devices(context))
     return is_ambiguous and tensor.requires_grad and tensor.is_leaf and not _is_wrapped(tensor)
 
 
 def _has_several_devices(context: Context) -> bool:
-    """Return whether the program sees several accelerators. They are one side, but between two of them CUDA copies."""
+    """Return whether the program sees several accelerators. All are one side, but CUDA copies from one to another."""
     return (context.options.devices or 1) > 1
 
 
 def _decides_itself(tensor: torch.Tensor, to: Side | None) -> bool:
-    """Return whether a tensor without memory of its own says by itself what a move is, as DTensor and lazy ones do."""
+    """Return whether a tensor without memory of its own implements moves itself, as DTensor and lazy tensors do."""
     return isinstance(tensor, UninitializedTensorMixin) or (type(tensor) not in _PLAIN and to is not Side.HOST)
 
 
 def followed(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Return the result of a clone or a change of dtype, which stays on the side of its source."""
+    """Return the result of a clone or a change of dtype, marked with the side of its source."""
     return result if result is source else mark(result, side_of(source))
 
 
 def _is_exclusive(storage: Any) -> bool:
-    """Return whether nobody but one tensor holds some memory: no view, no snapshot, no array of NumPy."""
+    """Return whether a single tensor holds a storage: no view, no snapshot, no array of NumPy holds it too."""
     return storage.resizable() and all(map(operator.le, _references(storage), _own_references()))
 
 
@@ -217,10 +225,11 @@ def _references(storage: Any) -> tuple[int, int]:
 
 
 def _own_references() -> tuple[int, int]:
-    """Return the references to the storage of a tensor that is held by one variable, in C++ and in Python.
+    """Return the number of references, in C++ and in Python, to a storage that a single tensor holds.
 
-    Counted each time, because a debugger or a profiler adds references of its own.
+    They are counted at each call, because a debugger or a profiler adds references of its own.
     """
+    # The storage passes through as many variables and calls as from moved() to _references().
 
     def found(tensor: torch.Tensor) -> tuple[int, int]:
         storage = _storage(tensor)
@@ -236,22 +245,22 @@ def _own_references() -> tuple[int, int]:
 
 
 def created(context: Context, source: Any, result: Any, to: Side | None) -> Any:
-    """Note where a new tensor is, for which a device was asked; some functions return what they were given instead.
+    """Mark a tensor that was created with a device argument, and return it; an input that is returned is a move.
 
     Args:
         context: The active context.
-        source: What the tensor was made of or made like.
-        result: The tensor.
-        to: The side that was asked for.
+        source: The data or the tensor that the function was given.
+        result: The tensor that the function returned.
+        to: The requested side; None where that is unknown.
     """
     return moved(context, source, result, to) if result is source else mark(result, to)
 
 
 def created_by_default(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-    """Note where a new tensor is, for which no device was asked.
+    """Mark a tensor that was created without a device argument, and return it.
 
     Args:
-        func: The function that made it.
+        func: The function that created the tensor.
         args: The function's arguments.
         kwargs: The function's keyword arguments.
         result: The tensor.
@@ -265,7 +274,10 @@ def created_by_default(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def _default_side(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Side | None:
-    """Return the side on which a function makes a tensor by itself: the host, or that of a tensor it is given."""
+    """Return the side of a tensor created without a device argument: the host, or that of the function's input.
+
+    None stands for an unknown side.
+    """
     for value in args:
         if isinstance(value, torch.Tensor):
             return side_of(value) if value is args[0] and _makes_alike(func) else None
@@ -278,13 +290,13 @@ def _default_side(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S
 
 @functools.cache
 def _makes_alike(func: Any) -> bool:
-    """Return whether a function makes its tensor where the one is that it is given first."""
+    """Return whether a function creates its tensor on the device of its first argument."""
     name = getattr(func, "__name__", "").partition(".")[0]
     return name.startswith("new") or name.endswith("_like") or name in ("tensor", "as_tensor", "asarray")
 
 
 def shared(source: Any, result: Any) -> Any:
-    """Return a tensor that another library handed over: it is where the tensor is whose memory it has."""
+    """Return a tensor imported from another library, marked with the side of ``source``, whose memory it shares."""
     if isinstance(result, torch.Tensor):
         side = side_of(source) if isinstance(source, torch.Tensor) else None
         return mark(result, side or Side.UNKNOWN)
@@ -292,13 +304,13 @@ def shared(source: Any, result: Any) -> Any:
 
 
 def made_of(context: Context, source: Any, result: torch.Tensor, to: Side | None) -> torch.Tensor:
-    """Return a tensor made of data on a device: a copy where torch took memory that CUDA would have copied.
+    """Return a tensor made from data: a copy where torch shared memory that CUDA would have copied.
 
     Args:
         context: The active context.
         source: The data: a tensor, an array of NumPy, numbers.
-        result: What torch made of it.
-        to: The side that was asked for.
+        result: The tensor that torch made from the data.
+        to: The requested side; None where that is unknown.
     """
     if result is source:
         return moved(context, source, result, to)

@@ -1,8 +1,9 @@
 """The pytest plugin: ``pytest --torchdevice=simulated:cuda:2`` runs a project's tests in a scope.
 
-The scope is entered before the first test module is imported: ``skipif(not torch.cuda.is_available())`` sees it.
+The scope is entered before the first test module is imported, so that ``skipif(not torch.cuda.is_available())`` does
+not skip.
 
-pytest imports this file for everybody who has the package installed, so torch is imported only where it is asked for.
+pytest imports this file wherever the package is installed, so torch is imported only if an option asks for a scope.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Enter the scope, also for processes that tests start."""
+    """Enter the scope, and set the variables that give it to processes that tests start."""
     given = _given(config)
     if "target" not in given:
         return
@@ -49,16 +50,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say where the tests run."""
+    """Return the line of pytest's header that names the target."""
     scope = config.stash.get(_scopes, None)
     return None if scope is None else f"torchdevice: {scope.runtime.target}"
 
 
 @pytest.fixture
 def simulated_accelerator(request: pytest.FixtureRequest) -> Iterator[Scope]:
-    """A scope on simulated devices, active during the test: those of ``--torchdevice``, or one that simulates CUDA.
+    """A scope on simulated devices, active during the test: that of ``--torchdevice``, else one with the profile cuda.
 
-    A test chooses another by ``@pytest.mark.parametrize("simulated_accelerator", ["cuda:2", "mps"], indirect=True)``.
+    A test chooses others by ``@pytest.mark.parametrize("simulated_accelerator", ["cuda:2", "mps"], indirect=True)``.
     """
     from torchdevice import choosing
     from torchdevice.scope import Scope
@@ -75,13 +76,15 @@ def simulated_accelerator(request: pytest.FixtureRequest) -> Iterator[Scope]:
 
 
 def _given(config: pytest.Config) -> dict[str, Any]:
-    """Return the options that the command line says."""
+    """Return the options that the command line gives."""
     flags = {name: config.getoption(_options.pytest_flag_of(name)) for name in _options.declarations()}
     return {name: value for name, value in flags.items() if value is not None}
 
 
 def _defaults(target: object) -> dict[str, Any]:
-    """Tests ask tensors whether they are on the program's accelerator, so simulated ones say that they are."""
+    """Return the defaults that differ from those of a scope: on a simulated device, ``identity="program"``."""
     from torchdevice import choosing
+
+    # Tests check that tensors are on the program's accelerator.
 
     return {"identity": "program"} if choosing.is_simulated(target) else {}

@@ -107,7 +107,7 @@ class Scope(AbstractContextManager["Scope"]):
 
     @property
     def runtime(self) -> Runtime:
-        """What the target can do. Resolved at the first entry."""
+        """The target's :class:`Runtime`. The target is resolved at the first entry."""
         return self._resolved().runtime
 
     def report(self) -> Report:
@@ -174,7 +174,7 @@ class Scope(AbstractContextManager["Scope"]):
 
 
 class _Joining(Scope):
-    """What a thread enters to be in a context of the thread that started it."""
+    """The scope by which a thread joins the context of the thread that started it."""
 
     def __init__(self, scope: Scope, context: Context, forced_cpu: bool):
         super().__init__(scope.options)
@@ -194,7 +194,7 @@ class _Joining(Scope):
 
 
 def _enter(context: Context, owner: Scope) -> None:
-    """Put everything in place in this thread; nothing, where nothing is needed."""
+    """Enter a context in this thread. If that fails or is interrupted, undo it and raise."""
     entry = Entry(context, owner=owner)
     try:
         _fill(entry, context)
@@ -226,7 +226,7 @@ def _fill(entry: Entry, context: Context) -> None:
 
 
 def _leave(entry: Entry) -> None:
-    """Undo an entry, whatever of it was done. May be called again."""
+    """Undo an entry, complete or not. May be called again."""
     do_all(_LEAVING, entry)
 
 
@@ -257,7 +257,7 @@ def _context_of(entry: Entry) -> Context:
 
 
 _LEAVING = (thread_state.leave, _forget, _finish_thread, _drop_installations, _leave_runtime)
-"""The steps of leaving, in order. Each can be repeated, and is done where another failed."""
+"""The steps of leaving, in order. Each can be repeated, and is done even if another step failed."""
 
 
 def _refuse_other_patchers() -> None:
@@ -314,12 +314,12 @@ _COUNT = inspect.Parameter("count", inspect.Parameter.POSITIONAL_OR_KEYWORD, def
 def simulate(profile: str = "cuda", count: int = 1, **options: Any) -> Scope:
     """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
 
-    The same as ``portable(f"simulated:{profile}:{count}", identity="program", ...)``. What the device is registered
-    with in torch stays for the life of the process.
+    Equivalent to ``portable(f"simulated:{profile}:{count}", identity="program", ...)``. The device stays registered
+    with torch for the life of the process.
 
     Args:
-        profile: ``"cuda"``; ``"mps"``, with the dtypes and operators that Metal has; or ``"strict"``, where nothing
-            runs that one of the two lacks.
+        profile: ``"cuda"``; ``"mps"``, with the dtypes and operators that Metal has; or ``"strict"``, which lacks
+            what either of the two lacks.
         count: How many devices there are.
         **options: See below.
 
@@ -391,7 +391,7 @@ def disable() -> None:
     """Undo the last :func:`enable` of this thread.
 
     Raises:
-        ScopeError: None is in force in this thread, or a scope entered after it is still active.
+        ScopeError: No :func:`enable` is in force in this thread, or a scope entered after it is still active.
     """
     enabled = [entry for entry in state.entries if entry.environment is not None]
     if not enabled:

@@ -1,7 +1,7 @@
 """Which accelerator a device argument spells. Pure functions without state.
 
 A spelling is a whole device argument: ``"cuda"``, ``"cuda:1"``, ``torch.device("mps")``, an int where torch takes one.
-Everything else, also a malformed spelling such as ``"cuda:x"``, is left to torch, which says what is wrong with it.
+Any other argument, also a malformed one such as ``"cuda:x"``, is passed to torch, which raises its own error.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from torchdevice.options import declarations
+from torchdevice.families import FAMILIES
 
-ACCELERATORS = frozenset(declarations()["written_for"].choices)
+ACCELERATORS = frozenset(FAMILIES)
 """The accelerators that a program may have been written for."""
 
 FORCE_CPU = "cpu:-1"
-"""The spelling that sends the rest of the active scope to the CPU. Torch itself refuses a negative index."""
+"""The spelling that sends the rest of the active scope to the CPU. torch itself refuses a negative index."""
 
 _FORCING = ((FORCE_CPU,), (FORCE_CPU.partition(":")[0], -1))
 
@@ -50,10 +50,10 @@ class Spelling:
 
 
 def parse(value: object) -> Spelling | None:
-    """Return the accelerator that ``value`` spells, or None where it spells none.
+    """Return the accelerator that ``value`` spells, or None if it spells no accelerator.
 
-    An int is the ordinal of the program's accelerator. It is reported as ``"cuda"``. A bool is no ordinal; an integer
-    of NumPy is one.
+    An int, or an integer of NumPy, is the ordinal of the program's accelerator and is returned as ``"cuda"``. A bool is
+    not an ordinal.
     """
     if isinstance(value, str):
         match = _STRING.fullmatch(value)
@@ -65,7 +65,7 @@ def parse(value: object) -> Spelling | None:
 
 
 def ordinal_of(value: object) -> int | None:
-    """Return the int that a value is, also one of NumPy's; None for a bool, a tensor and everything else."""
+    """Return an int, or an integer of NumPy, as an int; None for a bool and for any other value."""
     return operator.index(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
 
 
@@ -87,7 +87,7 @@ _LEGACY_TYPE = re.compile(rf"torch\.(?:{'|'.join(sorted(ACCELERATORS))})\.(?:spa
 
 
 def legacy_dtype(wanted: Any) -> torch.dtype | None:
-    """Return the dtype of an accelerator's legacy tensor type, or of the dotted name of one; else None."""
+    """Return the dtype of an accelerator's legacy tensor type, given as a class or by its dotted name; else None."""
     name = wanted if isinstance(wanted, str) else _dotted_name(wanted)
     match = _LEGACY_TYPE.fullmatch(name)
     return LEGACY_DTYPES.get(match[1]) if match else None

@@ -1,11 +1,11 @@
-"""The registry of supplied names: what a scope gives torch's modules beneath torch's own Python.
+"""The registry of supplied names: functions and values that a scope puts beneath torch's own Python.
 
-``torch.cuda`` is ordinary Python on top of about a hundred names of ``torch._C``. A build without CUDA lacks these
-names, a CUDA build without a GPU has them raise. The files of ``cuda/`` and their neighbours register functions and
-values for them here. Torch's own Python runs on them unmodified, so argument checks, keys and wording come from torch
-itself.
+``torch.cuda`` is ordinary Python that calls about a hundred names of ``torch._C``. A build without CUDA lacks these
+names. In a CUDA build without a GPU they raise. The files of ``cuda/``, ``mps.py``, ``xpu.py`` and ``accelerator.py``
+register functions and values for them here. torch's own Python calls these unmodified, so argument checks, keys and
+wording come from torch itself.
 
-Every name declares its fidelity. The coverage table in the documentation is made from :data:`SUPPLIED`.
+Every name declares its fidelity. ``docs/coverage.md`` is made from :data:`SUPPLIED`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Supplied(NamedTuple):
 
     Attributes:
         name: Its dotted name: ``"torch._C._cuda_getDevice"``.
-        value: A function of the context that returns what the name stands for.
-        fidelity: How close that comes to the accelerator's own.
-        note: What it does, in a few words.
+        value: A function of the context that returns the name's value.
+        fidelity: How close that value comes to the accelerator's own.
+        note: What the value does, in a few words.
         on: Target -> fidelity and note, for the targets where these differ.
     """
 
@@ -51,16 +51,16 @@ def supplied_function(
     native_to: str = "cuda",
     on: Mapping[str, tuple[Fidelity, str]] | None = None,
 ) -> Callable[[Any], Any]:
-    """Register a function ``(context, *args)`` as what ``torch._C.<name>`` does, or a dotted name, or each of several.
+    """Register a function ``(context, *args)`` that torch calls, without the context, by one or several names.
 
-    A function that is not exact is reported once per line of the program, with ``note`` as what is done instead. A
-    function whose fidelity differs by target, as ``on`` says, reports that itself.
+    A call of a function that is not exact is reported once per line of the program, with ``note`` as the text of
+    what is done instead. A function with ``on`` reports its calls itself.
 
     Args:
-        name: One name or several.
+        name: One name or several: of ``torch._C``, or dotted.
         fidelity: How close the function comes to the accelerator's own.
-        note: What it does, in a few words; the first line of its docstring if left out.
-        native_to: The device type the name belongs to: where the target is that device, torch's own is called.
+        note: What the function does, in a few words; the first line of its docstring if left out.
+        native_to: The device type that the name belongs to: on a target of that type torch's own function is called.
         on: Target -> fidelity and note, for the targets where these differ.
     """
 
@@ -68,7 +68,11 @@ def supplied_function(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         silent = fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)  # what raises notes that itself
-        called = function if silent else _reporting(function, names[0], fidelity, note or first_line(function))
+        called = (
+            function
+            if silent
+            else _reporting(function, names[0], fidelity, note or first_line(function).removeprefix("Return "))
+        )
 
         def value(context: Context) -> Any:
             found = TORCHS_OWN if context.device_type == native_to else context.bound(called)
@@ -84,7 +88,13 @@ def supplied_function(
 
 
 def supplied_value(name: str, fidelity: Fidelity = Fidelity.EXACT, *, native_to: str = "cuda") -> Callable[[Any], Any]:
-    """Register a function of the context as the value of the dotted ``name``, as :func:`supplied_function` does."""
+    """Register a function of the context that returns the value of the dotted ``name``.
+
+    Args:
+        name: The dotted name.
+        fidelity: How close the value comes to the accelerator's own.
+        native_to: The device type that the name belongs to: on a target of that type torch's own value is read.
+    """
 
     def register(function: Callable[[Context], Any]) -> Callable[[Context], Any]:
         def value(context: Context) -> Any:

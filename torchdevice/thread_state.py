@@ -1,8 +1,8 @@
 """Which context is active in this thread.
 
-A thread has a list of entries. Everything else that must agree with the list (what torch and this package read on their
-way) is brought in line by :func:`settle`, which may be interrupted or entered again at any of its lines, and is then
-called once more.
+A thread has a list of entries. Everything that torch and this package read during a call must agree with the list.
+:func:`settle` brings these values in line. It may be interrupted, or entered again, at any of its lines, and is then
+called again.
 
 A thread's state is plain data of that thread, not a ContextVar: torch keeps its stack of function modes per thread too,
 and the two must agree, also when an asyncio task is suspended inside a ``with`` block.
@@ -31,7 +31,7 @@ _initializing = [require(torch.cuda, "_tls"), require(torch.xpu, "_tls")]
 
 
 class ContextMode(TorchFunctionMode):
-    """A function mode that works for a context. What it does is said by its subclass in ``engines/mode.py``.
+    """A function mode that serves a context. Its subclass in ``engines/mode.py`` handles the calls.
 
     Attributes:
         context: The context of the innermost entry that the mode serves; None where it serves none any more.
@@ -40,12 +40,12 @@ class ContextMode(TorchFunctionMode):
     context: Context | None
 
     def serve(self, context: Context | None) -> None:
-        """Work for a context from now on."""
+        """Serve a context from now on."""
         self.context = context
 
 
 class Entry:
-    """One entry of this thread: of a context, or of a time in which torch answers for itself.
+    """One entry of this thread: into a context, or into :class:`suspended`, where torch answers for itself.
 
     Args:
         context: The context; None where torch answers for itself.
@@ -57,8 +57,9 @@ class Entry:
     Attributes:
         during_call: Whether a mode beside the stack handles a call outside the entry, so that ``state.mode`` is None.
         restores: Whether ``state.mode`` is still to be restored: the entry was left as the innermost one.
-        parts: What was put in place for the entry, for the one who entered it.
-        environment: The variables to restore when the entry is left; None where it set none.
+        parts: The installations that this entry holds. The caller of :func:`enter` sets and drops them.
+        environment: The environment variables to restore on leaving; None for an entry that :func:`enable` did not
+            make.
     """
 
     __slots__ = (
@@ -94,19 +95,20 @@ class Entry:
 
 
 class ThreadState(threading.local):
-    """What this thread has entered, and what follows from it.
+    """This thread's entries, and the values that follow from them.
 
     Attributes:
         entries: What was entered and not left, outermost first.
         context: The innermost context; None where torch answers for itself.
-        for_cuda: The same context where it stands in for CUDA; None where the target is CUDA itself.
-        mode: The mode beside torch's stack, which wrapped entry points ask; None where torch's stack has the mode, and
+        for_cuda: ``context`` where the target stands in for CUDA; None where the target is CUDA itself.
+        mode: The mode beside torch's stack, which wrapped entry points call; None where torch's stack has the mode, and
             while the mode handles a call.
         traced: The mode beside the stack, while Dynamo traces a program.
         compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
-        answers: Whether all of the above, and torch's own flags, were last set to the end.
+        answers: False while ``context``, ``for_cuda``, ``compiling`` and torch's own flags are being set, and after an
+            interrupt in between.
         stacked: The modes that entries of this thread have put on torch's stack.
-        lifted: Modes of others that were taken off torch's stack to reach one below, and must be put back.
+        lifted: Modes of other packages that were taken off torch's stack to reach a mode below, and must be put back.
     """
 
     def __init__(self) -> None:
@@ -125,12 +127,12 @@ state = ThreadState()
 
 
 class _Lifted(NamedTuple):
-    """A mode of others that was taken off torch's stack to reach one below.
+    """A mode of another package that was taken off torch's stack to reach a mode below.
 
     Attributes:
-        position: Where it was.
+        position: The mode's index on the stack.
         mode: The mode.
-        to_reach: The one below.
+        to_reach: The mode below.
     """
 
     position: int
@@ -138,7 +140,7 @@ class _Lifted(NamedTuple):
     to_reach: ContextMode
 
     def place(self) -> int:
-        """Return where it belongs now: one lower if the mode below is gone."""
+        """Return the index at which the mode belongs now: one lower if the mode below is gone."""
         return self.position - (self.to_reach not in stacked_modes())
 
 
@@ -175,7 +177,7 @@ def enter(entry: Entry) -> None:
 
 
 def leave(entry: Entry) -> None:
-    """Take an entry out, wherever it is. May be called again, and for an entry that was never put in."""
+    """Take an entry out, innermost or not. May be called again, and for an entry that is not in the list."""
     if entry in state.entries:
         entry.restores = state.entries[-1] is entry
         state.entries.remove(entry)
@@ -207,7 +209,7 @@ def settle() -> None:
         _answer_for(entries[-1] if entries else None)
         for mode in state.stacked[:]:
             mode.serve(_served_by(mode))
-            # Nobody takes a mode that serves nothing, so what is true now stays true.
+            # A new entry never takes a mode that serves nothing, so this condition stays true.
             if _served_by(mode) is None:
                 _retire(mode)
         if state.lifted:
@@ -227,7 +229,7 @@ def _served_by(mode: ContextMode) -> Context | None:
 
 
 def _answer_for(entry: Entry | None) -> None:
-    """Let what answers by thread answer for an entry, or let torch answer for itself where there is none."""
+    """Set the values of this thread that supplied names and torch read, for its innermost entry, or for none."""
     context = entry.context if entry is not None else None
     if context is not None and context.is_native:
         context = None
@@ -253,18 +255,18 @@ def stacked_modes() -> list[Any]:
         try:
             return [_stack_at(index) for index in range(_stack_length())]
         except RuntimeError:
-            continue  # who came between these calls made the stack shorter
+            continue  # a signal handler between these calls made the stack shorter
 
 
 def _retire(mode: ContextMode) -> None:
     """Take a mode off torch's stack.
 
-    It is not there while torch lets it handle a call, for which torch takes it off and puts it back afterwards. Until
-    the next entry or exit it then stays on the stack and does nothing.
+    While a mode handles a call, torch itself has taken it off, and puts it back afterwards. Such a mode stays on the
+    stack without effect until the next entry or exit.
     """
     while mode in (stack := stacked_modes()):
         top = stack[-1]
-        # Each on one line, so that whoever comes between the lines finds nothing half done.
+        # Each change is on one line, so that a signal handler between lines finds nothing half done.
         try:
             if top is mode:
                 state.stacked.remove(_pop()) if _is_top(mode) else None
@@ -287,10 +289,10 @@ def _put_back_lifted() -> None:
 
 
 class suspended:
-    """Let torch answer for itself in this thread: what answers by thread behaves as if no scope were active.
+    """Let torch answer for itself in this thread: supplied names and patches behave as if no scope were active.
 
     Args:
-        compiling: Whether a compiler works for a program in the scope, whose tensors it may make.
+        compiling: Whether a compiler of torch works for a program in a scope; it may then make simulated tensors.
     """
 
     _entry: Entry | None = None

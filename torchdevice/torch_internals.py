@@ -1,4 +1,4 @@
-"""The one way to a private name of torch. A name that is gone is reported with the version of torch."""
+"""Looks up private names of torch. The error for a missing name says which torch version lacks it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def require(owner: Any, name: str) -> Any:
     """Return ``owner.name``, a private name of torch.
 
     Raises:
-        TorchVersionError: The installed torch no longer has it.
+        TorchVersionError: The installed torch does not have the name.
     """
     try:
         return getattr(owner, name)

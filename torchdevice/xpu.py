@@ -1,6 +1,6 @@
-"""``torch.xpu`` on devices that are not Intel's: what stands in for CUDA's names, under those of ``torch/xpu``.
+"""``torch.xpu`` on devices that are not Intel's, for ``torch/xpu``. Most names do what CUDA's names of ``cuda/`` do.
 
-Whether XPU *is available* is said by what the program is written for, as for MPS.
+``torch.xpu.is_available()`` is True only in a program written for XPU (see :mod:`torchdevice.mps`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ XPU_DEVICE_TYPE = 12
 
 @supplied_value("torch._C._has_xpu", native_to=XPU)
 def has_xpu(context: Context) -> bool:
-    """Whether the program is written for XPU."""
+    """Return whether the program is written for XPU."""
     return context.options.written_for == XPU
 
 
 @supplied_function("_xpu_getDeviceCount", native_to=XPU)
 def get_device_count(context: Context) -> int:
-    """The number of devices the scope advertises; 0 to a program that is written for another accelerator."""
+    """Return the number of devices that the scope advertises; 0 in a program written for another accelerator."""
     return context.device_count if context.options.written_for == XPU else 0
 
 
@@ -46,7 +46,7 @@ def synchronize(context: Context, index: int) -> None:
 
 @supplied_function("_xpu_getCurrentStream", native_to=XPU)
 def get_current_stream(context: Context, index: int) -> tuple[int, int, int]:
-    """The id of this thread's current stream on the device, the device, and XPU's device type."""
+    """Return the id of this thread's current stream on the device, the device's ordinal, and XPU's device type."""
     stream_id, device_index, _ = streams.get_current_stream(context, index)
     return stream_id, device_index, XPU_DEVICE_TYPE
 
@@ -61,7 +61,7 @@ def record_memory_history(
     clear_history: bool = False,
     skip_actions: list[str] | None = None,
 ) -> None:
-    """Record allocations with the Python stack, or stop."""
+    """Start to record allocations with their Python stack, or stop."""
     memory_history.record_memory_history(
         active, enabled, context, stacks, max_entries, clear_history, skip_actions=skip_actions
     )
@@ -69,11 +69,11 @@ def record_memory_history(
 
 @supplied_value("torch.xpu.default_generators", native_to=XPU)
 def default_generators(context: Context) -> Any:
-    """The target's default generators."""
+    """Return a default generator for each advertised device. A target with one device repeats its generator."""
     return random.default_generators(context)
 
 
-_AS_FOR_CUDA: dict[str, Callable[..., Any]] = {
+_LIKE_CUDA: dict[str, Callable[..., Any]] = {
     "_xpu_init": devices.init,
     "_xpu_isInBadFork": devices.is_in_bad_fork,
     "_xpu_getDevice": devices.get_device,
@@ -95,7 +95,7 @@ _AS_FOR_CUDA: dict[str, Callable[..., Any]] = {
     "torch.xpu._exchange_device": devices.exchange_device,
     "torch.xpu._maybe_exchange_device": devices.maybe_exchange_device,
 }
-"""Names of XPU that mean what a name of CUDA means."""
+"""Names of XPU, and the function of CUDA's name that has the same meaning."""
 
 
 _ON = {
@@ -105,7 +105,7 @@ _ON = {
 }
 
 
-for _name, _function in _AS_FOR_CUDA.items():
+for _name, _function in _LIKE_CUDA.items():
     supplied_function(_name, native_to=XPU, on=_ON.get(_name))(_function)
 
 
@@ -145,11 +145,12 @@ def _new_event(
 
 
 def _device_count(context: Context, original: Any) -> int:
-    """What torch 2.10 keeps for the process."""
+    """Return the number of devices. torch 2.10 caches the answer of its own function for the process."""
     return get_device_count(context)
 
 
 def _uninitialized(index: int) -> Any:
+    """Raise as a thread without a scope would: ``torch.xpu`` gets this function when it initialises XPU."""
     raise AttributeError("module 'torch.xpu' has no attribute '_get_device_properties'")
 
 

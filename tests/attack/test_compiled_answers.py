@@ -1,4 +1,4 @@
-"""Compiled code must not answer for another scope: every answer that depends on an option is guarded by all options."""
+"""Compiled code must not give the answers of another scope: it is guarded by all options."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_scope_gets_its_own_answer(case: str, engine: str, backend: str) ->
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_becomes_of_float64(engine: str) -> None:
+def test_each_scope_gets_its_own_answer_for_float64(engine: str) -> None:
     compiled = torch.compile(lambda: torch.zeros(2, dtype=torch.float64, device="cuda"), backend="eager")
     for _ in range(2):
         with torchdevice.simulate("mps", float64="float32", engine=engine), warnings.catch_warnings():
@@ -87,7 +87,7 @@ def test_the_number_of_visible_devices(engine: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("first", ["outside", "inside"])
-def test_code_of_a_scope_is_not_served_outside(target: str, engine: str, first: str) -> None:
+def test_code_of_a_scope_does_not_run_outside_nor_the_reverse(target: str, engine: str, first: str) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x.cuda() + 1 if torch.cuda.is_available() else x - 1
 
@@ -100,6 +100,9 @@ def test_code_of_a_scope_is_not_served_outside(target: str, engine: str, first: 
                 assert compiled(torch.zeros(1)).item() == 1
 
 
+@pytest.mark.xfail(
+    torch.__version__ < "2.11", strict=True, reason="torch 2.10 guards on no attribute of a threading.local"
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_current_device_is_that_of_the_call(engine: str) -> None:
     compiled = torch.compile(lambda n: torch.zeros(n, device="cuda") + 1, backend="eager")
@@ -129,17 +132,17 @@ def test_strict_is_strict_in_compiled_code(engine: str, fullgraph: bool) -> None
         with torch.autocast("cuda", torch.float16):
             return a @ a
 
-    # A copy of the code: Dynamo does not try code again that it could not compile once.
+    # A copy of the code, because Dynamo does not try again to compile code on which it failed once.
     own = types.FunctionType(in_half.__code__.replace(), globals(), "in_half")
     program = torch.compile(own, backend="eager", fullgraph=fullgraph)
     a = torch.ones(2, 2)
-    with torchdevice.portable("cpu", engine=engine):
+    with torchdevice.portable("cpu", autocast="bfloat16", engine=engine):
         assert program(a).dtype is torch.bfloat16
     refusal = torch._dynamo.exc.Unsupported if fullgraph else FidelityError
-    with torchdevice.portable("cpu", strict=True, engine=engine):
-        with pytest.raises(refusal, match=r"autocast\(torch.float16\) cannot be had exactly here"):
+    with torchdevice.portable("cpu", strict=True, autocast="bfloat16", engine=engine):
+        with pytest.raises(refusal, match=r"autocast\(torch.float16\) would not be exact here"):
             program(a)
-    with torchdevice.portable("cpu", engine=engine):
+    with torchdevice.portable("cpu", autocast="bfloat16", engine=engine):
         assert program(a).dtype is torch.bfloat16
 
 
@@ -150,6 +153,7 @@ def test_every_option_is_in_the_key() -> None:
         "identity": "program",
         "strict": True,
         "float64": "error",
+        "autocast": "float32",
         "capability": (9, 0),
         "memory": 1 << 30,
         "properties": {"name": "a GPU"},

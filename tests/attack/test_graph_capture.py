@@ -1,4 +1,4 @@
-"""Graphs: a capture changes nothing that the program can see, and every replay does what the program would do."""
+"""CUDA graphs: a capture changes nothing that the program can see; a replay has the effects of the captured calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def instance_norm(x: torch.Tensor) -> tuple[Callable[[], Any], list[torch.Tensor
 
 
 def undeclared(x: torch.Tensor) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-    """An operator that says less than it does, on a part of the program's memory that holds NaN."""
+    """An operator that writes to an argument without saying so in its schema, on memory next to NaN."""
     memory = torch.full((3, 6), float("nan"), device="cuda")
     part = memory[:, 3]
     part.zero_()
@@ -58,7 +58,7 @@ def renormalised(x: torch.Tensor) -> tuple[Callable[[], Any], list[torch.Tensor]
 
 
 def conjugate(x: torch.Tensor) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-    """Tensors with the conjugate bit among what an operator may have written to."""
+    """An operator with arguments that have the conjugate bit."""
     state = torch.zeros(12, dtype=torch.complex64, device="cuda")
     turned = (x.flatten() * 1j).conj()
     return lambda: state.real.add_((turned + turned.imag).imag), [torch.view_as_real(state)]
@@ -107,7 +107,7 @@ def squeezed_twice(x: torch.Tensor) -> torch.Tensor:
 
 def transposed(x: torch.Tensor) -> torch.Tensor:
     y = x[:4].view(2, 2) * 1
-    z = y + y.t()  # noted with the shape before
+    z = y + y.t()  # recorded with the shape before
     y.t_()
     return torch.cat([z.flatten(), y.flatten(), (y * 3).flatten()])
 
@@ -159,7 +159,7 @@ def test_a_shape_changed_in_place_stays_changed(scope: torchdevice.Scope, name: 
         assert y.shape == expected.shape and torch.equal(y, expected)
 
 
-def test_a_tensor_the_program_turns_after_the_capture(scope: torchdevice.Scope) -> None:
+def test_tensors_that_the_program_transposes_after_the_capture(scope: torchdevice.Scope) -> None:
     x, graph = torch.arange(6.0).view(2, 3).cuda(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = x + 1
@@ -219,7 +219,7 @@ def test_two_graphs_of_one_generator_and_the_default_one(scope: torchdevice.Scop
 
 
 def test_a_generator_that_is_not_registered() -> None:
-    """On a device that can be told from the CPU: CUDA's error, and the capture has failed."""
+    """On a simulated device CUDA's error is raised, and the capture fails."""
     with torchdevice.simulate():
         generator, graph = torch.Generator("cuda"), torch.cuda.CUDAGraph()
         before = generator.get_state()
@@ -231,7 +231,7 @@ def test_a_generator_that_is_not_registered() -> None:
             graph.replay()
         cpu = torch.Generator().manual_seed(0)
         with torch.cuda.graph(graph):
-            torch.rand(4, generator=cpu)  # the CPU draws for itself
+            torch.rand(4, generator=cpu)  # a generator of the CPU needs no registration
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

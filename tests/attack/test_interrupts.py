@@ -1,8 +1,9 @@
 """Interrupts and re-entry at every line of entering and leaving.
 
 A trace function raises ``KeyboardInterrupt`` at one line of this package after the other, while a scope is entered and
-left, and checks each time that torch answers rightly at once, that the thread's state is right, and that the next entry
-works. A second one enters and leaves another scope at each line instead, as a destructor or a signal handler does.
+left. After each interrupt the tests check that torch is as it was before, that the thread's state is right, and that
+the next entry works. Another test enters and leaves a second scope at each line, as a destructor or a signal handler
+may.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ import torchdevice
 from torchdevice import installed, thread_state
 from torchdevice.engines import wrap
 
-# Python reports an exception that reaches a destructor as unraisable, also an interrupt that comes there.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+# Python reports an exception in a destructor, an injected interrupt too, as unraisable.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.timeout(7200),  # the complete sweep runs some ten thousand cycles line by line
+]
 
 PACKAGE = str(Path(torchdevice.__file__).parent) + os.sep
 
@@ -50,7 +54,7 @@ class Injector:
         self.where = ""
 
     def __enter__(self) -> Injector:
-        # The frame of the test counts too: the lines of its ``with`` statement are where a scope is left.
+        # Lines of cycle() count too, because its ``with`` statement enters and leaves the scope.
         sys.settrace(self._trace)
         return self
 
@@ -74,18 +78,18 @@ def interrupt() -> None:
 
 
 def cycle(make: Callable[[], torchdevice.Scope]) -> None:
-    """Enter a scope and leave it: by ``with``."""
+    """Enter and leave a scope by ``with``."""
     with make():
         pass
 
 
 def decorated_cycle(make: Callable[[], torchdevice.Scope]) -> None:
-    """Enter a scope and leave it: by a decorated function."""
+    """Enter and leave a scope by a call of a decorated function."""
     make()(lambda: None)()
 
 
 def generator_cycle(make: Callable[[], torchdevice.Scope]) -> None:
-    """Enter a scope and leave it: for each step of a decorated generator."""
+    """Enter and leave a scope for each step of a decorated generator."""
 
     def steps() -> Iterator[int]:
         yield 1
@@ -115,7 +119,7 @@ def state_of_thread() -> dict[str, Any]:
 
 
 def assert_inside_and_outside(make: Callable[[], torchdevice.Scope]) -> None:
-    """Enter and leave once more: everything works inside, and nothing is left in place outside."""
+    """Enter and leave a scope. Check that everything works inside, and that no patch stays outside."""
     with make() as scope:
         assert torch.cuda.is_available() and torch.cuda.device_count() == 1
         assert torch.ones(2, device="cuda").sum().item() == 2
@@ -130,8 +134,8 @@ def makers(target: str, engine: str) -> Callable[[], torchdevice.Scope]:
 
 
 def lines_of(way: Callable[..., None], make: Callable[[], torchdevice.Scope]) -> int:
-    """Return how many lines a cycle has."""
-    way(make)  # what is built once is built
+    """Return the number of lines that a cycle runs."""
+    way(make)  # builds what is built once in a process
     way(make)
     with Injector(-1, interrupt) as counter:
         way(make)
@@ -140,7 +144,7 @@ def lines_of(way: Callable[..., None], make: Callable[[], torchdevice.Scope]) ->
 
 
 def chosen_lines(count: int, sweep: tuple[bool, int], sample: int) -> list[int]:
-    """Return all lines, or a sample of them."""
+    """Return the numbers of all lines in a complete sweep, else a seeded sample of them."""
     everything, seed = sweep
     return list(range(count)) if everything else sorted(random.Random(seed).sample(range(count), min(sample, count)))
 
@@ -148,7 +152,7 @@ def chosen_lines(count: int, sweep: tuple[bool, int], sample: int) -> list[int]:
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupt_at_any_line(target: str, engine: str, way: str, sweep: tuple[bool, int]) -> None:
-    """All lines with --sweep=full, a seeded sample by default."""
+    """An interrupt at any line leaves the thread wholly in the scope or wholly out of it."""
     make, run = makers(target, engine), WAYS[way]
     before = state_of_thread()
     interrupted = 0
@@ -185,7 +189,7 @@ def test_another_scope_at_any_line(target: str, engine: str, way: str, sweep: tu
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_a_scope_that_is_entered_at_any_line_and_stays(target: str, engine: str, sweep: tuple[bool, int]) -> None:
-    """A signal handler that calls ``enable()`` half way through another entry or exit."""
+    """A scope stays active that is entered half way through another entry or exit, as by a signal handler."""
     make = makers(target, engine)
     before = state_of_thread()
     for number in chosen_lines(lines_of(cycle, make), sweep, 60):
@@ -202,7 +206,7 @@ def test_a_scope_that_is_entered_at_any_line_and_stays(target: str, engine: str,
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_abandoned_generators_are_collected_at_any_time(chosen: str, engine: str) -> None:
-    """A decorated generator in a reference cycle leaves its scope when the collector comes, in the middle of others."""
+    """A decorated generator in a reference cycle leaves its scope when it is collected, inside other scopes too."""
 
     def abandon() -> None:
         @torchdevice.portable(engine=engine)
@@ -233,7 +237,7 @@ def test_abandoned_generators_are_collected_at_any_time(chosen: str, engine: str
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows")
 def test_timed_interrupts(chosen: str) -> None:
-    """Real ``Ctrl-C`` at random times over a small decorated call, as a person presses it."""
+    """Interrupts by a timer come at random times during calls of a small decorated function, as ``Ctrl-C`` would."""
     assert threading.current_thread() is threading.main_thread()
     step = torchdevice.portable(lambda: torch.ones(2, device="cuda").sum().item())
     step()

@@ -1,4 +1,4 @@
-"""Tensors that overlap: the simulated device copies, refuses and computes as the CPU does, whatever shares memory."""
+"""Tensors that overlap: the simulated device copies, refuses and computes as the CPU does."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 import torchdevice
 
 SIZE = 24
-"""Elements of the memory that all tensors of a program share."""
+"""The number of elements of the memory that all tensors of a program share."""
 
 Make = Callable[[str], torch.Tensor]
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """Return what a call does: nested lists of its results, or its error without the name of a device."""
+    """Return the results of a call as nested lists, or its error's type and text without the name of a device."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an output that is resized
+        warnings.simplefilter("ignore")  # torch warns of an ``out`` that it resizes
         try:
             return values(call())
         except (RuntimeError, IndexError) as error:
@@ -39,7 +39,7 @@ def values(result: Any) -> Any:
 
 
 def on_both(program: Callable[[torch.Tensor], Any], dtype: torch.dtype = torch.float32) -> list[Any]:
-    """Return what a program does with the memory it is given, and the memory after it: on the CPU, simulated."""
+    """Run a program on the CPU and on the simulated device. Return its outcome and the memory afterwards for each."""
     found = []
     for device in ("cpu", "cuda"):
         with torchdevice.simulate():
@@ -102,7 +102,7 @@ def test_what_the_cpu_computes(name: str) -> None:
 
 @st.composite
 def views(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Size, strides and offset of a tensor within the memory, overlapping itself now and then."""
+    """Draw the size, strides and offset of a tensor within the memory, which may overlap itself."""
     size = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)))
     strides = tuple(draw(st.integers(0, 3)) for _ in size)
     extent = sum((n - 1) * stride for n, stride in zip(size, strides, strict=True))
@@ -142,9 +142,9 @@ STEPS = st.lists(st.tuples(st.sampled_from(sorted(OPERATORS)), views(), views(),
 
 
 def run(steps: Any, device: str, stop: int) -> Iterator[Any]:
-    """Run a program and yield what each step does. It ends where a result needs more memory than there is.
+    """Run a program and yield the outcome of each step. It ends at a result that needs more memory than there is.
 
-    There the CPU's memory grows under all tensors that share it, which memory of the simulated device cannot.
+    The CPU would then grow the memory under all tensors that share it; memory of the simulated device cannot grow.
     """
     memory = torch.arange(float(SIZE)).to(device)
     for operator, *parts in steps[:stop]:
@@ -178,7 +178,7 @@ def test_writes_through_views_of_every_dtype_reach_one_memory() -> None:
 
 @pytest.mark.parametrize("out", [False, True])
 def test_memory_ends_with_its_last_view(out: bool) -> None:
-    """Also where an operator with ``out`` made the memory one that cannot be resized."""
+    """The memory is also freed after an operator with ``out`` made it impossible to resize."""
     with torchdevice.simulate():
         gc.collect()
         before = torch.cuda.memory_allocated()

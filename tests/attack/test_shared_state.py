@@ -1,4 +1,4 @@
-"""State that must not be shared: between threads, with what runs already, with torch after a scope."""
+"""State that must not leak: between threads, into running code, into torch after a scope."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def owner_of(name: str) -> tuple[Any, str]:
 
 
 class TestMonkeypatching:
-    """Writing, deleting and restoring a supplied name is as with a plain attribute, and ends with the scope."""
+    """A supplied name can be set, deleted and restored as a plain attribute; changes end with the scope."""
 
     @pytest.mark.parametrize("way", ["monkeypatch", "mock", "by hand", "delete"])
     def test_every_supplied_name(self, chosen: str, way: str) -> None:
@@ -266,7 +266,7 @@ class TestAfterwards:
             assert torch.zeros(1).get_device() == torch.zeros(1, device="cuda").get_device()
         assert torch.zeros(1).device.type == "cpu" and torch.get_default_device().type == "cpu"
 
-    def test_what_a_call_was_given_is_not_kept(self, cuda: torchdevice.Scope) -> None:
+    def test_arguments_of_a_call_are_not_kept_alive(self, cuda: torchdevice.Scope) -> None:
         other = torch.ones(2)
         torch.ones(2).to(other)
         torch.ops.aten.to(torch.ones(2), other)
@@ -275,7 +275,7 @@ class TestAfterwards:
         gc.collect()
         assert kept() is None
 
-    def test_true_is_no_ordinal(self, chosen: str) -> None:
+    def test_true_is_not_an_ordinal(self, chosen: str) -> None:
         with torchdevice.portable():
             with pytest.raises((TypeError, RuntimeError)):
                 torch.ones(1).to(device=True)
@@ -284,11 +284,11 @@ class TestAfterwards:
                 torch.ones(1).to(device=True)
 
     @pytest.mark.parametrize("ordinal", [np.int64(1), np.int32(1), np.uint8(1)])
-    def test_integers_of_numpy_are_ordinals(self, ordinal: Any) -> None:
+    def test_numpy_integers_are_ordinals(self, ordinal: Any) -> None:
         with torchdevice.simulate(count=2):
             assert torch.ones(1).cuda(ordinal).get_device() == 1
             with pytest.raises(ValueError, match=r"Expected a torch\.device with a specified index"):
-                torch.cuda.set_device(ordinal)  # torch's own answer
+                torch.cuda.set_device(ordinal)  # torch's own error
 
 
 class TestDecorating:

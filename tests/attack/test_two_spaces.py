@@ -1,7 +1,8 @@
-"""Memory of the host and of the device are two spaces: what is written to one never shows in the other.
+"""Memory of the host and of the device are two spaces: a write to one never changes the other.
 
-Random programs create, move, view and write tensors. A reference keeps what two spaces would hold, with plain tensors
-and without this package; a program must see the same. It is text, so a failure prints a program to run by hand.
+Random programs create, move, view and write tensors. A reference holds the values of two separate spaces, with plain
+tensors and without this package; a program must see these values. A program is text, so a failure prints a program that
+can be run by hand.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ HOW_TO_SPELL = {
 
 @dataclass
 class Held:
-    """What a variable of the program holds.
+    """The reference's value of a variable of the program.
 
     Attributes:
         value: A tensor of the reference, or an array that shares memory with one.
-        space: The space it is in.
-        pinned: Whether the program pinned it.
+        space: ``"host"`` or ``"device"``.
+        pinned: Whether the program pinned the tensor.
     """
 
     value: Any
@@ -56,17 +57,17 @@ class Held:
 
     @property
     def memory(self) -> int:
-        """Which memory it has, as a number."""
+        """The address of the tensor's memory; -1 for an array."""
         return self.value.untyped_storage().data_ptr() if isinstance(self.value, torch.Tensor) else -1
 
 
 class Writer:
-    """Writes a random program, and keeps what it would hold in two spaces.
+    """Writes a random program, and keeps the values that its variables have with two separate spaces.
 
     Args:
-        seed: Of the choices.
-        exact: Whether moves that move nothing return the tensor itself whatever is known, as on CUDA. Otherwise they
-            may copy where docs/copies.md says so, and the program does not write to such memory any more.
+        seed: The seed of all choices.
+        exact: Whether a move to the space where a tensor is always returns the tensor itself, as on CUDA. Otherwise it
+            may copy as docs/copies.md describes, and the program no longer writes to such memory.
     """
 
     def __init__(self, seed: int, exact: bool) -> None:
@@ -91,14 +92,17 @@ class Writer:
     # -- bookkeeping
 
     def add(self, line: str, name: str | None = None, value: Any = None, space: str = "host", **more: Any) -> None:
-        """Add a line to the program, and what it assigns."""
+        """Add a line to the program, and the variable that it assigns."""
         if name is not None:
             self.held[name] = Held(value, space, **more)
         self.lines.append(line)
         self.expected.append({key: np.array(each.value.tolist()) for key, each in self.held.items()})
 
     def assign(self, text: str, value: torch.Tensor, space: str, known: bool | None = None, **more: Any) -> None:
-        """Add a line that assigns a tensor to a new variable; ``known`` where its memory is new."""
+        """Add a line that assigns a tensor to a new variable.
+
+        ``known`` says, for a tensor with new memory, whether the package can know the tensor's space.
+        """
         name = f"v{len(self.lines)}"
         self.add(f"{name} = {text}", name, value, space, **more)
         if known is not None:
@@ -158,7 +162,7 @@ class Writer:
         self.assign(text, value.detach(), there or like.space, known=known)
 
     def of_data(self) -> None:
-        """Tensors made of the one buffer of NumPy, again and again, and of other tensors."""
+        """Make a tensor of the program's NumPy buffer or of another tensor."""
         buffer = self.held["b"].value
         space = self.choose.choice(SPACES)
         device = self.spelling(space)
@@ -241,7 +245,7 @@ class Writer:
     def moved(self, text: str, source: str, to: str, is_ambiguous: bool, dtype: torch.dtype | None = None) -> None:
         held = self.held[source]
         if is_ambiguous and held.value.requires_grad and not self.exact:
-            return  # a leaf stays itself, which the explicit tests are about
+            return  # a leaf stays the same object, which tests below check
         if to != held.space or dtype not in (None, held.value.dtype):
             moved = held.value.detach().to(dtype or held.value.dtype, copy=True)
             self.assign(text, moved, to, known=not is_ambiguous)
@@ -318,7 +322,7 @@ class Writer:
 
 
 def run(writer: Writer) -> dict[str, Any]:
-    """Run a program in the active scope, look at every variable after every line, and return the variables."""
+    """Run a program in the active scope, check every variable after every line, and return the variables."""
     names: dict[str, Any] = {"torch": torch, "np": np, "nn": nn, "copy": copy}
     for number, (line, expected) in enumerate(zip(writer.lines, writer.expected, strict=True)):
         with torch.no_grad():
@@ -331,7 +335,7 @@ def run(writer: Writer) -> dict[str, Any]:
 
 
 def aliases(names: dict[str, Any], writer: Writer) -> None:
-    """Check which variables share memory. Where a move may have copied, they need not; elsewhere they must."""
+    """Check that variables share memory as in the reference; after a move that may have copied, they need not."""
     program = "\n".join(writer.lines)
     tensors = {name: held for name, held in writer.held.items() if isinstance(held.value, torch.Tensor)}
     actual = {name: names[name].untyped_storage().data_ptr() for name in tensors}
@@ -379,8 +383,8 @@ def _on_one_space(line: str) -> str:
     return line
 
 
-def test_the_reference_has_teeth() -> None:
-    """Where all spellings mean the CPU, and nothing keeps two spaces, programs see what they must not."""
+def test_programs_fail_on_a_single_space() -> None:
+    """With all spellings replaced by the CPU's, half of the programs fail, so they do detect a single space."""
     caught = 0
     for seed in range(20):
         writer = Writer(seed, exact=True).program(LINES)
@@ -446,7 +450,7 @@ MOVES_TO_DEVICE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Named(torch.Tensor):
-    """A subclass as programs make them."""
+    """A plain subclass of a tensor."""
 
 
 def _by_default_device(x: torch.Tensor) -> torch.Tensor:
@@ -459,7 +463,7 @@ def _by_default_device(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "make", [lambda: torch.zeros(3), lambda: torch.zeros(3) + 0, lambda: torch.from_numpy(np.zeros(3, "f"))]
 )
-def test_who_writes_to_the_moved_one_does_not_change_the_first(way: str, make: Callable[[], torch.Tensor]) -> None:
+def test_a_write_to_a_moved_tensor_does_not_change_its_source(way: str, make: Callable[[], torch.Tensor]) -> None:
     x = make()
     y = MOVES_TO_DEVICE[way](x)
     y += 1
@@ -513,7 +517,7 @@ def _saved(value: Any) -> io.BytesIO:
 @in_scope
 @pytest.mark.parametrize("way", MOVES_TO_HOST)
 @pytest.mark.parametrize("made", MADE_ON_DEVICE)
-def test_a_snapshot_stays(made: str, way: str) -> None:
+def test_a_snapshot_keeps_its_values(made: str, way: str) -> None:
     x = MADE_ON_DEVICE[made]()
     snapshot = MOVES_TO_HOST[way](x)
     with torch.no_grad():
@@ -521,7 +525,7 @@ def test_a_snapshot_stays(made: str, way: str) -> None:
     assert snapshot.tolist() == [0] * 3 and x.tolist() == [1] * 3
 
 
-def test_memory_handed_over_by_dlpack_stays_where_it_is() -> None:
+def test_memory_imported_by_dlpack_keeps_its_side() -> None:
     with torchdevice.portable("cpu"):
         x = torch.zeros(3, device="cuda")
         snapshot = torch.from_dlpack(x).cpu()
@@ -595,7 +599,7 @@ def test_a_moved_leaf_is_no_leaf() -> None:
 
 
 def test_an_ambiguous_move_of_a_leaf_forgets_its_side() -> None:
-    """Nobody may take the leaf for the host's afterwards, nor its memory where NumPy made it."""
+    """Afterwards neither the leaf's mark nor memory from NumPy may count as the host's."""
     with torchdevice.portable("cpu"):
         for weight in (torch.zeros(3), torch.from_numpy(np.zeros(3, "f"))):
             weight.requires_grad_()
@@ -672,7 +676,7 @@ def test_what_was_taken_before_a_move_stays(way: str) -> None:
 
 @in_scope
 @pytest.mark.parametrize("hold", [lambda x: x.untyped_storage(), lambda x: x.detach()[1:], lambda x: x.numpy()])
-def test_one_holder_is_enough(hold: Callable[[torch.Tensor], Any]) -> None:
+def test_parameters_with_another_holder_are_copied(hold: Callable[[torch.Tensor], Any]) -> None:
     model = nn.Linear(2, 2).requires_grad_(False)
     held = hold(model.weight)
     before = held.tolist()
@@ -739,7 +743,7 @@ def test_a_copy_of_a_model_is_on_its_own() -> None:
 
 @in_scope
 def test_parameters_that_share_memory_part_when_moved() -> None:
-    """As on CUDA: only the same object in two places stays the same."""
+    """As on CUDA, only one object that is registered twice stays shared."""
     model = nn.Module()
     model.one = nn.Parameter(torch.zeros(2))
     model.two = nn.Parameter(model.one.detach())

@@ -1,4 +1,4 @@
-"""The command line: which command was asked for."""
+"""The command line: parses the arguments and runs the command."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status of the command.
 
     Raises:
-        SystemExit: With status 2 for a command that could not be understood or carried out; as a program raises it.
-        BaseException: What the program of ``torchdevice run`` raises.
+        SystemExit: With status 2 if the command line is invalid or cannot be carried out.
+        BaseException: What the program of ``torchdevice run`` raises, ``SystemExit`` included.
     """
     parser = CommandParser(
         prog="torchdevice",

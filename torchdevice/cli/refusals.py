@@ -1,4 +1,4 @@
-"""How a command ends that cannot be carried out: with one line, and exit status 2."""
+"""Ends a command that cannot be carried out with one line on stderr and exit status 2."""
 
 from __future__ import annotations
 

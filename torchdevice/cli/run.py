@@ -205,7 +205,7 @@ def _loader(path: str, source: bytes | str) -> Any:
 
 def _activate(options: argparse.Namespace, program: Program) -> None:
     """Enable the scope for this process and those it starts, and have the report made if that was asked for."""
-    os.environ.pop(SWITCH, None)  # or torch, when it is imported now, would enable another scope
+    os.environ.pop(SWITCH, None)  # otherwise the import of torch below would enable another scope
     from torchdevice import scope
 
     enabled = scope.enable_chosen(_chosen(options), propagate=True)
@@ -248,7 +248,7 @@ def _show_report(file: str | bool, report: Report) -> None:
 
 def _execute(program: Program, main: dict[str, Any]) -> None:
     try:
-        # Frames that Python shows in a traceback, those of runpy, are wanted. There must be no other between this
+        # Frames of runpy stay in tracebacks, because Python shows them too. No other frame may come between this
         # function and the program.
         if program.module is not None:
             runpy._run_module_as_main(program.module)

@@ -1,7 +1,7 @@
-"""What Dynamo and Inductor know of a device: torch's ``DeviceInterface``, for each device of the context.
+"""Registers torch's ``DeviceInterface``, through which Dynamo and Inductor ask about a device, for a scope's devices.
 
-``torch.cuda`` answers for the target in a scope, so the interface of a target is that of CUDA under another name, told
-the truth about Triton. It is registered for as long as scopes are active.
+``torch.cuda`` answers for the target in a scope. So a target for which torch has no interface gets that of CUDA, except
+for the answers about Triton. The interfaces are registered while scopes are active.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchdevice.torch_internals import require
 
 
 class Interfaces:
-    """The interfaces that torch has registered, with those of active scopes among them: a reversible change."""
+    """The patch that adds the interfaces of active scopes to torch's registry."""
 
     def __init__(self) -> None:
         self._before: dict[str, Any] | None = None
@@ -32,7 +32,7 @@ class Interfaces:
                 require(registry, "init_device_reg")()
         if self._before is None:
             self._before = dict(require(registry, "device_interfaces"))
-        # Bound when Dynamo was imported, to functions that only raise in a build without CUDA.
+        # Torch bound these methods when Dynamo was imported; in a build without CUDA they only raise.
         if not self._exchanges:
             self._exchanges = [Replaced(registry.CudaInterface, name, _late(name)) for name in _EXCHANGES]
         for patch in self._exchanges:
@@ -41,7 +41,7 @@ class Interfaces:
     def remove(self) -> None:
         for patch in self._exchanges:
             patch.remove()
-        before = self._before  # read once: whoever comes between two lines may undo the change himself
+        before = self._before  # read once: a signal handler between two lines may undo the change too
         if before is not None:
             interfaces = _registry().device_interfaces
             for name in interfaces.keys() - before.keys():
@@ -50,7 +50,7 @@ class Interfaces:
             self._before = None
 
     def add(self, runtime: Runtime, devices: int) -> None:
-        """Register what a scope has: its target, plain and by index, and as many CUDA devices as it advertises."""
+        """Register the target of a scope, and the ``devices`` CUDA devices it advertises, without and with an index."""
         registry = _registry()
         cuda = registry.CudaInterface
         target = registry.device_interfaces.get(runtime.device_type) or stand_in(runtime)
@@ -64,7 +64,7 @@ _EXCHANGES = ("exchange_device", "maybe_exchange_device")
 
 
 def _late(name: str) -> Callable[[Any], Any]:
-    """Return what makes a function of ``torch.cuda`` looked up when it is called."""
+    """Return the ``make`` of a patch whose method looks ``torch.cuda._<name>`` up when it is called."""
 
     def make(original: Any) -> Any:
         return staticmethod(lambda device: getattr(torch.cuda, f"_{name}")(device))

@@ -1,4 +1,4 @@
-"""What Dynamo sees of a scope, and what it does with graphs. Put in place as soon as Dynamo is imported."""
+"""Patches of Dynamo: what it sees of a scope while it traces, and how it compiles graphs and runs compiled code."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.utils._device import _device_constructors
 from torchdevice import thread_state
 from torchdevice.compile import unstacked_mode
 from torchdevice.compile.device_interfaces import Interfaces
-from torchdevice.compile.imports import Importing
 from torchdevice.context import Context
 from torchdevice.cuda.streams import StreamStandIn, new_stream
 from torchdevice.device_properties import DeviceProperties
 from torchdevice.engines import traced
 from torchdevice.errors import FidelityError
 from torchdevice.fidelity import Fidelity
+from torchdevice.importing import Importing
 from torchdevice.patching import (
     Callback,
     Patch,
@@ -35,9 +35,10 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 class _Skipped:
-    """Dynamo compiles no frame of this package by itself, and traces only some files with what calls them.
+    """The patch that makes Dynamo skip the frames of this package, except those it traces as part of a program.
 
-    What Dynamo skips it keeps as one regular expression, which takes longer to make than a scope to enter: kept here.
+    Dynamo keeps the folders to skip as one regular expression. Compiling that takes longer than entering a scope, so
+    the expressions with and without this package are kept here.
     """
 
     def __init__(self) -> None:
@@ -63,10 +64,7 @@ class _Skipped:
 
 
 class _WhenImported:
-    """The patches of Dynamo: where it calls a compiler, ``reset``, and what it must not trace.
-
-    Put in as soon as Dynamo is imported.
-    """
+    """The patches of Dynamo and of Inductor's compiled graphs, installed as soon as these modules are imported."""
 
     def __init__(self) -> None:
         self._importing = Importing("torch._dynamo", self.install)
@@ -97,7 +95,7 @@ class _WhenImported:
             self._trace_generators(context.runtime.generator_type)
 
     def _trace_generators(self, cls: type[torch.Generator]) -> None:
-        """Let Dynamo see generators of a class as it sees torch's own: it looks for that very class."""
+        """Let Dynamo trace generators of a subclass as it traces torch's own, which it finds by their exact class."""
         if cls is not torch.Generator:
             builder: Any = torch._dynamo.variables.builder.VariableBuilder
             require(builder, "_type_dispatch")()[cls] = require(builder, "wrap_user_defined")
@@ -116,6 +114,8 @@ class _WhenImported:
                 "create",
                 lambda original: staticmethod(per_context(original, _traced_autocast)),
             ),
+            replaced_function(torch._dynamo.variables.tensor.TensorVariable, "method_attr_device", _read_device),
+            replaced_function(torch._dynamo.variables.tensor.TensorVariable, "method_attr_is_cuda", _read_is_cuda),
             Callback(_add_constants, _remove_constants),
             *unstacked_mode.patches(),
             self._interfaces,
@@ -137,7 +137,10 @@ WHEN_IMPORTED = _WhenImported()
 
 
 def _guard_by_key(context: Context, original: Any, self: Any) -> Any:
-    """Where Dynamo begins the guards of a frame: whatever the frame asks of the context, it is guarded by its key."""
+    """Stand in for ``OutputGraph.init_ambient_guards``: guard each frame by the context's key too.
+
+    The key covers whatever the frame asks of the context.
+    """
     result = original(self)
     sources, guards = torch._dynamo.source, torch._dynamo.guards
     mode = unstacked_mode.source_of_mode()
@@ -154,7 +157,7 @@ def _stream_patches() -> list[Patch]:
         replaced_function(utils, "build_event", _build_event),
     ]
     for module in (utils, guards):
-        if hasattr(module, "get_current_stream"):
+        if hasattr(module, "get_current_stream"):  # written in C in torch 2.15
             found.append(replaced_function(module, "get_current_stream", _current_stream))
     if "___get_current_stream" in names:
         found.append(ReplacedItem(names, "___get_current_stream", lambda own: per_context(own, _current_stream)))
@@ -162,18 +165,18 @@ def _stream_patches() -> list[Patch]:
 
 
 def _run_compiled(context: Context, original: Any, self: Any, inputs: Any) -> Any:
-    """Where Inductor's code runs, forward and backward: its devices are the target's, and no mode need see it."""
+    """Run Inductor's code, forward and backward, without modes: its devices are the target's already."""
     with torch._C.DisableTorchFunction():
         return original(self, inputs)
 
 
 def _build_stream(context: Context, original: Any, args: Any, kwargs: Any) -> Any:
-    """Where compiled code makes a stream: of torch's class in C, which knows no stand-in."""
+    """Make a stream for compiled code. Torch would use ``torch._C.Stream``, which makes no stand-ins."""
     return torch.Stream(*args, **kwargs)
 
 
 def _current_stream(context: Context, original: Any, device: torch.device) -> Any:
-    """Where compiled code and its guards ask for the current stream, each time: a function in C in torch 2.15."""
+    """Return the current stream, which compiled code and its guards ask for at each call."""
     index = context.thread.device_index if device.index is None else device.index
     stream_id = context.thread.streams.get(index, 0)
     return new_stream(context, StreamStandIn, stream_id=stream_id, device_index=index)
@@ -185,17 +188,34 @@ def _build_event(context: Context, original: Any, args: Any, kwargs: Any) -> Any
 
 
 def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Where Dynamo meets ``torch.autocast``: in a graph it is that of the target, and nothing stands beside it."""
+    """Stand in for ``AutocastModeVariable.create``: in a graph, autocast of an accelerator is that of the target."""
     found = original(*args, **kwargs)
     device_type, dtype, enabled, *rest = found.target_values
+    if device_type not in ACCELERATORS and dtype not in (None, torch.float16, torch.bfloat16):
+        enabled = False  # as torch says, with a warning, where it is made outside a graph
     if device_type in ACCELERATORS or device_type == context.device_type:
         fitting = context.autocast_dtype(dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
         found.target_values = [context.device_type, fitting, enabled, *rest]
     return found
 
 
+def _read_device(context: Context, original: Any, self: Any, tx: Any) -> Any:
+    """Where compiled code reads ``x.device``: as the scope's tensors say it, which is a part of the code's key."""
+    device = self.device
+    if device is None or not context.says_program or device.type != context.device_type:
+        return original(self, tx)
+    return torch._dynamo.variables.VariableTracker.build(tx, context.program_device(device.index or 0))
+
+
+def _read_is_cuda(context: Context, original: Any, self: Any, tx: Any) -> Any:
+    device = self.device
+    if device is None or not context.says_program or device.type != context.device_type:
+        return original(self, tx)
+    return torch._dynamo.variables.VariableTracker.build(tx, context.options.written_for == "cuda")
+
+
 def _add_constants() -> None:
-    """Let Dynamo take for constants what does not change in a scope, and show modes all factories (not so in 2.10)."""
+    """Let Dynamo fold values that do not change in a scope, and pass all factories to modes (2.10 omits some)."""
     tracing = torch._dynamo.variables.torch
     constants: Any = require(tracing, "constant_fold_functions")
     constants[torch.cuda.device_count] = None
@@ -215,22 +235,23 @@ def _remove_constants() -> None:
 
 
 _shown: set[Any] = set()
-"""Functions that Dynamo calls without asking modes otherwise."""
+"""The factories that were added to Dynamo's list of functions that modes handle."""
 
 
 def truthfully(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call ``original`` as if no scope were active, so that a compiler sees the machine as it is."""
     with thread_state.suspended(compiling=True):
         return original(*args, **kwargs)
 
 
 def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
-    """Where Dynamo hands a graph to a compiler. Where Inductor has no code for the device, the graph runs as it is."""
+    """Compile a graph. Where Inductor makes no code for the device, run the graph operator by operator."""
     compiler = self.compiler_fn
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
     _forget_unused_stream(gm)
     by_inductor = isinstance(compiler, require(torch, "_TorchCompileInductorWrapper"))
-    if by_inductor and not context.runtime.compiles:
+    if by_inductor and not (context.runtime.compiles and _has_code_for(context, gm)):
         try:
             context.report("torch.compile with inductor", "the graph, run operator by operator", Fidelity.APPROXIMATE)
         except FidelityError as error:
@@ -241,10 +262,19 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
     return compiled if by_inductor and beside_the_stack else _unseen(compiled)
 
 
-def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:
-    """Keep compiled code from looking the current stream up at each call, as on accelerators, if its graph has none.
+def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:
+    """Return whether Inductor has code for what a graph needs of the target in backward."""
+    if context.runtime.compiles_flex_backward or not torch.is_grad_enabled():
+        return True
+    calls = (node for node in gm.graph.nodes if str(node.target) == "flex_attention")
+    inputs = (each.meta.get("example_value") for node in calls for each in node.all_input_nodes)
+    return not any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
 
-    Torch from 2.13 on registers the stream before it traces anything else.
+
+def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:
+    """Keep compiled code from looking up the current stream at each call if its graph uses no stream.
+
+    From 2.13 on, Dynamo registers an accelerator's current stream before it traces anything else.
     """
     registry: Any = torch._dynamo.graph_bytecode_inputs
     registered = require(registry, "index_to_bytecode_constructor")
@@ -256,7 +286,7 @@ def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:
 
 
 def _unseen(compiled: Any) -> Any:
-    """Return compiled code as run without the mode: what it does on devices was decided when it was traced."""
+    """Return a function that runs compiled code without modes: its devices were decided when it was traced."""
 
     @functools.wraps(compiled)
     def run(*args: Any) -> Any:

@@ -1,8 +1,8 @@
-"""``torch.compile`` and ``torch.export``: the compilers are told the truth about CUDA.
+"""``torch.compile`` and ``torch.export``, whose compilers see the machine as it is.
 
-Dynamo runs the program's code and must see what the program sees. What Dynamo hands a graph to, the modules of the
-compilers while they are imported, and whoever asks whether Triton can be used, must see the machine as it is: no CUDA
-code is to be made, and torch remembers the answers for the rest of the process.
+Dynamo traces the program's code and must see what the program sees. The compilers that get its graphs, the modules of
+these compilers while they are imported, and the functions that ask whether Triton can be used must see no CUDA: no CUDA
+code is to be made, and torch keeps the answers for the rest of the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
-    """Return what these arguments of ``torch.compile`` ask for that only Inductor's code in Triton heeds."""
+    """Return the options in these arguments of ``torch.compile`` that have an effect on Triton code only."""
     backend = kwargs.get("backend", "inductor")
     if backend != "inductor":
         return ["backend cudagraphs"] if backend == "cudagraphs" else []
@@ -55,7 +55,7 @@ def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
 
 
 def patches() -> list[Patch]:
-    """Return the patches of ``torch.compile``, of Dynamo and of the questions about Triton."""
+    """Return the patches of ``torch.compile``, ``torch.export``, Dynamo and the functions that ask about Triton."""
     triton = importlib.import_module("torch.utils._triton")
     questions = [name for name, function in vars(triton).items() if hasattr(function, "cache_clear")]
     return [

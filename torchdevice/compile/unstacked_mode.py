@@ -1,8 +1,8 @@
-"""Dynamo and the engine without a mode on the stack.
+"""Patches of Dynamo for ``engine="wrap"``, whose mode is beside torch's stack.
 
-Dynamo traces the modes that it finds on torch's stack, and guards on them. The thread's mode is shown to it as one more
-mode while it traces, with a source of its own, so that compiled code runs without any mode on the stack. The wrapped
-entry points are shown to it as what they stand for: the mode says what becomes of the call.
+Dynamo traces the modes on torch's stack and guards on them. While Dynamo traces, these patches add the thread's mode to
+the modes it traces, with a source of its own for guards, so that compiled code needs no mode on the stack. Dynamo
+traces a wrapped entry point as its original function; the call is rewritten by the mode.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ _state = thread_state.state
 
 
 _BESIDE = 1 << 20
-"""The index that means the mode beside the stack to :func:`_mode_at`; Dynamo adds or subtracts a few."""
+"""The stack index by which :func:`_mode_at` finds the mode beside the stack. Dynamo adds or subtracts small numbers."""
 
 
 class GraphRefusedError(FidelityError):
-    """A strict scope refuses what a compiler would make of a whole graph; the frame without it raises nothing."""
+    """A strict scope refuses to run a whole graph uncompiled.
+
+    It reaches the program as it is, because the frame run by Python would raise nothing.
+    """
 
 
 def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Where Dynamo traces a frame: what it runs meanwhile, with fake tensors, asks no mode.
+    """Trace a frame while what Dynamo itself runs, with fake tensors, calls no mode.
 
     A frame in which a strict scope refuses something is not compiled, so that the program's own line raises the error.
     """
@@ -50,7 +53,7 @@ def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 
 
 def _see_mode(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """What Dynamo knows of the modes where it begins to trace a frame: the one beside the stack is the topmost."""
+    """Stand in for ``SymbolicTorchFunctionState.__init__``: add the mode beside the stack as the topmost mode."""
     original(self, *args, **kwargs)
     if _state.traced is not None:
         source = torch._dynamo.source.TorchFunctionModeStackSource(_BESIDE)
@@ -58,7 +61,7 @@ def _see_mode(context: Context, original: Any, self: Any, *args: Any, **kwargs: 
 
 
 def source_of_mode() -> Any:
-    """Return how guards of the frame that is traced find this thread's mode; None where it has none."""
+    """Return the source by which guards of the traced frame find this thread's mode; None without a mode."""
     source = torch._dynamo.source.TorchFunctionModeStackSource
     if _state.traced is not None:
         return source(_BESIDE)
@@ -68,10 +71,10 @@ def source_of_mode() -> Any:
 
 
 class _DefaultDevice:
-    """``torch.utils._device.CURRENT_DEVICE``: in a thread with a mode beside the stack it equals no other value.
+    """``torch.utils._device.CURRENT_DEVICE``, which equals no other value in a thread with a mode beside the stack.
 
-    Dynamo compares the default device for all code that it compiled. So code that was compiled outside a scope, of
-    which nothing else tells that there is a scope now, is not served inside.
+    Dynamo guards all compiled code on the default device. So code that was compiled outside a scope does not run
+    inside, where no other guard of that code would fail.
     """
 
     def __init__(self, original: Any):
@@ -90,7 +93,7 @@ class _DefaultDevice:
 
 
 def _guard_default_device(original: Any) -> Any:
-    """Where Dynamo notes the default device: a thread without such a mode notes torch's own."""
+    """Replace ``GuardBuilder.DEFAULT_DEVICE``: in a thread without a mode beside the stack, guard on torch's value."""
 
     @functools.wraps(original)
     def DEFAULT_DEVICE(self: Any, guard: Any) -> Any:
@@ -108,7 +111,7 @@ def _guard_default_device(original: Any) -> Any:
 
 
 def _mode_at(original: Any) -> Any:
-    """How guards and compiled code look a mode up."""
+    """Replace the function by which guards and compiled code look a mode up."""
 
     @functools.wraps(original)
     def get_torch_function_mode_stack_at(ind: int) -> Any:
@@ -118,16 +121,17 @@ def _mode_at(original: Any) -> Any:
 
 
 def _set_stack(context: Context, original: Any, stack: list[Any]) -> None:
-    """Where compiled code sets the stack to what it was traced to be: the mode beside it stays there."""
+    """Set torch's stack for compiled code, without the mode that was traced but belongs beside the stack."""
     original([mode for mode in stack if mode is not _state.mode])
 
 
 def names_in_guards() -> dict[str, Any]:
-    """Return what the expressions of guards know by name, collected once in a process."""
+    """Return the names that guard expressions can use; torch collects them once in a process."""
     return require(torch._dynamo.guards, "_get_closure_vars")()
 
 
 def _show_originals() -> None:
+    """Let Dynamo trace entry points as their original functions."""
     builder = torch._dynamo.variables.builder
     variable_builder: Any = require(builder, "VariableBuilder")
     sourceless: Any = require(builder, "SourcelessBuilder")

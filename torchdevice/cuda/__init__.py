@@ -1,1 +1,1 @@
-"""``torch.cuda``, a file for each file of it: the names it stands on, its patches and its stand-in types."""
+"""``torch.cuda``: one file for each file of it, with its supplied names, its patches and its stand-in types."""

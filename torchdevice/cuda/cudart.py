@@ -1,4 +1,4 @@
-"""The CUDA runtime module. For ``torch.cuda.cudart()`` and ``torch/cuda/profiler.py``."""
+"""The CUDA runtime module, for ``torch.cuda.cudart()`` and ``torch/cuda/profiler.py``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class CudaError(enum.IntEnum):
 class Cudart:
     """The CUDA runtime module, as ``torch.cuda.cudart()`` returns it.
 
-    Stays in ``torch.cuda`` for all threads, so it answers by the scope of the thread that asks and is the build's own
-    module (None in a build without CUDA) for the others.
+    All threads share the attribute ``torch.cuda._cudart``. A thread in a scope gets the stand-in's functions. Other
+    threads get those of the build's own module, which is None in a build without CUDA.
     """
 
     cudaError = CudaError
@@ -37,7 +37,7 @@ class Cudart:
         if context is None:
             return getattr(self._original, name)
         if name not in _CUDART:
-            thread_state.refuse(f"torch.cuda.cudart().{name}", "There is no CUDA runtime behind a stand-in device.")
+            thread_state.refuse(f"torch.cuda.cudart().{name}", "It needs the CUDA runtime. Use a torch function.")
         return context.bound(_CUDART[name])
 
     def __bool__(self) -> bool:

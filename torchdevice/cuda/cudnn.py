@@ -1,12 +1,10 @@
-"""cuDNN, which is said to be there and takes no tensor. For ``torch/backends/cudnn``."""
+"""cuDNN, for ``torch/backends/cudnn``: it is reported as available, and accepts no tensor."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.cuda.comm
-import torch.cuda.green_contexts
 
 from torchdevice import thread_state
 from torchdevice.context import Context
@@ -20,16 +18,16 @@ def _cudnn_version(context: Context, original: Any) -> int:
 
 
 def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> bool:
-    """There is no cuDNN, whatever tensors say they are on."""
+    """Return False also for a tensor that reports a CUDA device: no cuDNN could compute with it."""
     return False
 
 
 class _BenchmarkLimit:
-    """``torch.backends.cudnn.benchmark_limit``, which a build without cuDNN lacks: stored for the context."""
+    """``torch.backends.cudnn.benchmark_limit``, which a build without cuDNN lacks. The value is stored per context."""
 
     def __get__(self, module: Any, owner: type) -> int | None:
         if module is None:
-            return None  # what torch has there in a build without cuDNN
+            return None  # the class attribute of torch in a build without cuDNN
         if thread_state.state.for_cuda is None:
             return vars(module).get("benchmark_limit")
         return torch._C._cuda_get_cudnn_benchmark_limit()
@@ -42,17 +40,18 @@ class _BenchmarkLimit:
 
 
 CUDNN = 91002
+"""cuDNN 9.10.2 as ``torch.backends.cudnn.version()`` packs it: 10,000 x major + 100 x minor + patch."""
 
 
 @supplied_value("torch._C._has_cudnn", Fidelity.DECLARED)
 def has_cudnn(context: Context) -> bool:
-    """True, so that programs set its flags; no tensor is acceptable to it."""
+    """Return True, so that ``torch.backends.cudnn`` lets programs set its flags."""
     return True
 
 
 @supplied_function("_can_use_cudnn_attention")
 def can_use_cudnn_attention(context: Context, params: Any, debug: bool = False) -> bool:
-    """False: there is no cuDNN."""
+    """Return False: there is no cuDNN."""
     return False
 
 

@@ -1,15 +1,14 @@
-"""Devices: how many there are, which is current, what they are. For ``torch/cuda/__init__.py`` and ``_utils.py``."""
+"""The number of devices, the current one and their properties, for ``torch/cuda/__init__.py`` and ``_utils.py``."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 import uuid
 from typing import Any
 
 import torch
-import torch.cuda.comm
-import torch.cuda.green_contexts
 
 from torchdevice import thread_state
 from torchdevice.context import Context
@@ -24,36 +23,36 @@ from torchdevice.torch_internals import require
 
 @supplied_function("_cuda_getDeviceCount")
 def get_device_count(context: Context) -> int:
-    """The number of devices the scope advertises; 0 to a program that is written for another accelerator."""
+    """Return the number of devices that the scope advertises; 0 in a program written for another accelerator."""
     return context.device_count if context.options.written_for == "cuda" else 0
 
 
 @supplied_function("_cuda_init")
 def init(context: Context) -> None:
-    """Nothing to initialise."""
+    """Do nothing: a stand-in device needs no initialisation."""
 
 
 @supplied_function("_cuda_isInBadFork")
 def is_in_bad_fork(context: Context) -> bool:
-    """False: a stand-in survives a fork."""
+    """Return False: a stand-in device works in a forked process."""
     return False
 
 
 @supplied_function("_cuda_getDevice")
 def get_device(context: Context) -> int:
-    """The current device of this thread."""
+    """Return the ordinal of this thread's current device."""
     return context.thread.device_index
 
 
 @supplied_function("_cuda_setDevice")
 def set_device(context: Context, device: int) -> None:
-    """Set the current device of this thread."""
+    """Set this thread's current device."""
     context.thread.select(device if 0 <= device < context.device_count else context.ordinal(Spelling("cuda", device)))
 
 
 @supplied_function(["_cuda_exchangeDevice", "torch.cuda._exchange_device"])
 def exchange_device(context: Context, device: int) -> int:
-    """Set the current device and return the one before; -1 for a negative one."""
+    """Set the current device and return the previous ordinal. A negative ordinal sets nothing and returns -1."""
     if device < 0:
         return -1
     thread = context.thread
@@ -65,25 +64,26 @@ def exchange_device(context: Context, device: int) -> int:
 
 @supplied_function(["_cuda_maybeExchangeDevice", "torch.cuda._maybe_exchange_device"])
 def maybe_exchange_device(context: Context, device: int) -> int:
-    """Set the current device as ``exchange_device`` does: there is no device context to avoid creating."""
+    """Set the current device and return the previous ordinal."""
+    # CUDA's function avoids creating a device context, which a stand-in device does not have.
     return exchange_device(context, device)
 
 
 @supplied_function("_cuda_hasPrimaryContext")
 def has_primary_context(context: Context, device: int) -> bool:
-    """True for every advertised device."""
+    """Return whether the device is advertised."""
     return 0 <= device < context.device_count
 
 
 @supplied_function("_cuda_canDeviceAccessPeer")
 def can_device_access_peer(context: Context, device: int, peer_device: int) -> bool:
-    """True: tensors can be copied between any two."""
+    """Return True for two different devices: tensors can be copied between them."""
     return device != peer_device
 
 
 @supplied_function("_cuda_getArchFlags", Fidelity.DECLARED)
 def get_arch_flags(context: Context) -> str:
-    """The architecture of the scope's compute capability."""
+    """Return the architecture of the scope's compute capability, such as ``"sm_80"``."""
     return "sm_{}{}".format(*context.options.capability)
 
 
@@ -95,7 +95,7 @@ def synchronize(context: Context) -> None:
 
 @supplied_function("_cuda_sleep")
 def sleep(context: Context, cycles: int) -> None:
-    """Wait as long as a 1 GHz clock takes for that many cycles."""
+    """Sleep for the time that a 1 GHz clock takes for that many cycles."""
     import time
 
     time.sleep(cycles / 1e9)
@@ -103,21 +103,21 @@ def sleep(context: Context, cycles: int) -> None:
 
 @supplied_function("_cuda_lock_mutex", Fidelity.INERT, note="there is no allocator to lock")
 def lock_mutex(context: Context) -> None:
-    """Nothing to lock."""
+    """Do nothing: there is no allocator to lock."""
 
 
 @supplied_function("_cuda_unlock_mutex", Fidelity.INERT, note="there is no allocator to unlock")
 def unlock_mutex(context: Context) -> None:
-    """Nothing to unlock."""
+    """Do nothing: there is no allocator to unlock."""
 
 
 @supplied_function("_cuda_ipc_collect", Fidelity.INERT, note="no memory is shared by CUDA IPC")
 def ipc_collect(context: Context) -> None:
-    """Nothing to collect."""
+    """Do nothing: no memory is shared by CUDA IPC."""
 
 
 def properties_of(context: Context, device: int) -> DeviceProperties:
-    """Return the properties of one of the program's devices."""
+    """Return the properties of the program's device with an ordinal."""
     index = context.device(device).index or 0
     name = (context.options.properties or {}).get("name") or context.runtime.name(index)
     measured = DeviceProperties(
@@ -134,27 +134,27 @@ def properties_of(context: Context, device: int) -> DeviceProperties:
 
 @supplied_value("torch._C._CudaDeviceProperties")
 def cuda_device_properties(context: Context) -> type:
-    """The class of what ``get_device_properties`` returns."""
+    """Return the class of the objects that ``get_device_properties`` returns."""
     return DeviceProperties
 
 
 @supplied_value("torch.cuda._CudaDeviceProperties")
 def cuda_cuda_device_properties(context: Context) -> type:
-    """The class of what ``get_device_properties`` returns, under the name that ``torch.cuda`` has for it."""
+    """Return the class of the objects that ``get_device_properties`` returns."""
     return DeviceProperties
 
 
 @supplied_value("torch._C._has_cuda")
 def has_cuda(context: Context) -> bool:
-    """True, so that ``torch.backends.cuda.is_built()`` is."""
+    """Return True, so that ``torch.backends.cuda.is_built()`` does."""
     return True
 
 
 class InitializedFlag:
-    """``torch.cuda._initialized``: true for threads with a scope, what it was for the others.
+    """``torch.cuda._initialized``: true in threads that are in a scope, torch's own value in the others.
 
-    ``device_count()`` keeps its answer for the whole process once CUDA is initialised. To it alone the flag is false,
-    so that the answer of a scope is never kept.
+    Once the flag is true, ``torch.cuda.device_count()`` caches its answer for the whole process. So the flag is false
+    where that function reads it, and the number of a scope's devices is never cached.
     """
 
     device_type = "cuda"
@@ -182,7 +182,7 @@ class InitializedFlag:
 def get_device_index(
     context: Context, original: Any, device: Any, optional: bool = False, allow_cpu: bool = False
 ) -> int:
-    """``torch.cuda._utils._get_device_index``, for devices the mode has already rewritten to the target."""
+    """``torch.cuda._utils._get_device_index``, which refuses the devices that the mode has rewritten to the target."""
     if device is None and optional:
         return context.thread.device_index
     if type(device) is int:
@@ -212,32 +212,39 @@ def _device_properties(context: Context, original: Any, index: int) -> DevicePro
 
 
 def _uninitialized(index: int) -> Any:
+    """Raise as a thread without a scope would: ``torch.cuda`` gets this function when it initialises CUDA."""
     raise AttributeError("module 'torch.cuda' has no attribute '_get_device_properties'")
 
 
 def _get_device_module(context: Context, original: Any, device: Any = None) -> Any:
-    """The module of the family that the program spelled: that of a rewritten device cannot do what the program asks."""
+    """``torch.get_device_module``: the module of the accelerator that the program spelled, not of the target.
+
+    The module of a target, such as ``torch.cpu``, lacks functions that the program calls.
+    """
     if (
         not context.runtime.is_torch_accelerator
         and isinstance(device, torch.device)
         and device.type == context.device_type
     ):
-        return torch.cuda
+        return getattr(torch, context.options.written_for)
     spelling = parse(device) if isinstance(device, str) else None
-    return getattr(torch, spelling.accelerator) if spelling is not None else original(device)
+    if spelling is not None:
+        return getattr(torch, spelling.accelerator)
+    return inspect.unwrap(original)(device)  # without torch's cache, which would keep this scope's answer
 
 
 def patches() -> list[Patch]:
-    """Return the patches of what ``torch.cuda``'s functions read as globals, where no supplied name stands between."""
+    """Return the patches of globals and functions of ``torch.cuda`` that call no supplied name."""
     return [
         Replaced(torch.cuda, "_initialized", InitializedFlag),
-        Replaced(torch.cuda, "_cached_device_count", lambda _: None),
+        Replaced(torch.cuda, "_cached_device_count", lambda _: None),  # device_count() asks again in a scope
         Replaced(
             torch.cuda,
             "_get_device_properties",
             lambda original: per_context(original or _uninitialized, _device_properties, native_to="cuda"),
             may_be_absent=True,
         ),
+        # Its cached answers are those of the target, so they are dropped with the last scope.
         Callback(lambda: None, require(torch.cuda, "_check_bf16_tensor_supported").cache_clear),
         replaced_function(torch._utils, "_get_current_device_index", _current_index, native_to="cuda"),
         replaced_function(torch, "get_device_module", _get_device_module, native_to="cuda"),

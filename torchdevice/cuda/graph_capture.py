@@ -1,10 +1,11 @@
-"""Capture and replay of operators, which is what a CUDA graph is.
+"""Capture and replay of operators, the mechanism of CUDA graphs.
 
-While a capture is on, a dispatch mode notes every operator below autograd with its arguments and results. A replay runs
-them again, and puts new results into the memory of the noted ones, which the program and the later operators know.
-Nothing happens during a capture on CUDA: what the operators wrote to the program's own tensors is put back at its end.
+During a capture a dispatch mode records every operator below autograd with its arguments and results. A replay runs the
+operators again and copies new results into the memory of the recorded results, which the program and later operators
+use. On CUDA nothing is computed during a capture, so the end of a capture restores the tensors of the program that the
+operators wrote to.
 
-A graph of CUDA knows memory, not tensors. So what is noted are other tensors with the same memory, as they are when
+A CUDA graph holds addresses, not tensors. So a capture records other tensors with the same memory, as they are when
 their operator has run: ``squeeze_`` or ``resize_`` may change the program's tensors later.
 """
 
@@ -36,11 +37,11 @@ _WAITS_FOR_THE_DEVICE = frozenset(
         _aten.unique_dim.default,
     }
 )
-"""Operators whose values, or the size of whose result, the host needs: they cannot be captured."""
+"""Operators that cannot be captured, because the host needs a value or the size of the result."""
 
 
 _INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
-"""Operators that cannot be captured where an index is a mask, for the same reason."""
+"""Operators that cannot be captured where an index is a mask, because the host needs the size of the result."""
 
 
 _UNINITIALISED = frozenset({_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default})
@@ -56,11 +57,18 @@ _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
 _INPLACE_VIEW = torch.Tag.inplace_view
-"""Marks operators that change what a tensor looks at and no memory: the host does that, at the capture only."""
+"""Marks operators that change a tensor's sizes and strides and no memory. The host runs them during a capture only."""
 
 
 class _Step(NamedTuple):
-    """One operator of a capture, and its results that are not its arguments or views of them."""
+    """One recorded operator.
+
+    Attributes:
+        op: The operator.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        made: Its results that are new tensors: no arguments and no views of arguments.
+    """
 
     op: Any
     args: tuple[Any, ...]
@@ -72,11 +80,13 @@ class Capture(TorchDispatchMode):
     """A capture, in progress while the mode is entered.
 
     Args:
-        device_type: The type of the device whose work is captured; None for the CPU, whose own work looks alike.
-        generators: Draw the graph's random numbers: the device's own, and those that the program registered.
+        device_type: The type of the device whose work is captured; None for the CPU, where the program's work on the
+            host cannot be told from the work that CUDA would capture.
+        generators: The generators of the graph's random numbers: the device's default generator and those that the
+            program registered.
 
     Attributes:
-        failed: Whether an operator was called that cannot be captured.
+        failed: Whether the program called an operator that cannot be captured.
     """
 
     def __init__(self, device_type: str | None, generators: Sequence[torch.Generator]):
@@ -94,14 +104,14 @@ class Capture(TorchDispatchMode):
         self._refuse_generator(args, kwargs)
         if _INPLACE_VIEW in func.tags:
             return func(*args, **kwargs)
-        self._keep(func, args, kwargs)
+        self._save_before_write(func, args, kwargs)
         with self._undeclared_writes(func, args, kwargs):
             result = func(*args, **kwargs)
-        self._note(func, args, kwargs, result)
+        self._record(func, args, kwargs, result)
         return result
 
     def _refuse_waiting(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Raise CUDA's error for what makes the host wait for the device: ``item()``, ``cpu()``."""
+        """Raise CUDA's error for an operator that makes the host wait for the device, such as those of ``item()``."""
         if self._device_type is None or not any(native_device(t).type == self._device_type for t in _tensors(args)):
             return
         device = kwargs.get("device")
@@ -112,7 +122,7 @@ class Capture(TorchDispatchMode):
             raise not_permitted()
 
     def _refuse_generator(self, args: Any, kwargs: Any) -> None:
-        """Raise CUDA's error for numbers of a generator that the graph does not know."""
+        """Raise CUDA's error for an operator that draws from a generator which is not registered with the graph."""
         generator, device = kwargs.get("generator"), kwargs.get("device")
         if generator is None or self._device_type is None:
             return
@@ -122,8 +132,8 @@ class Capture(TorchDispatchMode):
             self.failed = True
             raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 
-    def _keep(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Keep what a tensor of the program holds before it is first written to."""
+    def _save_before_write(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Copy a tensor of the program before an operator first writes to it."""
         for argument, value in _arguments(func, args, kwargs):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -136,10 +146,10 @@ class Capture(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _undeclared_writes(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
-        """Keep what tensors of the program held that an operator wrote to without its schema saying so.
+        """Keep copies of tensors of the program to which an operator writes although its schema does not declare it.
 
-        ``native_batch_norm`` does, and operators of the program may. Only the values tell: kernels of an out-of-tree
-        device write to the memory without counting a version.
+        ``native_batch_norm`` does this, and operators of the program may. Such a write is found by comparing values,
+        because kernels of an out-of-tree device do not increment a tensor's version counter.
         """
         if all(declared.alias_info is not None for declared in func._schema.returns):
             yield
@@ -156,20 +166,20 @@ class Capture(TorchDispatchMode):
         expanded = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         return not expanded and tensor.untyped_storage()._cdata not in self._made
 
-    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         made = _made_by(func, result)
         self._made.update(tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided)
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
-        if made or writes:  # a view needs nothing when the memory it looks at is written again
+        if made or writes:  # a view need not be made again: its memory is written by a recorded operator
             self._steps.append(_Step(func, *_same_memory((args, kwargs, made))))
 
     def abandon(self) -> None:
-        """Leave a capture that the program did not end, and undo what it wrote."""
+        """Leave a capture that the program did not end, and restore the program's tensors and generators."""
         self.__exit__(None, None, None)
         self.put_back()
 
     def put_back(self) -> None:
-        """Undo what the operators wrote to the program's tensors, and the numbers they drew."""
+        """Restore the program's tensors and generators to their states at the beginning of the capture."""
         for generator, state in self._random_states:
             generator.set_state(state)
         with _as_kernels_do():
@@ -178,33 +188,34 @@ class Capture(TorchDispatchMode):
         self._before.clear()
 
     def replay(self) -> None:
-        """Run the operators again, into the same memory."""
+        """Run the operators again and write their results to the memory of the recorded results."""
         with _as_kernels_do():
             for op, args, kwargs, made in self._steps:
-                if op in _UNINITIALISED:
+                if op in _UNINITIALISED:  # has no values to copy
                     continue
                 for known, new in zip(made, _made_by(op, op(*args, **kwargs)), strict=True):
                     known.copy_(new)
 
 
 def not_permitted() -> torch.AcceleratorError:
-    """Return CUDA's error for what cannot be done during a capture."""
+    """Return CUDA's error for an operation that is not permitted during a capture."""
     return torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
 
 
 def invalidated() -> torch.AcceleratorError:
-    """Return CUDA's error for the end of a capture in which something was not permitted."""
+    """Return CUDA's error for the end of a capture in which an operation was not permitted."""
     return torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
 
 
 def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each argument of an operator: its declaration in the schema, and its value."""
     declared = func._schema.arguments
     yield from zip(declared, args, strict=False)
     yield from ((argument, kwargs[argument.name]) for argument in declared if argument.name in kwargs)
 
 
 def _made_by(op: Any, result: Any) -> list[torch.Tensor]:
-    """Return the results of an operator that are new tensors, not arguments or views of them."""
+    """Return the results of an operator that are new tensors: no arguments and no views of arguments."""
     returns = op._schema.returns
     results = (result,) if len(returns) == 1 else result or ()
     new = [each for declared, each in zip(returns, results, strict=True) if declared.alias_info is None]
@@ -216,7 +227,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _same_memory(tree: Any) -> Any:
-    """Return other tensors with the same memory, which stay as they are whatever the program does with its own."""
+    """Return a tree of other tensors that share the memory and keep their sizes when the program changes its own."""
     known: dict[int, torch.Tensor] = {}
 
     def other(tensor: torch.Tensor) -> torch.Tensor:
@@ -233,7 +244,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors hold the same; NaN is the same as NaN."""
+    """Return whether two tensors hold the same bits, so that NaN equals NaN."""
     values = (each.resolve_conj().resolve_neg().contiguous() for each in (tensor, other))
     bits = (each.view(-1).view(torch.uint8) for each in values)
     return torch.equal(*bits)
@@ -241,6 +252,6 @@ def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def _as_kernels_do() -> Iterator[None]:
-    """Write to tensors unseen by autograd: a replay on CUDA is not noticed by it either."""
+    """Write to tensors without autograd, as a replay on CUDA does."""
     with torch._C.DisableTorchFunction(), torch.no_grad(), _below_autograd(), _exclude(_VERSIONS):
         yield

@@ -1,4 +1,4 @@
-"""CUDA graphs. For ``torch/cuda/graphs.py``."""
+"""CUDA graphs, for ``torch/cuda/graphs.py``."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from torchdevice.torch_internals import require
 
 @supplied_function("_host_emptyCache", Fidelity.INERT, note="no page-locked host memory is cached")
 def host_empty_cache(context: Context) -> None:
-    """Nothing to give back."""
+    """Do nothing: no page-locked host memory is cached."""
 
 
 @supplied_function("_graph_pool_handle")
 def graph_pool_handle(context: Context) -> tuple[int, int]:
-    """A fresh identifier of a memory pool, which nothing allocates from."""
+    """Return a new identifier of a memory pool. No memory is allocated from a pool."""
     context.settings["graph_pools"] = context.settings.get("graph_pools", 0) + 1
     return 0, context.settings["graph_pools"]
 
 
 _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "replay_end")
-"""The moments at which torch runs hooks of a graph."""
+"""The moments at which torch runs the hooks of a graph."""
 
 
 class GraphStandIn:
-    """A graph of the program: operators noted once and run again, in place of ``torch.cuda.CUDAGraph``."""
+    """Stands in for ``torch.cuda.CUDAGraph``: records operators once and runs them again."""
 
+    # isinstance(graph, torch.cuda.CUDAGraph) holds.
     __class__ = property(lambda self: torch.cuda.CUDAGraph)  # type: ignore[assignment]
 
     def __init__(self, context: Context):
@@ -50,17 +51,17 @@ class GraphStandIn:
             setattr(self, f"_{moment}_hooks", collections.OrderedDict())
 
     def __getattr__(self, name: str) -> Any:
-        """torch's own ways of registering hooks (torch 2.14 and later)."""
+        """Return torch's own methods that register hooks (torch 2.14 and later)."""
         if not name.startswith("register_") or not hasattr(torch.cuda.CUDAGraph, name):
             raise AttributeError(f"'CUDAGraph' object has no attribute {name!r}")
         return functools.partial(getattr(torch.cuda.CUDAGraph, name), self)
 
     def _run_hooks(self, moment: str) -> None:
-        """Run what is registered for all graphs, whose errors torch ignores, and for this one."""
-        everywhere = moment.removeprefix("post_")
-        registered = getattr(torch.cuda.graphs, f"_global_{everywhere}_hooks", None)
-        if registered:
-            require(torch.cuda.graphs, "_run_global_hooks")(registered, self)
+        """Run the hooks that are registered for all graphs, then those of this graph."""
+        global_moment = moment.removeprefix("post_")
+        global_hooks = getattr(torch.cuda.graphs, f"_global_{global_moment}_hooks", None)
+        if global_hooks:
+            require(torch.cuda.graphs, "_run_global_hooks")(global_hooks, self)
         for hook in list(getattr(self, f"_{moment}_hooks").values()):
             hook(self)
 
@@ -69,14 +70,14 @@ class GraphStandIn:
         self._retained.append(value)
 
     def register_generator_state(self, generator: torch.Generator) -> None:
-        """Let the graph draw from a generator too: a capture does not advance it, and each replay does."""
+        """Let the graph draw from another generator, which a capture does not advance and each replay does."""
         if not any(known is generator for known in self._generators):
             self._generators.append(generator)
 
     def capture_begin(
         self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
     ) -> None:
-        """Note operators from now on; what they write is put back by :meth:`capture_end`."""
+        """Record operators from now on. :meth:`capture_end` restores the program's tensors to which they write."""
         thread = self._context.thread
         if thread.capture is not None:
             raise not_permitted()
@@ -94,7 +95,7 @@ class GraphStandIn:
         self._run_hooks("capture_start")
 
     def _abandon(self) -> None:
-        """Leave a capture that the program did not end within the context."""
+        """Leave a capture that the program did not end before it left the scope."""
         capture, self._capture, self._context.thread.capture = self._capture, None, None
         if capture is not None:
             capture.abandon()
@@ -115,11 +116,11 @@ class GraphStandIn:
         self.instantiate()
 
     def instantiate(self) -> None:
-        """Nothing to instantiate: a captured graph can be replayed."""
+        """Run the hooks. A captured graph can be replayed without being instantiated."""
         self._run_hooks("post_instantiate")
 
     def replay(self) -> None:
-        """Run the noted operators again, into the same memory."""
+        """Run the recorded operators again and write their results to the memory of the recorded results."""
         if self._captured is None:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         self._run_hooks("replay_start")
@@ -129,24 +130,24 @@ class GraphStandIn:
             self._run_hooks("replay_end")
 
     def reset(self) -> None:
-        """Forget what was captured."""
+        """Drop the captured graph, the retained objects and the registered generators."""
         self._captured = None
         self._retained.clear()
         self._generators.clear()
 
     def pool(self) -> Any:
-        """Return the identifier of a memory pool, which nothing allocates from."""
+        """Return the identifier of a memory pool. No memory is allocated from a pool."""
         return self._pool
 
     def enable_debug_mode(self) -> None:
-        """Nothing to enable."""
+        """Do nothing: there is no ``cudaGraph_t`` to keep for :meth:`debug_dump`."""
 
     def debug_dump(self, debug_path: str, *, verbose: bool = True) -> NoReturn:
-        """There is no CUDA graph to dump."""
+        """Raise: there is no ``cudaGraph_t`` to dump."""
         thread_state.refuse("torch.cuda.CUDAGraph.debug_dump", "There is no CUDA graph. Use torch.profiler.")
 
     def raw_cuda_graph(self) -> NoReturn:
-        """Refuse: there is no ``cudaGraph_t``."""
+        """Raise: there is no ``cudaGraph_t``."""
         thread_state.refuse("torch.cuda.CUDAGraph.raw_cuda_graph", "There is no cudaGraph_t. Use replay().")
 
     raw_cuda_graph_exec = get_graph_data = raw_cuda_graph
@@ -165,7 +166,7 @@ def _pool_handle(context: Context, original: Any) -> Any:
 
 
 def _forget_stream() -> None:
-    """``torch.cuda.graph`` keeps a stream of its first use for the process."""
+    """Drop the stream that ``torch.cuda.graph`` made at its first use and keeps for the process."""
     torch.cuda.graph.default_capture_stream = None
 
 

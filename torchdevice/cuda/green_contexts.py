@@ -1,25 +1,24 @@
-"""Green contexts, which divide a GPU. For ``torch/cuda/green_contexts.py``."""
+"""Green contexts, which divide a GPU and are refused, for ``torch/cuda/green_contexts.py``."""
 
 from __future__ import annotations
 
 import torch
-import torch.cuda.comm
 import torch.cuda.green_contexts
 
 from torchdevice.cuda.monitoring import refuses
 from torchdevice.patching import Patch, Replaced
 
-_DIVIDES = "It divides a GPU's multiprocessors. Leave it out; the work runs on the whole target."
+_REMEDY = "It divides a GPU's multiprocessors. Leave it out; the work runs on the whole target."
 
 
 def patches() -> list[Patch]:
-    """Return the patches of what makes green contexts, which differs between versions of torch."""
+    """Return the patches of the functions that make green contexts, as far as the installed torch has them."""
     module = torch.cuda.green_contexts
-    found: list[Patch] = [refuses(module, name, _DIVIDES) for name in _LOCALITIES if hasattr(module, name)]
+    found: list[Patch] = [refuses(module, name, _REMEDY) for name in _LOCALITIES if hasattr(module, name)]
     for cls_name, constructor in (("GreenContext", "create"), ("SMPartition", "from_device")):
         cls = getattr(module, cls_name, None)
         if hasattr(cls, constructor):
-            make = refuses(cls, constructor, _DIVIDES).make
+            make = refuses(cls, constructor, _REMEDY).make
             found.append(Replaced(cls, constructor, lambda original, make=make: staticmethod(make(original))))
     return found
 

@@ -1,7 +1,8 @@
-"""Memory figures and limits. For ``torch/cuda/memory.py``.
+"""Memory figures and limits, for ``torch/cuda/memory.py``.
 
-The figures are the runtime's. Where those are not an allocator's own (CPU, MPS) each call site is reported as
-approximate; what a runtime cannot know, such as the number of allocations, is 0.
+The target's runtime measures the figures. Where they are not an allocator's own (CPU, MPS), each line of the program
+that asks for them is reported as approximate. A figure that a runtime cannot measure, such as the number of
+allocations, is 0.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.cuda.comm
-import torch.cuda.green_contexts
 
 from torchdevice.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
@@ -43,17 +42,17 @@ _OVERSIZE = ("oversize_allocations", "oversize_segments")
 
 
 APPROXIMATE_FIGURES = {
-    "cpu": (Fidelity.APPROXIMATE, "The process's heap; counts of allocations are 0."),
-    "mps": (Fidelity.APPROXIMATE, "MPS's figures; the peak is the largest seen, counts of allocations are 0."),
+    "cpu": (Fidelity.APPROXIMATE, "Figures of the process's heap. Counts of allocations are 0."),
+    "mps": (Fidelity.APPROXIMATE, "MPS's figures. The peak is the largest figure read, counts of allocations are 0."),
 }
-"""What figures are on targets whose allocator keeps none."""
+"""The fidelity of memory figures on targets whose allocator keeps none."""
 
 
 LIMITS = {
-    "cpu": (Fidelity.APPROXIMATE, "Stored; allocations are not limited."),
-    "mps": (Fidelity.EXACT, "The limit of MPS's own allocator."),
+    "cpu": (Fidelity.APPROXIMATE, "Stores the limit. Allocations are not limited."),
+    "mps": (Fidelity.EXACT, "Sets the limit of MPS's own allocator."),
 }
-"""What a limit is on targets other than simulated ones."""
+"""The fidelity of a memory limit on targets other than simulated ones."""
 
 
 def _zeros() -> dict[str, int]:
@@ -61,6 +60,7 @@ def _zeros() -> dict[str, int]:
 
 
 def _figures(current: int, peak: int) -> dict[str, int]:
+    """Return the figures of one key. The sums of allocations are the least that explain the peak."""
     return {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
 
 
@@ -71,13 +71,14 @@ def _target_index(context: Context, device: int) -> int:
 
 
 def report(context: Context, name: str) -> None:
+    """Report a memory figure as approximate where it is not the allocator's own."""
     if not context.runtime.exact_memory:
         context.report(name, f"figures of the {context.device_type} process", Fidelity.APPROXIMATE)
 
 
 @supplied_function("_cuda_memoryStats", on=APPROXIMATE_FIGURES)
 def memory_stats(context: Context, device: int) -> dict[str, Any]:
-    """The runtime's figures under CUDA's keys; unknown ones are 0."""
+    """Return the runtime's figures under CUDA's keys. Figures that the runtime cannot measure are 0."""
     report(context, "torch.cuda.memory_stats")
     index = _target_index(context, device)
     memory = context.runtime.memory(index)
@@ -94,19 +95,19 @@ def memory_stats(context: Context, device: int) -> dict[str, Any]:
 
 @supplied_function("_cuda_resetPeakMemoryStats")
 def reset_peak_memory_stats(context: Context, device: int) -> None:
-    """Let the peaks start at the present figures."""
+    """Set the peaks to the present figures."""
     context.runtime.reset_peak_memory(_target_index(context, device))
 
 
 @supplied_function("_cuda_resetAccumulatedMemoryStats")
 def reset_accumulated_memory_stats(context: Context, device: int) -> None:
-    """Let the sums start at 0, where the target keeps any."""
+    """Set the sums of allocations to 0, where the target keeps such sums."""
     context.runtime.reset_accumulated_memory(_target_index(context, device))
 
 
 @supplied_function("_cuda_hostMemoryStats")
 def host_memory_stats(context: Context) -> dict[str, Any]:
-    """Zeros: no page-locked host memory is allocated."""
+    """Return zeros: no page-locked host memory is allocated."""
     names = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
     times = {"total": 0, "max": 0, "min": 0, "count": 0, "avg": 0}
     counters = {"num_host_alloc": 0, "num_host_free": 0}
@@ -120,23 +121,23 @@ def host_memory_stats(context: Context) -> dict[str, Any]:
 
 @supplied_function("_cuda_resetPeakHostMemoryStats")
 def reset_peak_host_memory_stats(context: Context) -> None:
-    """Nothing to reset: the figures are 0."""
+    """Do nothing: the figures are always 0."""
 
 
 @supplied_function("_cuda_resetAccumulatedHostMemoryStats")
 def reset_accumulated_host_memory_stats(context: Context) -> None:
-    """Nothing to reset: the figures are 0."""
+    """Do nothing: the figures are always 0."""
 
 
 @supplied_function("_cuda_emptyCache")
 def empty_cache(context: Context) -> None:
-    """Give the target's unused memory back."""
+    """Release the target's unused cached memory."""
     context.runtime.empty_cache()
 
 
 @supplied_function("_cuda_setMemoryFraction", on=LIMITS)
 def set_memory_fraction(context: Context, fraction: float | None, device: int) -> None:
-    """The limit on simulated devices; elsewhere stored, and allocations are not limited."""
+    """Limit the memory of a simulated device or of MPS. On other targets the fraction is only stored."""
     if not context.runtime.limit_memory(_target_index(context, device), fraction):
         context.report("torch.cuda.set_per_process_memory_fraction", "stored, no limit", Fidelity.APPROXIMATE)
     context.settings[MEMORY_FRACTION, device] = fraction
@@ -144,32 +145,32 @@ def set_memory_fraction(context: Context, fraction: float | None, device: int) -
 
 @supplied_function("_cuda_getMemoryFraction")
 def get_memory_fraction(context: Context, device: int) -> float:
-    """The fraction that was set, 1.0 before."""
+    """Return the fraction that was set, or 1.0 if none was."""
     return context.settings.get((MEMORY_FRACTION, device), 1.0)
 
 
 @supplied_function("_cuda_getAllocatorBackend")
 def get_allocator_backend(context: Context) -> str:
-    """The name of CUDA's default allocator."""
+    """Return ``"native"``, the name of CUDA's default allocator."""
     return "native"
 
 
 def total(context: Context, device: int) -> int:
-    """Return the bytes of memory of a device, as the scope's properties say or the target has them."""
+    """Return the bytes of memory of a device: the scope's property ``total_memory``, or the target's memory."""
     return (context.options.properties or {}).get("total_memory") or context.runtime.total_memory(
         _target_index(context, device)
     )
 
 
 def mem_get_info(context: Context, device: int) -> tuple[int, int]:
-    """Return free and total bytes of a device, for ``cudaMemGetInfo``."""
+    """Return the free and the total bytes of a device, for ``cudaMemGetInfo``."""
     device = context.ordinal(Spelling("cuda", device))
     size = total(context, device)
     return min(context.runtime.free_memory(_target_index(context, device)), size), size
 
 
 def list_processes(context: Context, device: int) -> str:
-    """Return the processes known to use a device, as ``torch.cuda.list_gpu_processes`` prints them."""
+    """Return a text of the processes that use a device, in the format of ``torch.cuda.list_gpu_processes``."""
     processes = context.runtime.processes(_target_index(context, device))
     lines = [f"process {pid:>10d} uses {size / 2**20:>12.3f} MB GPU memory" for pid, size in processes]
     return "\n".join([f"GPU:{device}", *lines])
@@ -186,7 +187,7 @@ def _device_memory_used(context: Context, original: Any, device: Any = None) -> 
 
 
 def patches() -> list[Patch]:
-    """Return the patches of what asks NVIDIA's management library for memory."""
+    """Return the patches of the functions that ask NVIDIA's management library for memory figures."""
     return [
         replaced_in_importers(torch.cuda.memory, "list_gpu_processes", _list_gpu_processes, native_to="cuda"),
         replaced_function(torch.cuda, "device_memory_used", _device_memory_used, native_to="cuda"),

@@ -1,8 +1,8 @@
-"""The history of allocations, as ``torch.cuda.memory._record_memory_history`` asks for it.
+"""The history of allocations, for ``torch.cuda.memory._record_memory_history``.
 
-A device with an allocator of its own tells a :class:`History` of each allocation. For the others an
-:class:`OperatorWatcher` tells it of the storages that operators of one thread return; what a kernel needs on its way,
-and what was there before, it does not see.
+A device with an allocator of its own tells a :class:`History` of each allocation. On other targets an
+:class:`~torchdevice.devices.allocations.OperatorWatcher` tells it of the storages that operators of one thread return.
+Such a watcher sees neither the temporary memory of a kernel nor the storages that existed before it started.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torchdevice.supplied import supplied_function
 
 
 class History:
-    """Allocations and ends of allocations, in order, with the lines of the program that caused them.
+    """The allocations and frees, in order, with the stack of the program at each.
 
     Args:
-        stream: Returns the id of the current stream of a device index.
+        stream: Returns the id of the current stream of the device with an ordinal.
     """
 
     def __init__(self, stream: Callable[[int], int]):
@@ -36,13 +36,14 @@ class History:
         self.configure("state", None, 1, frozenset())
 
     def configure(self, kept: str, context: str | None, entries: int, skipped: frozenset[str]) -> None:
-        """Set what is kept from now on.
+        """Set what is recorded from now on.
 
         Args:
-            kept: ``"all"`` events, or the ``"state"`` alone.
-            context: For which events the stack is kept: None, ``"state"``, ``"alloc"`` or ``"all"``.
-            entries: How many events are kept, the last ones.
-            skipped: Kinds of events that are not kept.
+            kept: ``"all"`` to keep events; ``"state"`` to keep only the blocks in use.
+            context: The events whose stack is kept: None for none, ``"state"`` for blocks in use, ``"alloc"`` for
+                allocations too, ``"all"`` for frees too.
+            entries: The number of events that are kept; older events are dropped.
+            skipped: The kinds of events that are not kept.
         """
         with self._lock:
             self._context, self._skipped = context, skipped
@@ -51,13 +52,13 @@ class History:
             )
 
     def clear(self) -> None:
-        """Forget the events."""
+        """Drop the events."""
         with self._lock:
             self._entries.clear()
 
     @property
     def metadata(self) -> str:
-        """What this thread's events are labelled with."""
+        """The label of this thread's events."""
         return getattr(self._metadata, "text", "")
 
     @metadata.setter
@@ -65,35 +66,42 @@ class History:
         self._metadata.text = text
 
     def allocated(self, block: Block) -> None:
-        """Note a new block."""
+        """Record the allocation of a block."""
         with self._lock:
             frames = _frames() if self._context else []
             self._blocks[block.address] = (block, frames)
-            self._note("alloc", block, frames if self._context in ("alloc", "all") else [])
+            self._record("alloc", block, frames if self._context in ("alloc", "all") else [])
 
     def freed(self, address: int) -> None:
-        """Note the end of a block; one that was there before the history began is unknown."""
+        """Record the free of a block. A block from before the history began is ignored."""
         with self._lock:
             block, _ = self._blocks.pop(address, (None, None))
             if block is not None:
                 frames = _frames() if self._context == "all" else []
-                self._note("free_requested", block, frames)
-                self._note("free_completed", block, frames)
+                self._record("free_requested", block, frames)
+                self._record("free_completed", block, frames)
 
     def annotate(self, address: int, text: str) -> None:
-        """Note a label for a block."""
+        """Record a label for a block.
+
+        Raises:
+            RuntimeError: No recorded block has that address.
+        """
         with self._lock:
             block, frames = self._blocks.get(address, (None, []))
             if block is None:
-                raise RuntimeError(f"no allocation at {address} is recorded")
-            self._note("annotate", block, frames, text)
+                raise RuntimeError(
+                    f"no allocation at {address} is recorded. Use the address of a tensor that was made while "
+                    f"allocations were recorded."
+                )
+            self._record("annotate", block, frames, text)
 
     def out_of_memory(self, index: int, size: int, free: int) -> None:
-        """Note an allocation that failed."""
+        """Record an allocation of ``size`` bytes that failed with ``free`` bytes left."""
         with self._lock:
-            self._note("oom", Block(index, 0, size, size), _frames() if self._context else [], free=free)
+            self._record("oom", Block(index, 0, size, size), _frames() if self._context else [], free=free)
 
-    def _note(
+    def _record(
         self, action: str, block: Block, frames: list[dict[str, Any]], label: str = "", free: int | None = None
     ) -> None:
         if action in self._skipped:
@@ -115,12 +123,12 @@ class History:
         self._entries.append((block.device, entry))
 
     def frames(self, address: int) -> list[dict[str, Any]] | None:
-        """Return the lines that allocated a block, innermost first; None if it is not known."""
+        """Return the stack at a block's allocation, innermost frame first; None for a block that is not recorded."""
         found = self._blocks.get(address)
         return found[1] if found is not None else None
 
     def traces(self, count: int) -> list[list[dict[str, Any]]]:
-        """Return the events of each of ``count`` devices."""
+        """Return a list of events for each of ``count`` devices."""
         with self._lock:
             traces: list[list[dict[str, Any]]] = [[] for _ in range(count)]
             for index, entry in self._entries:
@@ -129,7 +137,7 @@ class History:
 
 
 def _frames() -> list[dict[str, Any]]:
-    """Return the stack, innermost first, without this package."""
+    """Return the stack, innermost frame first, without this package's frames."""
     found = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -143,11 +151,14 @@ def _frames() -> list[dict[str, Any]]:
 _HISTORY, _STOP = "memory history", "end of memory history"
 
 
-APPROXIMATE_SNAPSHOT = dict.fromkeys(("cpu", "mps"), (Fidelity.APPROXIMATE, "What Python holds and operators return."))
+APPROXIMATE_SNAPSHOT = dict.fromkeys(
+    ("cpu", "mps"), (Fidelity.APPROXIMATE, "Covers tensors that Python holds and results of operators.")
+)
+"""The fidelity of snapshots and the history on targets whose allocator records none."""
 
 
 _LARGE = 1 << 20
-"""``kSmallSize`` of CUDA's caching allocator: larger blocks are of the large pool."""
+"""``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to the large pool."""
 
 
 def _history(context: Context) -> History:
@@ -171,7 +182,7 @@ def record_memory_history(
     record_pinned_host_memory: bool = False,
     record_cuda: bool = True,
 ) -> None:
-    """Record allocations with the Python stack, or stop; there are no C++ frames."""
+    """Start to record allocations with their Python stack, or stop. C++ frames are not recorded."""
     _check(enabled, ("state", "all"), "expected state to be 'state', 'all', or None")
     _check(context, ("state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")
     _check(stacks, ("python", "all"), "expected stacks to be 'python', or 'all'")
@@ -197,7 +208,8 @@ def record_memory_history(
 
         active.out_of_memory_observers.append(ran_out)
         active.settings[_STOP] = stop
-        active.thread.at_exit += [lambda: _stop(active), stop]  # another thread may have stopped it
+        # Not _stop() alone: where another thread has stopped the recording, this thread's stack still has the watcher.
+        active.thread.at_exit += [lambda: _stop(active), stop]
 
 
 @supplied_function("_cuda_record_memory_history_legacy", on=APPROXIMATE_SNAPSHOT)
@@ -211,7 +223,7 @@ def record_memory_history_legacy(
     clear_history: bool = False,
     *rest: Any,
 ) -> None:
-    """Record allocations or stop, by the older arguments of ``_record_memory_history``."""
+    """Start to record allocations, or stop, with the older arguments of ``_record_memory_history``."""
     stacks_of = ("all" if trace_alloc_record_context else "state") if record_context else None
     kept = "all" if enabled else None
     record_memory_history(context, kept, stacks_of, "python", trace_alloc_max_entries, clear_history)
@@ -225,13 +237,13 @@ def _stop(context: Context) -> None:
 
 @supplied_function("_cuda_isHistoryEnabled")
 def is_history_enabled(context: Context) -> bool:
-    """Whether allocations are recorded."""
+    """Return whether allocations are recorded."""
     return _STOP in context.settings
 
 
 @supplied_function("_cuda_memorySnapshot", on=APPROXIMATE_SNAPSHOT)
 def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
-    """The blocks in use and the recorded events, as CUDA's allocator describes its own."""
+    """Return the blocks in use and the recorded events, in the format of CUDA's allocator."""
     _report(context, "torch.cuda.memory_snapshot")
     history = _history(context)
     others = pool is not None and pool[:2] != (0, 0)
@@ -281,19 +293,19 @@ def _segment(block: Block, history: History) -> dict[str, Any]:
 
 @supplied_function("_cuda_allocationTraceback")
 def allocation_traceback(context: Context, address: int) -> list[dict[str, Any]] | None:
-    """The lines that allocated a recorded block, or None."""
+    """Return the stack at the allocation of a block, or None if the block is not recorded."""
     return _history(context).frames(address)
 
 
 @supplied_function("_cuda_annotateMemory")
 def annotate_memory(context: Context, address: int, metadata: str) -> None:
-    """Label a recorded block in the history."""
+    """Record a label for a block in the history."""
     _history(context).annotate(address, metadata)
 
 
 @supplied_function("_cuda_memoryMetadataSupported")
 def memory_metadata_supported(context: Context) -> bool:
-    """True: recorded events carry the label that was set."""
+    """Return True: recorded events carry the label that was set."""
     return True
 
 
@@ -305,13 +317,13 @@ def set_memory_metadata(context: Context, metadata: str) -> None:
 
 @supplied_function("_cuda_getMemoryMetadata")
 def get_memory_metadata(context: Context) -> str:
-    """The label of this thread's events."""
+    """Return the label of this thread's events."""
     return _history(context).metadata
 
 
 @supplied_function("_cuda_attach_out_of_memory_observer")
 def attach_out_of_memory_observer(context: Context, observer: Callable[[int, int, int, int], None]) -> None:
-    """Call the observer when memory runs out: device, bytes asked for, bytes of the device, bytes free."""
+    """Call ``observer(device, bytes requested, bytes of the device, bytes free)`` when memory runs out."""
     context.out_of_memory_observers.append(observer)
 
 

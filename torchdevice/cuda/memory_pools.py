@@ -1,4 +1,4 @@
-"""Memory pools and pluggable allocators, which replace CUDA's allocator. For ``torch/cuda/memory.py``."""
+"""Memory pools and pluggable allocators, which are refused, for ``torch/cuda/memory.py``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BY_VALUE = (
     "_cuda_endAllocateToPool",
     "_cuda_releasePool",
 )
-"""What ``torch.cuda.memory`` imports of ``torch._C`` by value, for pools."""
+"""The functions of pools that ``torch.cuda.memory`` imports from ``torch._C`` by value."""
 
 
 def patches() -> list[Patch]:

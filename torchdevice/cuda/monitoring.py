@@ -1,4 +1,4 @@
-"""Readings of NVIDIA's management library. For ``torch/cuda/__init__.py``."""
+"""Readings of NVIDIA's management library (NVML), for ``torch/cuda/__init__.py``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _utilization(context: Context, original: Any, device: Any = None) -> int:
     return round(psutil.cpu_percent())
 
 
-_READING = "It is a reading of NVIDIA's management library, which knows no stand-in. Leave it out, or ask psutil."
+_REMEDY = "NVIDIA's management library measures it on NVIDIA's GPUs only. Leave it out, or use psutil."
 
 
 def refuses(owner: Any, name: str, remedy: str) -> Replaced:
-    """Return the patch of a name that has no honest equivalent."""
+    """Return the patch that makes ``owner.name`` raise :class:`NotSupportedError` with a remedy."""
 
     def refuse(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
         thread_state.refuse(f"{owner.__module__ if isinstance(owner, type) else owner.__name__}.{name}", remedy)
@@ -35,5 +35,5 @@ def patches() -> list[Patch]:
     """Return the patches of the readings."""
     return [
         replaced_function(torch.cuda, "utilization", _utilization, native_to="cuda"),
-        *(refuses(torch.cuda, name, _READING) for name in ("temperature", "power_draw", "clock_rate", "memory_usage")),
+        *(refuses(torch.cuda, name, _REMEDY) for name in ("temperature", "power_draw", "clock_rate", "memory_usage")),
     ]

@@ -1,6 +1,6 @@
-"""Collectives between the devices of one process. For ``torch/cuda/nccl.py``.
+"""Collectives between the devices of one process, for ``torch/cuda/nccl.py``.
 
-Tensors are moved and added by torch's own operators, in the order of the devices, so that sums are reproducible.
+torch's own operators move and reduce the tensors in the order of the devices, so that sums are reproducible.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ _REDUCTIONS: dict[int, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def reduced(inputs: Sequence[torch.Tensor], op: int = 0) -> torch.Tensor:
-    """Return the sum, or another reduction, of tensors, on the device of the first."""
+    """Return the reduction of tensors on the device of the first; ``op`` is an ``ncclRedOp_t``.
+
+    Raises:
+        RuntimeError: ``op`` is not an NCCL reduction.
+    """
     if op not in _REDUCTIONS:
-        raise RuntimeError(f"op={op!r} is no reduction of NCCL. Use 0 (sum), 1 (product), 2 (maximum) or 3 (minimum).")
+        raise RuntimeError(f"op={op!r} is not an NCCL reduction. Use 0 (sum), 1 (product), 2 (maximum) or 3 (minimum).")
     return functools.reduce(lambda a, b: _REDUCTIONS[op](a, b.to(a.device)), inputs)
 
 
@@ -46,14 +50,14 @@ def all_reduce(
 def reduce(
     context: Context, inputs: Sequence[torch.Tensor], output: torch.Tensor, root: int = 0, op: int = 0, *rest: Any
 ) -> None:
-    """Reduce the inputs into one output."""
+    """Reduce the inputs into the output."""
     with torch.no_grad():
         output.copy_(reduced(inputs, op))
 
 
 @supplied_function("_nccl_broadcast")
 def broadcast(context: Context, inputs: Sequence[torch.Tensor], root: int = 0, *rest: Any) -> None:
-    """Copy the root's tensor into the others."""
+    """Copy ``inputs[root]`` into the other inputs."""
     with torch.no_grad():
         for index, tensor in enumerate(inputs):
             if index != root:
@@ -62,7 +66,7 @@ def broadcast(context: Context, inputs: Sequence[torch.Tensor], root: int = 0, *
 
 @supplied_function("_nccl_all_gather")
 def all_gather(context: Context, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], *rest: Any) -> None:
-    """Put all inputs, one after the other, into every output."""
+    """Concatenate the inputs, flattened, in every output."""
     with torch.no_grad():
         for output in outputs:
             for part, tensor in zip(output.view(-1).split(inputs[0].numel()), inputs, strict=True):
@@ -73,7 +77,7 @@ def all_gather(context: Context, inputs: Sequence[torch.Tensor], outputs: Sequen
 def reduce_scatter(
     context: Context, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: int = 0, *rest: Any
 ) -> None:
-    """Reduce the inputs and put a part of the result into each output."""
+    """Reduce the inputs and copy one part of the result into each output."""
     with torch.no_grad():
         for output, part in zip(outputs, reduced(inputs, op).view(-1).split(outputs[0].numel()), strict=True):
             output.copy_(part.view_as(output))
@@ -85,11 +89,11 @@ NCCL = 2 << 32 | 27 << 16 | 3
 
 @supplied_function("_nccl_version", Fidelity.DECLARED)
 def nccl_version(context: Context) -> int:
-    """2.27.3, packed."""
+    """Return NCCL 2.27.3 as one packed number."""
     return NCCL
 
 
 @supplied_function("_nccl_version_suffix", Fidelity.DECLARED)
 def nccl_version_suffix(context: Context) -> bytes:
-    """No suffix."""
+    """Return an empty suffix."""
     return b""

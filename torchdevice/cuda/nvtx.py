@@ -1,4 +1,4 @@
-"""Ranges and markers. For ``torch/cuda/nvtx.py``."""
+"""NVTX ranges and markers, for ``torch/cuda/nvtx.py``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import threading
 from typing import Any
 
 import torch
-import torch.cuda.comm
-import torch.cuda.green_contexts
 
 from torchdevice import thread_state
 from torchdevice.fidelity import Fidelity
@@ -19,9 +17,9 @@ _profiler_enabled = require(torch._C._autograd, "_profiler_enabled")
 
 
 class Nvtx(threading.local):
-    """NVTX: ranges and markers, which ``torch.profiler`` shows as those of ``record_function``.
+    """Stands in for the NVTX library: ``torch.profiler`` shows its ranges and markers as ``record_function`` ranges.
 
-    Depths and identifiers are as NVTX returns them. Ranges nest per thread.
+    Depths and identifiers are numbered as NVTX numbers them. Ranges nest per thread.
     """
 
     def __init__(self) -> None:
@@ -29,29 +27,29 @@ class Nvtx(threading.local):
         self._started: dict[int, Any] = {}
 
     def rangePushA(self, message: str) -> int:
-        """Open a range; return its depth, from 0."""
+        """Open a range and return its depth, from 0."""
         self._open.append(_shown(message))
         return len(self._open) - 1
 
     def rangePop(self) -> int:
-        """Close the innermost range; return its depth, negative if there is none."""
+        """Close the innermost range and return its depth; return -2 if no range is open."""
         if not self._open:
             return -2
         _end(self._open.pop())
         return len(self._open)
 
     def rangeStartA(self, message: str) -> int:
-        """Open a range that need not nest; return its identifier."""
+        """Open a range that need not nest and return its identifier."""
         number = next(_range_ids)
         self._started[number] = _shown(message)
         return number
 
     def rangeEnd(self, range_id: int) -> None:
-        """Close a range by identifier; one of another thread is closed for NVTX only, which shows nothing here."""
+        """Close the range with an identifier. A range that another thread opened is ignored."""
         _end(self._started.pop(range_id, None))
 
     def markA(self, message: str) -> None:
-        """Mark a point."""
+        """Show a marker: a range that ends at once."""
         _end(_shown(message))
 
 
@@ -59,21 +57,21 @@ _range_ids = itertools.count(1)
 
 
 def _shown(message: str) -> Any:
-    """Begin what the profiler shows, if one is running."""
+    """Enter a ``record_function`` range and return it; return None if no profiler is running."""
     if not _profiler_enabled():
         return None
-    shown = torch.profiler.record_function(message)
-    shown.__enter__()
-    return shown
+    profiled = torch.profiler.record_function(message)
+    profiled.__enter__()
+    return profiled
 
 
-def _end(shown: Any) -> None:
-    if shown is not None:
-        shown.__exit__(None, None, None)
+def _end(profiled: Any) -> None:
+    if profiled is not None:
+        profiled.__exit__(None, None, None)
 
 
 class _NvtxByScope:
-    """``torch.cuda.nvtx._nvtx``: ours for threads with a scope, torch's own for the others."""
+    """``torch.cuda.nvtx._nvtx``: the stand-in in threads that are in a scope, torch's own object in the others."""
 
     def __init__(self, original: Any):
         self._original = original

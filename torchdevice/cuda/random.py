@@ -1,12 +1,10 @@
-"""Random number generators. For ``torch/cuda/random.py``."""
+"""Random number generators, for ``torch/cuda/random.py``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.cuda.comm
-import torch.cuda.green_contexts
 
 from torchdevice.context import Context
 from torchdevice.patching import Patch, replaced_in_importers
@@ -15,31 +13,31 @@ from torchdevice.supplied import supplied_function, supplied_value
 
 @supplied_value("torch.cuda.default_generators")
 def default_generators(context: Context) -> tuple[torch.Generator, ...]:
-    """The target's default generators, one per advertised device; all the same one where the target has one."""
+    """Return a default generator for each advertised device. A target with one device repeats its generator."""
     return tuple(context.runtime.default_generator(context.device(i).index or 0) for i in range(context.device_count))
 
 
 @supplied_function("_cuda_getRNGState")
 def get_rng_state(context: Context) -> torch.Tensor:
-    """The state of the current device's generator, under the name that older libraries have for it."""
+    """Return the state of the current device's generator. Older libraries call this name."""
     return context.runtime.default_generator(context.target.index or 0).get_state()
 
 
 @supplied_function("_cuda_setRNGState")
 def set_rng_state(context: Context, state: torch.Tensor) -> None:
-    """Set the state of the current device's generator, under the name that older libraries have for it."""
+    """Set the state of the current device's generator. Older libraries call this name."""
     context.runtime.default_generator(context.target.index or 0).set_state(state)
 
 
 _CUDA_STATE_BYTES = 16
-"""Seed and offset of Philox, 8 bytes each."""
+"""The size of a CUDA generator's state: seed and offset of Philox, 8 bytes each."""
 
 
 def _set_rng_state(context: Context, original: Any, new_state: torch.Tensor, device: Any = "cuda") -> None:
     if new_state.numel() == _CUDA_STATE_BYTES:
         raise RuntimeError(
-            f"a random state of {_CUDA_STATE_BYTES} bytes is that of a CUDA generator, whose numbers "
-            f"{context.device_type!r} cannot continue. Seed with torch.manual_seed() instead of restoring it."
+            f"A random state of {_CUDA_STATE_BYTES} bytes is that of a CUDA generator, and the generator of "
+            f"{context.device_type!r} cannot continue it. Use torch.manual_seed() instead of restoring the state."
         )
     original(new_state, device)
 

@@ -1,7 +1,7 @@
-"""Flags of CUDA libraries that are not there: stored for the scope and read back.
+"""Settings of CUDA libraries, for ``torch/backends/cuda``, ``torch/backends/cudnn`` and ``torch/cuda/tunable.py``.
 
-For ``torch/backends/cuda``, ``torch/backends/cudnn``, ``torch/cuda/tunable.py`` and others. Defaults are those of a
-CUDA build of torch 2.15, read from it.
+The libraries are absent, so a setting is stored for the scope and read back. The defaults were read from a CUDA build
+of torch 2.15.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Stored(NamedTuple):
     Attributes:
         setter: The setter's name.
         getter: The getter's name.
-        default: What the getter answers before.
-        why: Why storing is all there is to do.
+        default: What the getter returns before the setter was called.
+        why: Why the value is only stored.
     """
 
     setter: str
@@ -94,7 +94,7 @@ def _store(stored: Stored) -> None:
         return context.settings.get(stored.setter, stored.default)
 
     supplied_function(stored.setter, Fidelity.INERT, note=f"stored; {stored.why}")(set_)
-    supplied_function(stored.getter, note="The value that was stored, CUDA's default before.")(get)
+    supplied_function(stored.getter, note="Return the value that was stored, or CUDA's default.")(get)
 
 
 for _stored in _STORED:
@@ -103,24 +103,24 @@ for _stored in _STORED:
 
 @supplied_function("_cuda_resetCublasWorkspaceSize")
 def reset_cublas_workspace_size(context: Context) -> None:
-    """Forget the size that was stored."""
+    """Drop the size that was stored, so that CUDA's default applies."""
     context.settings.pop("_cuda_setCublasWorkspaceSize", None)
 
 
 @supplied_function("_cuda_resetCublasLtWorkspaceSize")
 def reset_cublaslt_workspace_size(context: Context) -> None:
-    """Forget the size that was stored."""
+    """Drop the size that was stored, so that CUDA's default applies."""
     context.settings.pop("_cuda_setCublasLtWorkspaceSize", None)
 
 
 @supplied_function("_cuda_clearCublasWorkspaces", Fidelity.INERT, note=_NO_WORKSPACE)
 def clear_cublas_workspaces(context: Context) -> None:
-    """Nothing to clear."""
+    """Do nothing: there are no cuBLAS workspaces."""
 
 
 @supplied_function("_cuda_tunableop_set_filename", Fidelity.INERT, note=f"stored; {_NOTHING_TUNED}")
 def set_tunable_filename(context: Context, filename: str, insert_device_ordinal: bool = False) -> None:
-    """Store the name."""
+    """Store the name; with ``insert_device_ordinal``, the current device's ordinal precedes its suffix."""
     stem, dot, suffix = filename.rpartition(".")
     numbered = f"{stem or suffix}{context.thread.device_index}{dot}{suffix if dot else ''}"
     context.settings["tunable filename"] = numbered if insert_device_ordinal else filename
@@ -128,47 +128,47 @@ def set_tunable_filename(context: Context, filename: str, insert_device_ordinal:
 
 @supplied_function("_cuda_tunableop_get_filename")
 def get_tunable_filename(context: Context) -> str:
-    """The name that was stored, empty before."""
+    """Return the name that was stored, or an empty text."""
     return context.settings.get("tunable filename", "")
 
 
 @supplied_function("_cuda_tunableop_set_numerical_check_tolerances", Fidelity.INERT, note=f"ignored; {_NOTHING_TUNED}")
 def set_tunable_tolerances(context: Context, enable: bool, atol: float = 1e-5, rtol: float = 1e-5) -> None:
-    """Nothing is checked."""
+    """Do nothing: no results are checked."""
 
 
 @supplied_function("_cuda_tunableop_get_results")
 def get_tunable_results(context: Context) -> tuple[()]:
-    """None: nothing is tuned."""
+    """Return no results: no operation is tuned."""
     return ()
 
 
 @supplied_function("_cuda_tunableop_get_validators")
 def get_tunable_validators(context: Context) -> tuple[tuple[str, str], ...]:
-    """The version of torch, against which files of results are checked."""
+    """Return the version of torch, with which TunableOp checks files of results."""
     return (("PT_VERSION", torch.__version__.partition("+")[0]),)
 
 
 @supplied_function("_cuda_tunableop_read_file")
 def read_tunable_file(context: Context, filename: str = "") -> bool:
-    """False: the results of GPU kernels are of no use here."""
+    """Return False: no results are read, because those of GPU kernels do not apply to the target."""
     return False
 
 
 @supplied_function("_cuda_tunableop_clear_all")
 def clear_tunable(context: Context) -> None:
-    """Nothing to clear."""
+    """Do nothing: there are no results to clear."""
 
 
 @supplied_function("_cuda_tunableop_push_dynamic_dims_mask", Fidelity.INERT, note=f"ignored; {_NOTHING_TUNED}")
 def push_dynamic_dims_mask(context: Context, bits: int) -> int:
-    """A handle for :func:`pop_dynamic_dims_mask`."""
+    """Return 0, a handle for ``_cuda_tunableop_pop_dynamic_dims_mask``."""
     return 0
 
 
 @supplied_function("_cuda_tunableop_pop_dynamic_dims_mask")
 def pop_dynamic_dims_mask(context: Context, handle: int) -> None:
-    """Nothing to take back."""
+    """Do nothing: no mask was pushed."""
 
 
 _DEFAULT_PLAN_CACHE_SIZE = 4096
@@ -176,16 +176,13 @@ _DEFAULT_PLAN_CACHE_SIZE = 4096
 
 
 def plan_cache_max_size(context: Context, device: int) -> int:
-    """Return the size that was stored for a device, cuFFT's default before."""
+    """Return the number of plans that was stored for a device, or cuFFT's default."""
     return context.settings.get(("plan cache", device), _DEFAULT_PLAN_CACHE_SIZE)
 
 
 def set_plan_cache_max_size(context: Context, device: int, size: int) -> None:
-    """Store a size."""
+    """Store the greatest number of plans for a device."""
     context.settings["plan cache", device] = size
-
-
-# ---- settings of CUDA libraries --------------------------------------------------------------------------------------
 
 
 @rewrites(torch._cufft_get_plan_cache_max_size)
@@ -205,4 +202,4 @@ def _plan_cache_size(context: Context, func: Any, args: tuple[Any, ...], kwargs:
 
 @rewrites(torch._cufft_clear_plan_cache)
 def _clear_plan_cache(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """There is no cache to clear."""
+    """Do nothing: there is no cache to clear."""

@@ -1,11 +1,11 @@
-"""Streams and events. For ``torch/cuda/streams.py``, and ``torch.Stream`` and ``torch.Event``.
+"""Streams and events, for ``torch/cuda/streams.py``, ``torch.Stream`` and ``torch.Event``.
 
-A target runs its work in order, so a stream is a name: each has an id, and each thread has a current one for each
-device.
+A target runs all work in the order of submission, so a stream is only an id, and waiting for a stream does nothing.
+Each thread has a current stream for each device. Events record real points of the target's work.
 
 The C base classes of torch's streams and events cannot be instantiated without a driver, so their ``__new__`` returns a
-stand-in instead. A stand-in is a ``torch.Stream`` or ``torch.Event`` and says ``__class__`` is the CUDA class, so that
-``isinstance`` holds for both. Streams need no waiting; events record real points of the target's work.
+stand-in instead. A stand-in is a ``torch.Stream`` or ``torch.Event`` whose ``__class__`` is the CUDA class, so that
+``isinstance`` holds for both.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ CUDA_DEVICE_TYPE = 1
 
 @supplied_function("_cuda_getCurrentStream")
 def get_current_stream(context: Context, device: int) -> tuple[int, int, int]:
-    """The id of this thread's current stream on the device, the device, and CUDA's device type."""
+    """Return the id of this thread's current stream on the device, the device's ordinal, and CUDA's device type."""
     _check(context, device)
     return context.thread.streams.get(device, 0), device, CUDA_DEVICE_TYPE
 
 
 @supplied_function("_cuda_getDefaultStream")
 def get_default_stream(context: Context, device: int) -> tuple[int, int, int]:
-    """Stream 0 of the device."""
+    """Return id 0, the device's ordinal, and CUDA's device type."""
     _check(context, device)
     return 0, device, CUDA_DEVICE_TYPE
 
 
 @supplied_function("_cuda_getCurrentRawStream")
 def get_current_raw_stream(context: Context, device: int) -> int:
-    """The null pointer for the default stream; no other stream has one."""
+    """Return the null pointer for the default stream. Raise for another stream, which has no pointer."""
     stream_id, _, _ = get_current_stream(context, device)
     if stream_id:
         thread_state.refuse("torch._C._cuda_getCurrentRawStream", "There is no cudaStream_t. Use torch.cuda.Stream.")
@@ -52,7 +52,7 @@ def get_current_raw_stream(context: Context, device: int) -> int:
 
 @supplied_function("_cuda_getStreamFromExternal")
 def get_stream_from_external(context: Context, pointer: int, device: int) -> tuple[int, int, int]:
-    """The default stream for a null pointer; no other stream has one."""
+    """Return the default stream for a null pointer. Raise for another pointer, which no stream has."""
     if pointer:
         thread_state.refuse(
             "torch.cuda.ExternalStream", "There is no CUDA stream at that address. Use torch.cuda.Stream."
@@ -61,28 +61,59 @@ def get_stream_from_external(context: Context, pointer: int, device: int) -> tup
 
 
 def _check(context: Context, device: int) -> None:
-    if not context.accepts(device):  # c10/cuda/CUDAStream.cpp
+    if not context.accepts(device):  # worded as in c10/cuda/CUDAStream.cpp
         raise RuntimeError(f"Device index value {device} is out of index range [0, {context.device_count})")
 
 
 @supplied_function("_cuda_setStream")
 def set_stream(context: Context, stream_id: int, device_index: int, device_type: int) -> None:
-    """Make a stream current on its device, and the device current, as CUDA does."""
+    """Make a stream current on its device, and make the device current, as CUDA does."""
     context.thread.streams[device_index] = stream_id
     context.thread.select(device_index)
 
 
 @supplied_function("_cuda_isCurrentStreamCapturing")
 def is_current_stream_capturing(context: Context) -> bool:
-    """Whether this thread is capturing a graph."""
+    """Return whether this thread is capturing a graph."""
     return context.thread.capture is not None
 
 
 _ids = itertools.count(1)
 
 
+class NoPointer:
+    """Stands in for a ``cudaStream_t``. Programs print it and compare it; it is no address, and none can be had of it.
+
+    Args:
+        number: What it is told apart by: the id of the stream.
+    """
+
+    def __init__(self, number: int):
+        self._number = number
+
+    def __index__(self) -> int:
+        thread_state.refuse("torch.cuda.Stream.cuda_stream", "There is no cudaStream_t. Use the stream's methods.")
+
+    __int__ = __index__
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NoPointer) and self._number == other._number
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __format__(self, specification: str) -> str:
+        return format(self._number, specification)
+
+    def __repr__(self) -> str:
+        return repr(self._number)
+
+
 class StreamStandIn(torch.Stream):
-    """A stream of the program: a name for an order that is kept anyway."""
+    """A stream of the program. All streams of a target run their work in one order."""
 
     module: Any = torch.cuda
     torch_device_type = CUDA_DEVICE_TYPE
@@ -103,15 +134,13 @@ class StreamStandIn(torch.Stream):
     __class__ = property(lambda self: self.module.Stream)  # type: ignore[assignment]
 
     @property
-    def cuda_stream(self) -> int:
-        """The ``cudaStream_t``: 0, as for CUDA, for the default stream; there is none for another."""
-        if self.stream_id == 0:
-            return 0
-        thread_state.refuse("torch.cuda.Stream.cuda_stream", "There is no cudaStream_t. Use the stream's methods.")
+    def cuda_stream(self) -> Any:
+        """The ``cudaStream_t``: 0 for the default stream, as in CUDA. For another, an object to print and compare."""
+        return 0 if self.stream_id == 0 else NoPointer(self.stream_id)
 
     @property
-    def native_handle(self) -> int:
-        """The ``cudaStream_t``, under the name that ``torch.Stream`` has for it."""
+    def native_handle(self) -> Any:
+        """``cuda_stream``, under the name that ``torch.Stream`` has for it."""
         return self.cuda_stream
 
     @staticmethod
@@ -120,14 +149,14 @@ class StreamStandIn(torch.Stream):
         return 0, -3
 
     def wait_event(self, event: Any) -> None:
-        """Make later work wait for the event; returns at once."""
+        """Make later work of this stream wait for the event; return at once."""
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """Make later work wait for the stream; the order is kept anyway."""
+        """Do nothing: later work runs after the work of all streams."""
 
     def record_event(self, event: Any = None) -> Any:
-        """Record an event in this stream and return it; a new one if none is given."""
+        """Record an event in this stream and return it; make a new event if None is given."""
         event = self.module.Event() if event is None else event
         event.record(self)
         return event
@@ -137,12 +166,12 @@ class StreamStandIn(torch.Stream):
         return self._context.thread.capture is not None
 
     def query(self) -> bool:
-        """Return whether the work is done."""
+        """Return whether the work of the stream's device is done."""
         mark = self._context.runtime.mark(self._target_index, timing=False)
         return mark.query()
 
     def synchronize(self) -> None:
-        """Wait for the work."""
+        """Wait for the work of the stream's device."""
         self._context.runtime.synchronize(self._target_index)
 
     @property
@@ -185,7 +214,7 @@ class EventStandIn(torch.Event):
     _recorded_on: int | None
 
     def __new__(cls, context: Context, enable_timing: bool) -> EventStandIn:
-        self = super().__new__(cls, device="cpu")
+        self = super().__new__(cls, device="cpu")  # without a driver torch makes no event of another device
         self._context = context
         self._timing = enable_timing
         self._mark = self._recorded_on = None
@@ -198,18 +227,22 @@ class EventStandIn(torch.Event):
 
     @property
     def device(self) -> torch.device | None:  # type: ignore[override]
-        """The device it was recorded on, None before."""
+        """The device that the event was recorded on, or None before it was recorded."""
         return None if self._recorded_on is None else _cuda_device(self._recorded_on)
 
     @property
     def cuda_event(self) -> int:
-        """The ``cudaEvent_t``: 0, as for CUDA, before recording; there is none after."""
+        """The ``cudaEvent_t``: 0 before the event is recorded, as in CUDA. Raises afterwards, because there is none."""
         if self._mark is None:
             return 0
         thread_state.refuse("torch.cuda.Event.cuda_event", "There is no cudaEvent_t. Use the event's methods.")
 
     def record(self, stream: Any = None) -> None:
-        """Record a point in the stream, the current one if None."""
+        """Record a point in the stream, or in the current stream if None.
+
+        Raises:
+            RuntimeError: The event was recorded on another device before.
+        """
         index = self._context.thread.device_index if stream is None else stream.device_index
         if self._recorded_on is not None and self._recorded_on != index:
             raise RuntimeError(f"Event device {self._recorded_on} does not match recording stream's device {index}.")
@@ -217,19 +250,24 @@ class EventStandIn(torch.Event):
         self._mark = self._context.runtime.mark(self._context.device(index).index or 0, timing=self._timing)
 
     def wait(self, stream: Any = None) -> None:
-        """Make later work of the stream wait for this event; the order is kept anyway."""
+        """Do nothing: later work of any stream runs after the work before this event."""
 
     def query(self) -> bool:
-        """Return whether what was recorded is done; True if nothing was."""
+        """Return whether the work before the recorded point is done; True if no point was recorded."""
         return self._mark is None or self._mark.query()
 
     def synchronize(self) -> None:
-        """Wait for what was recorded."""
+        """Wait for the work before the recorded point."""
         if self._mark is not None:
             self._mark.synchronize()
 
     def elapsed_time(self, end_event: EventStandIn) -> float:  # type: ignore[override]
-        """Return the milliseconds from this event to ``end_event``; CUDA's errors where there are none."""
+        """Return the milliseconds from this event to ``end_event``.
+
+        Raises:
+            ValueError: An event has no timing, or was not recorded.
+            RuntimeError: The work before an event is not done, or the events are of two devices.
+        """
         if not self._timing or not end_event._timing:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._mark is None or end_event._mark is None:
@@ -237,11 +275,11 @@ class EventStandIn(torch.Event):
         if not (self._mark.query() and end_event._mark.query()):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
         if self._recorded_on != end_event._recorded_on:
-            raise torch.AcceleratorError("CUDA error: invalid resource handle")  # what cudaEventElapsedTime says
+            raise torch.AcceleratorError("CUDA error: invalid resource handle")  # the error of cudaEventElapsedTime
         return self._mark.elapsed_time(end_event._mark)
 
     def ipc_handle(self) -> bytes:
-        """Refuse: an event has no handle that another process could open."""
+        """Raise: an event has no handle that another process could open."""
         thread_state.refuse("torch.cuda.Event.ipc_handle", "Share an event between threads, not processes.")
 
     def __repr__(self) -> str:
@@ -260,7 +298,15 @@ def _new_stream(context: Context, original: Any, cls: type, *args: Any, **kwargs
 def new_stream(
     context: Context, made: type[StreamStandIn], device: Any = None, priority: int = 0, **kwargs: Any
 ) -> StreamStandIn:
-    """Return a stand-in for what ``torch.cuda.Stream(...)`` and its like make."""
+    """Return a stand-in for a new stream, or for the stream that ``stream_id`` or ``stream_ptr`` names.
+
+    Args:
+        context: The active context.
+        made: The class of the stand-in.
+        device: The device as the program wrote it; None means the current device.
+        priority: The priority, clamped to CUDA's range.
+        **kwargs: The other arguments of ``torch.cuda.Stream``.
+    """
     if "stream_id" in kwargs:
         stream_id, index = kwargs["stream_id"], kwargs.get("device_index", context.thread.device_index)
         return context.streams.get((made, stream_id, index)) or _remembered(context, made(context, stream_id, index))
@@ -271,7 +317,7 @@ def new_stream(
 
 
 def _remembered(context: Context, stream: StreamStandIn) -> StreamStandIn:
-    """Keep the last streams: programs ask for their current one all the time."""
+    """Cache a stream and return it: programs ask for the current stream all the time."""
     if len(context.streams) >= _KNOWN_STREAMS:
         context.streams.clear()
     context.streams[type(stream), stream.stream_id, stream.device_index] = stream
@@ -318,13 +364,13 @@ def _new_event(
 
 
 def _is_the_programs(context: Context, device: Any) -> bool:
-    """Whether a device is the program's accelerator: spelled, rewritten already, or left out."""
+    """Return whether a device argument is None, spells an accelerator, or is a device rewritten to the target."""
     rewritten = isinstance(device, torch.device) and device.type == context.device_type
     return device is None or rewritten or context.redirect(device) is not None
 
 
 def _new_generic_stream(cls: type, device: Any = None, **kwargs: Any) -> Any:
-    """``torch.Stream``: a stream of the program's accelerator where it spells one, or names none."""
+    """``torch.Stream``: a ``torch.cuda.Stream`` where the device is None or the program's accelerator."""
     context = thread_state.state.for_cuda
     if context is not None and "stream_id" not in kwargs and _is_the_programs(context, device):
         return torch.cuda.Stream(device, **kwargs)
@@ -332,7 +378,7 @@ def _new_generic_stream(cls: type, device: Any = None, **kwargs: Any) -> Any:
 
 
 def _new_generic_event(cls: type, device: Any = None, **kwargs: Any) -> Any:
-    """``torch.Event``: an event of the program's accelerator where it spells one, or names none."""
+    """``torch.Event``: a ``torch.cuda.Event`` where the device is None or the program's accelerator."""
     context = thread_state.state.for_cuda
     if context is not None and _is_the_programs(context, device):
         return torch.cuda.Event(**kwargs)

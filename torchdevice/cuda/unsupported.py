@@ -1,4 +1,4 @@
-"""Names that have no honest equivalent: raw pointers, handles, allocators. Each raises and names the way out."""
+"""Names without an equivalent on a stand-in device: raw pointers, handles, allocators. Each raises with a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POOL = "Memory pools and pluggable allocators replace CUDA's allocator. Leave th
 _KERNEL = "It compiles or launches CUDA code. Use a torch function, or a CPU implementation."
 
 
-_RANKS = "NCCL's communicators belong to CUDA. Use torch.distributed, or torch.cuda.nccl without communicators."
+_COMMUNICATOR = "NCCL's communicators need CUDA. Use torch.distributed, or torch.cuda.nccl without communicators."
 
 
 REMEDIES = {
@@ -51,8 +51,8 @@ REMEDIES = {
         POOL,
     ),
     "_cuda_jiterator_compile_and_launch_kernel": _KERNEL,
-    **dict.fromkeys(("_nccl_init_rank", "_nccl_unique_id"), _RANKS),
-    "_cuda_getHipblasltVersion": "It is a library of ROCm. Ask torch.version.hip first.",
+    **dict.fromkeys(("_nccl_init_rank", "_nccl_unique_id"), _COMMUNICATOR),
+    "_cuda_getHipblasltVersion": "hipBLASLt is a library of ROCm. Check torch.version.hip before this call.",
 }
 
 

@@ -1,8 +1,8 @@
-"""Who allocates on a device, and what is allocated: blocks, and the observers that are told of them.
+"""The blocks of memory on a device, and the observers of their allocation and deallocation.
 
-A device with an allocator of its own tells an :class:`Observer` of each block. For the others an
-:class:`OperatorWatcher` tells it of the storages that operators of one thread return. It does not see the memory that a
-kernel needs while it runs, nor what was allocated before.
+A device with an allocator of its own calls an :class:`Observer` for each block. For other devices an
+:class:`OperatorWatcher` calls the observer for the storages that operators of one thread return. The watcher does not
+see the memory that a kernel needs while it runs, nor earlier allocations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ _push = require(_python_dispatch, "_push_mode")
 
 
 class Block(NamedTuple):
-    """Memory that a tensor has: its device's index, its address, its size in bytes, and what was asked for of it."""
+    """A block of memory in use.
+
+    Attributes:
+        device: The index of the device.
+        address: The address of the memory.
+        size: The size of the block in bytes.
+        requested: The bytes that were requested of it.
+    """
 
     device: int
     address: int
@@ -36,7 +43,7 @@ class Block(NamedTuple):
 
 
 class Observer(Protocol):
-    """Who is told of allocations."""
+    """Called at each allocation and at each deallocation."""
 
     def allocated(self, block: Block) -> None: ...
 
@@ -44,7 +51,7 @@ class Observer(Protocol):
 
 
 class OperatorWatcher(_python_dispatch.TorchDispatchMode):
-    """Tells an observer of the storages on a kind of device that operators of this thread return, until stopped."""
+    """Calls an observer for each new storage on a kind of device that an operator of this thread returns."""
 
     def __init__(self, device_type: str, observer: Observer):
         super().__init__()
@@ -80,7 +87,7 @@ class OperatorWatcher(_python_dispatch.TorchDispatchMode):
         return ended
 
     def stop(self) -> None:
-        """Tell nothing from now on, also where other modes were entered since, or from another thread."""
+        """Call the observer no more. May be called below modes that were entered later, and from another thread."""
         self._known.clear()
         self._stopped = True
         if self not in _stack():
@@ -94,7 +101,7 @@ class OperatorWatcher(_python_dispatch.TorchDispatchMode):
 
 
 def held_by_python(device_type: str, index: int) -> list[Block]:
-    """Return the memory of the tensors of a device that Python holds."""
+    """Return the blocks of the tensors of a device that exist as Python objects."""
     import gc
 
     found: dict[int, Block] = {}
@@ -109,7 +116,7 @@ def held_by_python(device_type: str, index: int) -> list[Block]:
 
 
 def _dense(tree: Any, device_type: str) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree that have memory of their own on a kind of device."""
+    """Yield the tensors of a pytree that have memory of their own on a kind of device."""
     with torch._C.DisableTorchFunction():
         for leaf in pytree.tree_leaves(tree):
             if type(leaf) in _PLAIN and leaf.layout is torch.strided and leaf.device.type == device_type:

@@ -1,4 +1,4 @@
-"""What the operating system says of this process: its memory, and the processor it runs on."""
+"""Figures of the operating system: the memory of this process, and the name of the processor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def processor_name() -> str:
 
 
 def heap_in_use() -> int:
-    """Return the bytes that malloc has handed out; the resident set where psutil cannot tell."""
+    """Return the bytes that malloc has handed out, or the resident set where psutil has no figures of the heap."""
     if hasattr(psutil, "heap_info"):
         heap = psutil.heap_info()
         return heap.heap_used + heap.mmap_used
@@ -37,7 +37,7 @@ def resident(process: psutil.Process) -> int:
 
 
 def high_water_mark() -> int | None:
-    """Return the largest resident set so far, in bytes; None where the system does not tell."""
+    """Return the largest resident set so far, in bytes; None where the system does not report it."""
     try:
         with open("/proc/self/status") as file:
             found = re.search(r"^VmHWM:\s*(\d+) kB$", file.read(), re.M)
@@ -47,8 +47,8 @@ def high_water_mark() -> int | None:
 
 
 def reset_high_water_mark() -> bool:
-    """Let the high-water mark start at the present resident set. Return whether the system allows it."""
-    # proc(5): writing 5 to clear_refs resets the peak resident set size to the present one.
+    """Reset the high-water mark to the current resident set. Return whether the system allows it."""
+    # proc(5): writing 5 to clear_refs resets the peak resident set size to the current size.
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")

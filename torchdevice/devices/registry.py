@@ -1,4 +1,4 @@
-"""The runtime of each device type, those that other packages register included."""
+"""The runtime of each device type, including runtimes that other packages register."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from torchdevice.devices.cpu import CpuRuntime
 from torchdevice.devices.module import ModuleRuntime
 from torchdevice.devices.mps import MpsRuntime
 from torchdevice.devices.runtime import Runtime
+from torchdevice.families import FAMILIES
 
 _registered: dict[str, Runtime] = {}
 
-_OWN = ("cpu", "cuda", "mps", "xpu", "simulated")
+_OWN = ("cpu", "simulated", *FAMILIES)
 
 
 def register_runtime(runtime: Runtime) -> Callable[[], None]:
-    """Let ``target=runtime.device_type`` mean a device that this package does not know.
+    """Make a device available as ``target=runtime.device_type``.
 
-    The device is also chosen by itself where it is available and nothing better is. This is for authors of backends of
-    torch: a :class:`Runtime` is everything that a scope needs to know of a device. A backend that follows torch's
+    Without a target, the device is chosen where it is available and no better device is. This is for authors of
+    backends of torch: a scope asks a :class:`Runtime` everything about a device. A backend that follows torch's
     convention of device modules needs no runtime of its own. For another backend, derive from :class:`Runtime` or from
-    :class:`ModuleRuntime`, and change what differs.
+    :class:`ModuleRuntime`, and override what differs.
 
     Args:
-        runtime: What the device can do.
+        runtime: The description of the device.
 
     Returns:
-        A function that takes the registration back.
+        A function that removes the registration.
 
     Raises:
         TypeError: ``runtime`` is not a :class:`Runtime`.
@@ -42,7 +43,7 @@ def register_runtime(runtime: Runtime) -> Callable[[], None]:
         )
     if device_type in _registered or device_type in _OWN:
         raise ValueError(
-            f"there is a runtime for {device_type!r} already. Take the other back first, or use another device type."
+            f"there is a runtime for {device_type!r} already. Remove it first, or use another device type."
         )
     _registered[device_type] = runtime
 
@@ -59,7 +60,7 @@ def registered() -> tuple[str, ...]:
 
 
 def runtime(device_type: str) -> Runtime:
-    """Return the runtime of a device type. There is one in a process, because its figures are the process's."""
+    """Return the runtime of a device type: one object per process, because its figures are those of the process."""
     return _registered.get(device_type) or _own_runtime(device_type)
 
 

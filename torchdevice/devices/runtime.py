@@ -1,6 +1,6 @@
 """The interface of a device that can stand in.
 
-Differences between devices are answered here and nowhere else: the rest of the package asks a :class:`Runtime`.
+Differences between devices are described here and nowhere else: the rest of the package asks a :class:`Runtime`.
 Ordinals are those of the target: 0 .. ``device_count() - 1``. Sizes are bytes, times are milliseconds.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torchdevice.devices.allocations import Block, Observer, OperatorWatcher, held_by_python
 
 MEMORY_FRACTION = "memory fraction"
-"""Setting of a context, with an ordinal: the fraction of the device's memory that the process may have."""
+"""With an ordinal, the key in ``Context.settings`` of the fraction of a device's memory that the process may have."""
 
 
 class Mark(Protocol):
@@ -31,7 +31,7 @@ class Mark(Protocol):
 
 
 class HostMark:
-    """A point in time on the host, for devices whose work is done when the call returns."""
+    """A point in time on the host, for devices that have finished the work when a call returns."""
 
     def __init__(self) -> None:
         self._time = time.perf_counter_ns()
@@ -58,7 +58,7 @@ class Memory(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """One figure of an allocator: now, at the most, and all that was ever added and taken away."""
+    """One statistic of an allocator: its current value, its peak, and the sums of what was allocated and freed."""
 
     current: int
     peak: int
@@ -67,28 +67,29 @@ class Stat(NamedTuple):
 
 
 class Runtime:
-    """What a kind of device can do. The base class describes a device that has finished the work when a call returns.
+    """What a type of device can do. The base class describes a device that has finished the work when a call returns.
 
     Attributes:
-        device_type: The device type, as ``torch.device`` has it.
+        device_type: The device type, as in ``torch.device.type``.
         unsupported_dtypes: Dtypes the device cannot hold.
         pins_memory: Whether torch can allocate page-locked memory for this device.
         blocking_copies_only: Whether ``non_blocking=True`` must be dropped to get whole data.
         shares_host_memory: Whether a tensor of the device is a CPU tensor, so that a move moves nothing.
         takes_device_ids: Whether ``DistributedDataParallel(device_ids=[i])`` is accepted.
         exact_memory: Whether the memory figures are those of the device's own allocator.
-        is_torch_accelerator: Whether ``torch.accelerator`` speaks of this device by itself.
+        is_torch_accelerator: Whether torch itself reports this device in ``torch.accelerator``.
         is_asynchronous: Whether calls return before the device has done the work.
         is_integrated: Whether the device computes in the host's memory.
-        compiles: Whether torch's compilers make code for the device.
+        compiles: Whether Inductor makes code for the device.
+        compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
         makes_triton_code: Whether Inductor's code for the device is written in Triton.
-        exchanges_data: Whether ``parameter.data = tensor`` moves a parameter by exchanging what two objects of Python
-            are, which holders of the parameter in C++ do not notice.
-        folds_ordinals: Whether an ordinal beyond the devices means the first one, unless the program is told how many
-            there are. On a device that simulates several, such an ordinal is the error that CUDA makes of it.
-        generator_type: The type of its generators, where that is a subclass of torch's.
-        degraded_notice: What to log, once in a run, when the program first asks for its accelerator: that the device is
-            slower. Empty for nothing.
+        exchanges_data: Whether ``parameter.data = tensor`` moves a parameter by swapping the C++ tensors of two Python
+            objects. C++ code that holds the parameter then keeps the tensor from before the move.
+        folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
+            is not given. Otherwise such an ordinal raises CUDA's error.
+        generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
+        degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
+            because the device is slower than that accelerator. Empty for no warning.
     """
 
     device_type: str
@@ -102,6 +103,7 @@ class Runtime:
     is_asynchronous = False
     is_integrated = True
     compiles = True
+    compiles_flex_backward = True
     makes_triton_code = False
     exchanges_data = False
     folds_ordinals = True
@@ -110,103 +112,105 @@ class Runtime:
 
     @property
     def target(self) -> str:
-        """The name by which another process asks for this device."""
+        """The option ``target`` by which another process chooses this device."""
         return self.device_type
 
     @property
     def location_tag(self) -> str:
-        """The device type by which files name the storages of this device."""
+        """The device type that ``torch.save`` writes for storages of this device."""
         return self.device_type
 
     @property
     def rewriters(self) -> Mapping[Any, Any]:
-        """Rewriters of torch functions that this device needs beyond the common ones."""
+        """Torch function -> the rewriter that it needs on this device, in addition to those for all devices."""
         return {}
 
-    @property
-    def collectives(self) -> str:
-        """The ``torch.distributed`` backend that stands in for NCCL."""
-        return "gloo"
+    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the CPU tensor with the memory of one of the device or of the CPU; None where there is none."""
+        return tensor if tensor.device.type == "cpu" else None
 
     def enter_thread(self, entry: object) -> None:
-        """Prepare this thread for the device: a scope on it is being entered.
+        """Prepare this thread for an entry of a scope on the device.
 
-        Called once for each entry, and once more with the same one after an interrupt, which must change nothing.
+        May be called again for an entry, after an interrupt. The second call must change nothing.
         """
 
     def leave_thread(self, entry: object) -> None:
-        """Undo :meth:`enter_thread` of an entry; also if it was interrupted, or undone before."""
+        """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone before."""
 
     def is_available(self) -> bool:
         """Return whether this machine and torch build have the device."""
         raise NotImplementedError
 
     def device_count(self) -> int:
-        """Return how many there are."""
+        """Return the number of devices."""
         return 1
 
     def device(self, index: int) -> torch.device:
-        """Return the device of that ordinal, as a tensor on it reports it."""
+        """Return the device of an ordinal, as ``tensor.device`` of a tensor on it."""
         return device_of(self.device_type, index)
 
     def name(self, index: int) -> str:
-        """Return a name for people."""
+        """Return the name of the device for ``torch.cuda.get_device_name``."""
         return f"{self.device_type}:{index}"
 
     def total_memory(self, index: int) -> int:
-        """Return the size of the memory the device computes in."""
+        """Return the size of the device's memory."""
         return psutil.virtual_memory().total
 
     def free_memory(self, index: int) -> int:
-        """Return how much of it is free."""
+        """Return how much of the device's memory is free."""
         return psutil.virtual_memory().available
 
     def memory(self, index: int) -> Memory:
-        """Return what this process has of it."""
+        """Return the memory figures of this process on the device."""
         raise NotImplementedError
 
     def reset_peak_memory(self, index: int) -> None:
-        """Let the peaks start at the present figures."""
+        """Reset the peaks to the current figures."""
         raise NotImplementedError
 
     def statistics(self, index: int) -> Mapping[str, Any]:
-        """Return what the device's allocator keeps besides, under the keys of ``torch.cuda.memory_stats``.
+        """Return further figures of the device's allocator, under the keys of ``torch.cuda.memory_stats``.
 
         A value is a number, or a :class:`Stat` for each of ``"all"``, ``"small_pool"`` and ``"large_pool"``.
         """
         return {}
 
     def reset_accumulated_memory(self, index: int) -> None:
-        """Let the sums of those figures start at 0."""
+        """Reset to 0 the sums in :meth:`statistics` of what was allocated and freed."""
 
     def blocks(self, index: int) -> list[Block]:
-        """Return the memory of the tensors of the device that are alive."""
+        """Return the blocks of the device's tensors that are alive."""
         return held_by_python(self.device_type, self.device(index).index or 0)
 
     def watch_allocations(self, observer: Observer) -> Callable[[], None]:
-        """Tell an observer of allocations from now on; return what ends that, and may be called again.
+        """Call an observer for each allocation from now on.
 
-        Here this thread's operators are watched.
+        The base class watches the operators of this thread.
+
+        Returns:
+            A function that ends this. It may be called again.
         """
         return OperatorWatcher(self.device_type, observer).stop
 
     def processes(self, index: int) -> list[tuple[int, int]]:
-        """Return the processes known to use the device, and how many bytes each has of its memory."""
+        """Return (process id, bytes of the device's memory) for each process that is known to use the device."""
         return [(psutil.Process().pid, self.memory(index).reserved)]
 
     def limit_memory(self, index: int, fraction: float | None) -> bool:
-        """Hold allocations to a fraction of the memory, as the scope's settings name it; None lifts the limit.
+        """Limit allocations to a fraction of the device's memory, from 0 to 1; None lifts the limit.
 
         Returns:
-            Whether they will be.
+            Whether the device enforces the limit.
         """
         return False
 
     def empty_cache(self) -> None:
-        """Give unused memory back."""
+        """Release cached memory that is not in use."""
 
     def synchronize(self, index: int) -> None:
-        """Wait for the device's work."""
+        """Wait until the device has finished its work."""
 
     def mark(self, index: int, *, timing: bool) -> Mark:
         """Record a point in the device's work."""
@@ -221,7 +225,7 @@ class Runtime:
         return torch._C.Generator.__new__(cls, self.device(index))  # type: ignore[call-arg]
 
     def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
-        """Make a ``torch.UntypedStorage`` on a device of this kind; ``original`` is torch's own way."""
+        """Return a new ``torch.UntypedStorage`` on a device of this type; ``original`` is torch's own constructor."""
         return original(*args, device=device, **kwargs)
 
     def multiprocessor_count(self) -> int:
@@ -237,12 +241,12 @@ class Runtime:
         return requested
 
     def out_of_memory(self, error: BaseException) -> str | None:
-        """Return the size part of an out-of-memory message if ``error`` is one, else None."""
+        """Return the text for an out-of-memory message if ``error`` says that memory ran out, else None."""
         return None
 
 
 @functools.cache
 def device_of(device_type: str, index: int | None) -> torch.device:
-    """Return a device, made once: in a scope, ``torch.device(...)`` is a torch call that a mode would see."""
+    """Return a cached device. In a scope, ``torch.device(...)`` is a torch call that a mode would rewrite."""
     with torch._C.DisableTorchFunction():
         return torch.device(device_type) if index is None else torch.device(device_type, index)

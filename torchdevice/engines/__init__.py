@@ -1,1 +1,1 @@
-"""How torch's calls are seen, and which of them are rewritten in what way."""
+"""How torch calls are intercepted, and how each is rewritten."""

@@ -1,4 +1,4 @@
-"""The errors of the target, in the words that the program knows."""
+"""Rewords errors of the target as the errors of the accelerator that the program is written for."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import torch
 
 from torchdevice.context import Context
 
+OF_TORCH = (RuntimeError, TypeError, ValueError)
+"""The types of errors in which torch names devices."""
+
 _TOLD = "_torchdevice_told"
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def reword(context: Context, error: BaseException) -> None:
-    """Name the device as the program's tensors do, and raise CUDA's out-of-memory error for the target's own.
+    """Name the device in an error as the program spells it, and raise CUDA's out-of-memory error for the target's.
 
     Raises:
-        torch.OutOfMemoryError: ``error`` says that the target has no memory left.
+        torch.OutOfMemoryError: ``error`` is the target's out-of-memory error.
     """
+    if not error.args or not isinstance(error.args[0], str):
+        return
     if context.says_program:
         _rename_device(context, error)
     if isinstance(error, torch.OutOfMemoryError):
@@ -31,13 +36,19 @@ def reword(context: Context, error: BaseException) -> None:
 
 
 def _rename_device(context: Context, error: BaseException) -> None:
-    own, programs = f"{context.device_type}:", f"{context.options.written_for}:"
-    if error.args and isinstance(error.args[0], str) and own in error.args[0]:
-        error.args = (error.args[0].replace(own, programs), *error.args[1:])
+    if context.device_type in error.args[0]:
+        error.args = (_renamed(error.args[0], context.device_type, context.options.written_for), *error.args[1:])
+
+
+def _renamed(text: str, own: str, programs: str) -> str:
+    """Return a text with the device as torch would name the program's: of a device, of a type and of a backend."""
+    text = re.sub(rf"\b{own}(?=:\d)|(?<=['\"]){own}(?=['\"](?! backend))", programs, text)
+    text = re.sub(rf"\b{own}(\w+)Type\b", rf"torch.{programs}.\1Tensor", text)
+    return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
 
 
 def _tell_observers(context: Context, error: torch.OutOfMemoryError) -> None:
-    """Tell who asked for it, once: an error passes here with each torch function that it leaves."""
+    """Call the context's out-of-memory observers, once for an error that passes here from several torch functions."""
     if not context.out_of_memory_observers or hasattr(error, _TOLD):
         return
     setattr(error, _TOLD, True)

@@ -1,9 +1,10 @@
-"""How the constructor of a class written in C is replaced, where Python's own assignment refuses.
+"""Replaces the constructor of a class written in C, where Python refuses the assignment of ``__new__``.
 
 ``torch.device`` can be neither subclassed nor assigned to, and must stay the class that annotations, pickles and Dynamo
-know. So it is given what Python gives a class whose ``__new__`` is written in Python: the function that looks
-``__new__`` up, in the slot for constructors, and a ``__new__`` in its dictionary. Where the slot is, is not assumed: it
-is the one place of the class's memory that holds what the C API says is in the slot, the same in several classes.
+use. So it gets what Python gives a class whose ``__new__`` is written in Python: a ``__new__`` in its dictionary, and
+in its ``tp_new`` slot the C function that looks ``__new__`` up. The offset of the slot is not assumed. It is the only
+offset in the class's memory at which the value is found that the C API returns for the slot, and must be equal in
+several classes.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class Constructor:
 
     Args:
         cls: A class written in C, with a constructor of its own.
-        make: Given the original as a function of the class, a tuple and a dict, returns a function that is called like
-            a ``__new__``.
+        make: Takes the original constructor, called as ``original(cls, args, kwargs)``, and returns the new
+            ``__new__``.
 
     Raises:
-        EngineUnavailableError: On installation, if this Python keeps classes in another way than CPython.
+        EngineUnavailableError: On installation, if this Python does not lay out classes as CPython with the GIL does.
     """
 
     def __init__(self, cls: type, make: Callable[[Call], Callable[..., Any]]):
@@ -55,14 +56,14 @@ class Constructor:
 
     def _prepare(self) -> None:
         if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-            raise EngineUnavailableError("this Python keeps classes in another way than CPython with its lock")
+            raise EngineUnavailableError("this Python does not lay out classes as CPython with the GIL does")
         get_slot = ctypes.pythonapi.PyType_GetSlot
         get_slot.restype, get_slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
         classes = (self._class, _WithNew, int)
         places = [_places(cls, get_slot(cls, _SLOT)) for cls in classes]
         dictionaries = gc.get_referents(self._class.__dict__)
         if len(places[0]) != 1 or places.count(places[0]) != len(classes) or "__new__" not in dictionaries[0]:
-            raise EngineUnavailableError("the constructor's place in a class cannot be told")
+            raise EngineUnavailableError("the offset of the constructor in a class cannot be determined")
         self._slot = ctypes.c_void_p.from_address(id(self._class) + places[0][0])
         self._original_slot = get_slot(self._class, _SLOT)
         self._looks_new_up = get_slot(_WithNew, _SLOT)
@@ -78,6 +79,6 @@ class Constructor:
 
 
 def _places(cls: type, value: int) -> list[int]:
-    """Return where in a class's memory a pointer is, in bytes from its beginning."""
+    """Return the offsets, in bytes, at which a class's memory holds the pointer ``value``."""
     size: int = type.__basicsize__  # type: ignore[assignment]
     return [offset for offset in range(0, size, _WORD) if ctypes.c_void_p.from_address(id(cls) + offset).value == value]

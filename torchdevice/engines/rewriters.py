@@ -1,16 +1,15 @@
-"""Which torch function takes a device argument, and how the argument is rewritten.
+"""How the device argument of a torch function is rewritten.
 
 ``REGISTERED`` maps a torch function, as the mode sees it, to its rewriter. A function with a peculiar way of taking a
-device is registered by hand, here or in the file of its area. Every other function is classified at first sight from
-torch's own operator schemas, so that no list of factories has to be kept; None means that it cannot carry a device.
+device is registered by hand, here or in the file of its area; None means that a function cannot carry a device.
+``lookup.py`` finds the rewriter of every other function.
 
-A rewriter is called as ``rewriter(context, func, args, kwargs)`` and makes the call. ``kwargs`` is its own to change.
+A rewriter is called as ``rewriter(context, func, args, kwargs)`` and makes the call. It may change ``kwargs``.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -18,8 +17,9 @@ from typing import Any
 
 import torch
 
-from torchdevice import placement
+from torchdevice import dtypes, placement
 from torchdevice.context import Context
+from torchdevice.families import FAMILIES
 from torchdevice.fidelity import Fidelity
 from torchdevice.spelling import FORCE_CPU, forces_cpu
 
@@ -33,14 +33,12 @@ REGISTERED: Table = {}
 READS: Table = {}
 """The getters of tensors, which only a scope with ``identity="program"`` rewrites."""
 
-_MAX_TABLE = 50_000
-
 
 def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter], Rewriter]:
-    """Register the rewriter of some torch functions.
+    """Return a decorator that registers the rewriter of these torch functions.
 
     Raises:
-        ValueError: One of them is registered already.
+        ValueError: One of the functions has a rewriter already.
     """
 
     def register(rewriter: Rewriter) -> Rewriter:
@@ -66,7 +64,8 @@ INSISTS_ON_CUDA = frozenset(
         "torch.random",  # fork_rng of torch before 2.13 finds the module of the generator by it
     }
 )
-"""Modules that make a device and later ask it whether it says cuda. They keep it; it is rewritten where it is used."""
+"""Modules that make a device and later check that its type is cuda. In them ``torch.device`` is not rewritten; the
+device is rewritten where it is used."""
 
 
 def _calling_module() -> str:
@@ -79,19 +78,26 @@ def _calling_module() -> str:
 
 @rewrites(torch.device)
 def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """``torch.device`` in all its forms. Torch checks the spelling before its result is looked at."""
+    """``torch.device`` in all its forms. torch makes the device first, and raises for a wrong spelling.
+
+    A device of another accelerator than the program's is not rewritten, because programs compare with it, and torch's
+    own ``GradScaler`` does. The device is redirected where a tensor, module or generator is put on it.
+    """
     lone = args[0] if len(args) == 1 and not kwargs else None
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
     if type(lone) is int and lone >= 0:
-        return context.redirect(lone) or func(lone)
+        device = context.redirect(lone)
+        if device is not None and context.says_program and device.type == context.device_type:
+            return context.program_device(device.index or 0)
+        return device or func(lone)
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
     keeps = context.says_program and made.type == context.options.written_for
     if keeps or (made.type == "cuda" and _calling_module() in INSISTS_ON_CUDA):
         return made
     if context.runtime.shares_host_memory and placement.spells_host(context, args[0] if args else kwargs.get("type")):
         return placement.host_device(made.type, made.index)
-    return context.redirect(made) or made
+    return context.redirect(made) or made if made.type == context.options.written_for else made
 
 
 def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,14 +109,16 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
         if target is not None:
             kwargs["device"] = target
     if context.unsupported_dtypes:
-        _fit_dtype(context, kwargs)
+        dtypes.fit_creation(context, args, kwargs)
     return _create(context, func, args, kwargs, asked, target)
 
 
 def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Any, target: Any) -> Any:
-    """Make a call that creates a tensor, and note what the program holds of it: its side, and that it is pinned."""
+    """Make a call that creates a tensor. Mark the tensor's side, and remember that it is pinned."""
     pins = kwargs.get("pin_memory") and not context.runtime.pins_memory
     if pins:
+        if target is not None and target.type == context.device_type and not context.runtime.shares_host_memory:
+            raise RuntimeError("Only dense CPU tensors can be pinned")  # torch's words
         kwargs["pin_memory"] = False
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory:
@@ -123,7 +131,7 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 @functools.cache
-def _with_device_at(position: int) -> Rewriter:
+def with_device_at(position: int) -> Rewriter:
     """Return the rewriter of functions that take a device at ``position`` or by keyword."""
 
     def rewriter(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -133,27 +141,6 @@ def _with_device_at(position: int) -> Rewriter:
         return _create(context, func, _replace(args, position, target), kwargs, args[position], target)
 
     return rewriter
-
-
-@rewrites(torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
-def _from_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Constructors that take their dtype from the data, and perhaps their memory."""
-    asked = kwargs.get("device")
-    if asked is None:
-        return with_device_keyword(context, func, args, kwargs)
-    if context.unsupported_dtypes and kwargs.get("dtype") is None:
-        on_cpu = func(*args, **{**kwargs, "device": "cpu"})
-        return on_cpu.to(context.redirect(asked) or asked, context.fit_dtype(on_cpu.dtype))
-    if not context.runtime.shares_host_memory or func not in _MAY_SHARE:
-        return with_device_keyword(context, func, args, kwargs)
-    target = context.redirect(asked)
-    result = func(*args, **{**kwargs, "device": target or asked})
-    source = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-    return placement.made_of(context, source, result, placement.side_meant(context, asked, target))
-
-
-_MAY_SHARE = frozenset({torch.as_tensor, torch.asarray})
-"""Constructors that take the memory of what they are given, where it is on the device already."""
 
 
 # ---- movement --------------------------------------------------------------------------------------------------------
@@ -180,9 +167,9 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return result
 
 
-@rewrites(torch.Tensor.cuda, torch.Tensor.xpu)
+@rewrites(*(getattr(torch.Tensor, family) for family in FAMILIES if hasattr(torch.Tensor, family)))
 def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` with a device it names."""
+    """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` to the method's accelerator."""
     if context.device_type == func.__name__:
         return func(*args, **kwargs)
     device, rest = None, kwargs
@@ -205,7 +192,7 @@ def _tensor_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
 
 @rewrites(torch.Tensor.type_as)
 def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.type_as``, which moves to where the other tensor is."""
+    """``Tensor.type_as``, which also moves a tensor to the other tensor's device."""
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory:
         other = args[1] if len(args) > 1 else kwargs["other"]
@@ -215,7 +202,7 @@ def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 @rewrites(torch.Tensor.clone, torch.clone)
 def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The one operator whose results are followed, because programs keep what they are: snapshots, and new leaves."""
+    """``clone``, the only operator whose result takes its source's mark: programs keep clones, as copies or leaves."""
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory and args:
         return placement.followed(args[0], result)
@@ -224,7 +211,7 @@ def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 @rewrites(torch._C._nn._parse_to)
 def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``Module.to`` calls to understand its arguments."""
+    """``torch._C._nn._parse_to``, by which ``Module.to`` parses its arguments."""
     asked = args[0] if args else kwargs.get("device")
     target = None
     names_device = asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
@@ -234,7 +221,7 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
             args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
     device, dtype, non_blocking, *rest = func(*args, **kwargs)
     if dtype in context.unsupported_dtypes:
-        dtype = context.fit_dtype(dtype)
+        dtype = dtypes.fit(context, dtype)
     if device is not None and context.runtime.shares_host_memory:
         side = placement.side_meant(context, asked, target) if names_device else placement.side_of(asked)
         device = placement.device_meaning(context, device, side)
@@ -244,14 +231,14 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 @rewrites(torch.Tensor.double, torch.Tensor.cdouble)
 def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args[0].device.type == context.device_type and context.unsupported_dtypes:
-        return args[0].to(context.fit_dtype(torch.float64 if func.__name__ == "double" else torch.complex128))
+        return args[0].to(dtypes.fit(context, torch.float64 if func.__name__ == "double" else torch.complex128))
     return func(*args, **kwargs)
 
 
 def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a conversion with the dtype the target can hold and, where the target needs it, a blocking copy."""
     if context.unsupported_dtypes:
-        args, kwargs = _fit_conversion(context, args, kwargs)
+        args, kwargs = dtypes.fit_conversion(context, args, kwargs)
     if context.runtime.blocking_copies_only:
         kwargs = {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs
         dtype_first = len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor))
@@ -261,43 +248,28 @@ def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return func(*args, **kwargs)
 
 
-def _fit_conversion(
-    context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    tensor, *rest = args
-    named = [value for value in (*rest, *kwargs.values()) if isinstance(value, torch.dtype)]
-    devices = [value for value in (*rest, *kwargs.values()) if isinstance(value, torch.device)]
-    if (devices[0] if devices else tensor.device).type != context.device_type:
-        return args, kwargs
-    if not named and tensor.dtype in context.unsupported_dtypes:
-        return args, {**kwargs, "dtype": context.fit_dtype(tensor.dtype)}
-
-    def fit(value: Any) -> Any:
-        return context.fit_dtype(value) if isinstance(value, torch.dtype) else value
-
-    return (tensor, *map(fit, rest)), {name: fit(value) for name, value in kwargs.items()}
-
-
-def _fit_dtype(context: Context, kwargs: dict[str, Any]) -> None:
-    device, dtype = kwargs.get("device"), kwargs.get("dtype")
-    if dtype in context.unsupported_dtypes and device is not None and torch.device(device).type == context.device_type:
-        kwargs["dtype"] = context.fit_dtype(dtype)
-
-
 # ---- memory hints ----------------------------------------------------------------------------------------------------
 
 
 @rewrites(torch.Tensor.pin_memory, torch._pin_memory)
 def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Page-locked memory: a copy, as on CUDA, in ordinary memory where the target needs no other."""
+    """``Tensor.pin_memory``: a copy, as on CUDA, in ordinary memory where the target needs no page-locked memory."""
     if context.runtime.pins_memory:
         return func(args[0])
+    if _is_on_target(context, args[0]):
+        accelerator = context.options.written_for if context.says_program else context.device_type
+        name = args[0].type().replace(f"torch.{context.device_type}.", f"torch.{accelerator}.")
+        raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")  # torch's words
     if context.is_pinned(args[0]):
         return args[0]
     copy = args[0].clone()
     if context.runtime.shares_host_memory:
         placement.mark(copy, placement.Side.HOST)
     return context.pin(copy)
+
+
+def _is_on_target(context: Context, tensor: torch.Tensor) -> bool:
+    return not context.runtime.shares_host_memory and native_device(tensor).type == context.device_type
 
 
 @rewrites(torch.Tensor.is_pinned)
@@ -307,13 +279,13 @@ def _is_pinned(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 @rewrites(torch.Tensor.record_stream)
 def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A hint to a caching allocator that is not in use."""
+    """``Tensor.record_stream``, a hint to CUDA's caching allocator, which is not in use."""
     context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
 
 
 @rewrites(torch._C._nn.scaled_dot_product_attention)
 def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Attention by a kernel that the target has, where the program allows only kernels that it lacks."""
+    """Attention by the math backend, where the program enables only backends that the target lacks."""
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:
@@ -347,115 +319,16 @@ def _reads_kind(accelerator: str, getter: Any) -> None:
     rewrites(getter, table=READS)(is_there)
 
 
-_reads_kind("cuda", torch.Tensor.is_cuda.__get__)
-_reads_kind("mps", torch.Tensor.is_mps.__get__)
-_reads_kind("xpu", torch.Tensor.is_xpu.__get__)
+for _family in FAMILIES:
+    _reads_kind(_family, getattr(torch.Tensor, f"is_{_family}").__get__)
 
 
 def native_device(tensor: torch.Tensor) -> torch.device:
-    """Return the device that a tensor is really on."""
+    """Return the device that torch itself reports for a tensor."""
     with torch._C.DisableTorchFunction():
         return tensor.device
 
 
-# ---- everything else, from torch's own schemas -----------------------------------------------------------------------
-
-
-GENERIC: tuple[Rewriter, ...] = (with_device_keyword, *map(_with_device_at, range(16)))
-"""The rewriters that a function can get by its schema; no function of torch has a device so far back."""
-
-NUMBERED: list[Rewriter | None] = [None]
-"""Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
-
-_tables: dict[tuple[bool, str], Table] = {}
-
-
-def table_of(context: Context) -> Table:
-    """Return the table of a context: torch function -> rewriter, with what was learnt of functions seen so far.
-
-    Contexts of one kind share a table: what is seen in one serves the others, and compiled code finds the same objects.
-    """
-    kind = context.says_program, context.device_type if context.runtime.rewriters else ""
-    found = _tables.get(kind)
-    if found is None:
-        reads = READS if context.says_program else {}
-        found = _tables[kind] = {**REGISTERED, **reads, **context.runtime.rewriters}
-        # Before Dynamo begins, because it sees the list as it was then.
-        NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
-    return found
-
-
-def rewriter_of(table: Table, func: Any) -> Rewriter | None:
-    """Return the rewriter of a function by a table; None where the function cannot carry a device."""
-    found: Any = table.get(func, classify)
-    return classify(func, table) if found is classify else found
-
-
-def classify(func: Any, table: Table) -> Rewriter | None:
-    """Return the rewriter of a function seen for the first time, and remember it in ``table``."""
-    if len(table) > _MAX_TABLE:
-        return with_device_keyword
-    found = _classify(func)
-    table[func] = found
-    return found
-
-
-def _classify(func: Any) -> Rewriter | None:
-    if isinstance(func, torch._ops.OpOverload):
-        return _from_schemas([func._schema])
-    if isinstance(func, torch._ops.OpOverloadPacket):
-        return _from_schemas([getattr(func, name)._schema for name in func.overloads()])
-    if isinstance(func, types.FunctionType):
-        return _from_signature(func)
-    if isinstance(func, types.MethodWrapperType):  # a property's __get__ or __set__
-        return None
-    schemas = _schemas(func)
-    return _from_schemas(schemas) if schemas else with_device_keyword  # without a schema: Tensor.new
-
-
-def _schemas(func: Any) -> list[Any]:
-    """Return the overloads of one of torch's functions or methods that Python reaches; some have none.
-
-    Overloads that begin with a device, such as the comparison of two, exist in TorchScript only.
-    """
-    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{getattr(func, '__name__', '')}")
-    return [schema for schema in schemas if not any(map(_is_device, schema.arguments[:1]))]
-
-
-def takes_device(func: Any) -> bool:
-    """Return whether one of torch's functions or methods has an argument for us to rewrite, by its schema."""
-    return _from_schemas(_schemas(func)) is not None
-
-
-def _from_schemas(schemas: list[Any]) -> Rewriter | None:
-    """Return the rewriter for the overloads of one function: None if no overload takes a device."""
-    arguments = [(index, argument) for schema in schemas for index, argument in enumerate(schema.arguments)]
-    devices = [(index, argument) for index, argument in arguments if _is_device(argument)]
-    positions = {index for index, argument in devices if not argument.kwarg_only}
-    if positions:
-        return _with_device_at(min(positions))
-    if devices or any(argument.name in ("device", "pin_memory") for _, argument in arguments):
-        return with_device_keyword
-    return None
-
-
-def _is_device(argument: Any) -> bool:
-    kind = argument.type
-    if kind.kind() == "OptionalType":
-        kind = kind.getElementType()
-    return kind.kind() == "DeviceObjType"
-
-
-def _from_signature(func: types.FunctionType) -> Rewriter | None:
-    """Return the rewriter of a Python function that handles the torch function protocol."""
-    parameters = inspect.signature(func, follow_wrapped=False).parameters
-    if "device" not in parameters:
-        return None
-    if parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY:
-        return with_device_keyword
-    return _with_device_at(list(parameters).index("device"))
-
-
 def _replace(args: tuple[Any, ...], position: int, value: Any) -> tuple[Any, ...]:
-    """Return ``args`` with one element exchanged; None leaves it as it is."""
+    """Return ``args`` with ``value`` at ``position``; unchanged if ``value`` is None."""
     return args if value is None else (*args[:position], value, *args[position + 1 :])

@@ -1,9 +1,8 @@
-"""What Dynamo traces in place of parts of this package, and what such code asks of the active context.
+"""Functions that Dynamo traces in place of parts of this package.
 
-Dynamo traces the mode and its rewriters like any Python. The functions marked here as constant are called while a
-program is traced, and what they return is a constant of the compiled code. They are given nothing but constants, so
-that compiled code is guarded by nothing of a context but its key: code compiled in one scope serves every other with
-the same key.
+Dynamo traces the mode and its rewriters like any Python code. It calls the functions marked here as constant while it
+traces, and their results are constants of the compiled code. Their arguments are constants too, so the context's key is
+all of the context that compiled code is guarded by: code compiled in one scope serves every scope with an equal key.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchdevice import placement, thread_state
+from torchdevice import dtypes, placement, thread_state
 from torchdevice.context import Context
-from torchdevice.engines import rewriters
+from torchdevice.engines import lookup, rewriters
 from torchdevice.engines.mode import DeviceMode
 from torchdevice.fidelity import Fidelity
 
@@ -30,7 +29,7 @@ def _constant(function: F) -> F:
 
 
 def in_place_of(function: Any) -> Callable[[F], F]:
-    """Let Dynamo trace a function in place of another."""
+    """Return a decorator that lets Dynamo trace a function in place of ``function``."""
 
     def register(traced: F) -> F:
         function._torchdynamo_inline = traced
@@ -39,13 +38,20 @@ def in_place_of(function: Any) -> Callable[[F], F]:
     return register
 
 
+def with_nothing_in_place(function: F) -> F:
+    """Let Dynamo trace nothing in place of a function that only checks. Return the function."""
+    in_place_of(function)(lambda *args, **kwargs: None)
+    return function
+
+
 def files() -> set[str]:
-    """Return the files whose code Dynamo traces with a program; it leaves the rest of this package to Python."""
+    """Return the files whose functions Dynamo traces as part of a program; it skips the rest of this package."""
     return {
         __file__,
         inspect.getfile(DeviceMode),
         inspect.getfile(Context),
         inspect.getfile(placement),
+        inspect.getfile(dtypes),
         *(inspect.getfile(rewriter) for rewriter in rewriters.REGISTERED.values() if rewriter is not None),
     }
 
@@ -61,7 +67,7 @@ def _redirected(key: str, current_device: str, value: Any) -> torch.device | Non
 
 @_constant
 def _fitting(key: str, dtype: torch.dtype) -> torch.dtype:
-    return _context().fit_dtype(dtype)
+    return dtypes.fit(_context(), dtype)
 
 
 @_constant
@@ -71,23 +77,23 @@ def _reported(key: str, requested: str, done: str, fidelity: str) -> bool:
 
 @_constant
 def _number_of(key: str, func: Any) -> int:
-    return rewriters.NUMBERED.index(rewriters.rewriter_of(rewriters.table_of(_context()), func))
+    return lookup.NUMBERED.index(lookup.rewriter_of(lookup.table_of(_context()), func))
 
 
 @in_place_of(Context.redirect)
 def _redirect(self: Context, value: Any) -> torch.device | None:
-    # The current device is read only for a spelling without an ordinal: other code serves every current device.
+    # Reading the current device adds a guard on it. Only a spelling without an ordinal needs that.
     indexless = ":" not in value if value.__class__ is str else getattr(value, "index", 0) is None
     return _redirected(self.key, self.thread.device_text if indexless else "", value)
 
 
-in_place_of(Context.fit_dtype)(lambda self, dtype: _fitting(self.key, dtype))
+in_place_of(dtypes.fit)(lambda context, dtype: _fitting(context.key, dtype))
 in_place_of(Context.report)(
     lambda self, requested, done, fidelity: _reported(self.key, requested, done, fidelity.value)
 )
 
-# A tensor that is traced has no memory yet, so nothing is known of its side. In a graph, a move that moves nothing is
-# left out, as the compilers leave out every copy that they need not make.
+# A traced tensor has no memory yet, so its side is unknown. A move without effect adds no copy to a graph, as the
+# compilers themselves drop every copy that is not needed.
 in_place_of(placement.moved)(lambda context, tensor, result, to: result)
 in_place_of(placement.created)(lambda context, source, result, to: result)
 in_place_of(placement.created_by_default)(lambda func, args, kwargs, result: result)
@@ -106,7 +112,7 @@ def _handle(self: DeviceMode, func: Any, types: Any, args: Any = (), kwargs: Any
 
     Rewriters are looked up by number, because Dynamo would guard on the table's length.
     """
-    rewriter = rewriters.NUMBERED[_number_of(self.context.key, func)]  # type: ignore[union-attr]
+    rewriter = lookup.NUMBERED[_number_of(self.context.key, func)]  # type: ignore[union-attr]
     if rewriter is None:
         return func(*args, **kwargs) if kwargs else func(*args)
     return rewriter(self.context, func, args, kwargs or {})  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
-"""The engine without a mode on torch's stack: the entry points of torch that can carry a device, each wrapped.
+"""The engine without a mode on torch's stack: it wraps the entry points of torch that can carry a device.
 
 A mode on the stack costs time in every torch call. With ``engine="wrap"`` the thread's mode stays beside the stack, and
-only what can carry a device asks it: functions and methods whose schema has a device argument, those with a rewriter of
-their own, and operators called as ``torch.ops.aten...``. Everything else is torch's own, untouched.
+only wrappers call it: those of functions and methods whose schema has a device argument, of those with a registered
+rewriter, and of operators called as ``torch.ops.aten...``. Everything else is torch's own.
 
-The wrappers are the same for all threads; in one without such a mode they call what they wrap.
+All threads share the wrappers. In a thread without a mode beside the stack, a wrapper calls its original.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Runtime
-from torchdevice.engines import rewriters
+from torchdevice.engines import cuda_dtypes, lookup, rewriters
 from torchdevice.engines.replace_new import Call, Constructor
-from torchdevice.patching import Installation, Patch, Replaced
+from torchdevice.patching import Installation, Patch, Replaced, stands_for
 from torchdevice.thread_state import ContextMode
 from torchdevice.torch_internals import require
 
@@ -32,7 +32,7 @@ _all_disabled = require(torch._C, "_is_torch_function_all_disabled")
 
 
 def _ask(mode: ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Let the mode handle a call. Like torch's, it is out of the way meanwhile."""
+    """Let the mode handle a call. As on torch's stack, a mode is not active while it handles a call."""
     _state.mode = None
     try:
         return mode.__torch_function__(original, (), args, kwargs)
@@ -41,21 +41,22 @@ def _ask(mode: ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 class EntryPoint:
-    """What stands in the place of a function or method of torch that can carry a device.
+    """The wrapper of a function or method of torch that can carry a device.
 
-    Compared, hashed, pickled or inspected it is the original, because torch and programs keep tables of functions.
+    It compares, hashes, pickles and inspects as the original, because torch and programs keep tables of functions.
     """
 
     def __init__(self, original: Any):
         functools.update_wrapper(self, original)
         self.original = original
+        stands_for(self, original)
         self._hash = hash(original)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         mode = _state.mode
         if mode is None or _all_disabled():
             return self.original(*args, **kwargs)
-        _state.mode = None  # as _ask does, with a call less
+        _state.mode = None  # _ask, inlined: a Python call less for each wrapped call
         try:
             return mode.__torch_function__(self.original, (), args, kwargs)
         finally:
@@ -64,7 +65,7 @@ class EntryPoint:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        if _state.mode is None:  # also while Dynamo traces, which knows methods by being torch's own
+        if _state.mode is None:  # also while Dynamo traces, which recognizes only torch's own methods
             return self.original.__get__(instance, owner)
         return types.MethodType(self, instance)
 
@@ -89,7 +90,7 @@ class EntryPoint:
 
 
 class LastResort(EntryPoint):
-    """One that asks the mode only after torch's own has failed, so that it costs next to nothing."""
+    """An entry point that calls the mode only after the original has failed, so that it costs next to nothing."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -101,7 +102,7 @@ class LastResort(EntryPoint):
 
 
 class _Attribute:
-    """Stands in the place of an attribute of tensors, such as ``Tensor.device``; of the class it is the original."""
+    """The wrapper of an attribute of tensors, such as ``Tensor.device``. Read from the class, it is the original."""
 
     def __init__(self, original: Any):
         self._original = original
@@ -118,7 +119,7 @@ class _Attribute:
 
 
 def _new_device(original: Call) -> Any:
-    """``torch.device.__new__``."""
+    """Replace ``torch.device.__new__``."""
 
     def __new__(cls: type, /, *args: Any, **kwargs: Any) -> torch.device:
         mode = _state.mode
@@ -130,28 +131,32 @@ def _new_device(original: Call) -> Any:
 
 
 def _operator_call(original: Any) -> Any:
-    """``OpOverload.__call__`` and ``OpOverloadPacket.__call__``: every operator, so found by its own schema."""
+    """Replace ``OpOverload.__call__`` or ``OpOverloadPacket.__call__``, through which every operator is called."""
 
     @functools.wraps(original)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         mode: Any = _state.mode
-        if mode is None or rewriters.rewriter_of(mode.table, self) is None or _all_disabled():
-            return original(self, *args, **kwargs)
+        if mode is None or lookup.rewriter_of(mode.table, self) is None or _all_disabled():
+            try:
+                return original(self, *args, **kwargs)
+            except RuntimeError as error:
+                if mode is None or cuda_dtypes.lacking(error) is None:
+                    raise
         return _ask(mode, self, args, kwargs)
 
     return __call__
 
 
 _entry_points: dict[Any, EntryPoint] = {}
-"""Each by what it stands for."""
+"""Original function -> its entry point."""
 
 
 def _stand_in(original: Any) -> Any:
-    """Return what to put in the place of a function; what a program has put there itself stays."""
+    """Return the entry point of a function. A replacement that a program has put in its place is returned as it is."""
     return _entry_points.get(original, original) if isinstance(original, _FUNCTIONS) else original
 
 
-# ---- where they are --------------------------------------------------------------------------------------------------
+# ---- where the entry points are --------------------------------------------------------------------------------------
 
 _NAMESPACES = (torch, torch.nn.functional, torch._C._nn, torch.fft, torch.linalg, torch.special, torch.sparse)
 
@@ -163,12 +168,14 @@ _LAST_RESORTS = frozenset({torch._C._nn.scaled_dot_product_attention})
 
 
 def _members() -> Iterator[tuple[Any, str, Any]]:
-    """Yield owner, name and value of what torch's namespaces, tensors and the settings of cuFFT consist of."""
+    """Yield owner, name and value of each member of torch's namespaces, of tensors and of the settings of cuFFT."""
     for namespace in _NAMESPACES:
         for name, value in list(vars(namespace).items()):
             yield namespace, name, value
     for name, value in {**vars(torch._C.TensorBase), **vars(torch.Tensor)}.items():
         yield torch.Tensor, name, value
+    for name in dir(torch._C._VariableFunctions):
+        yield torch._VF, name, getattr(torch._VF, name)
     for setting in vars(torch.backends.cuda.cuFFTPlanCache).values():
         if isinstance(setting, torch.backends.cuda.cuFFTPlanCacheAttrContextProp):
             yield setting, "getter", setting.getter
@@ -176,7 +183,7 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _listed(functions: Collection[Any]) -> list[Patch]:
-    """Return the patches of the functions, methods and attributes among some."""
+    """Return a patch for each place in torch that holds one of these functions, methods or accessors of attributes."""
     found: list[Patch] = []
     for owner, name, value in _members():
         if isinstance(value, types.GetSetDescriptorType):
@@ -184,33 +191,42 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
                 found.append(Replaced(owner, name, _Attribute))
         elif isinstance(value, _FUNCTIONS) and value in functions:
             if value not in _entry_points:
-                _entry_points[value] = LastResort(value) if value in _LAST_RESORTS else EntryPoint(value)
+                _entry_points[value] = (LastResort if _fails_first(value) else EntryPoint)(value)
             found.append(Replaced(owner, name, _stand_in))
     return found
 
 
+def _fails_first(function: Any) -> bool:
+    """Return whether the mode is needed for a function only where torch's own fails."""
+    return function in _LAST_RESORTS or (lookup.classify(function, {}) is None and cuda_dtypes.asked_last(function))
+
+
 def _for_every_scope() -> list[Patch]:
-    """Return the patches for every scope: what has a rewriter of its own, and what takes a device by its schema."""
+    """Return the patches for every scope.
+
+    They are for what has a rewriter of its own, what takes a device by its schema, and what may be made again.
+    """
     by_schema = {
         value
         for _, _, value in _members()
-        if isinstance(value, _BUILTINS) and (value in _WITHOUT_SCHEMA or rewriters.takes_device(value))
+        if isinstance(value, _BUILTINS) and (value in _WITHOUT_SCHEMA or lookup.takes_device(value))
     }
+    again = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS) and cuda_dtypes.asked_last(value)}
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
-        *_listed(by_schema | rewriters.REGISTERED.keys()),
+        *_listed(by_schema | again | rewriters.REGISTERED.keys()),
         *(Replaced(operator, "__call__", _operator_call) for operator in operators),
         Constructor(torch.device, _new_device),
         Replaced(torch.fx.node, "_find_module_of_method", _find_module),
-        _Scripted(),
         _ImportedByValue(),
     ]
 
 
 class _ImportedByValue:
-    """Modules that had imported entry points by value: ``from torch import zeros``.
+    """The patch of modules that imported functions by value before the scope: ``from torch import zeros``.
 
-    What a class, a closure or a default argument holds is not found. Torch's own modules look names up when they run.
+    A function held by a class, a closure or a default argument is not found. Torch's own modules are left out, because
+    they look names up when they run.
     """
 
     def __init__(self) -> None:
@@ -236,30 +252,15 @@ class _ImportedByValue:
 
 
 def _holding(key: str, known: set[int]) -> list[tuple[types.ModuleType, str]]:
-    """Return the names of a module that mean an entry point."""
+    """Return the module and name of each global variable of a module whose value has an ``id`` in ``known``."""
     module = sys.modules.get(key)
     if not isinstance(module, types.ModuleType) or key.startswith(("torch.", "torchdevice.")):
         return []
     return [(module, name) for name, value in list(vars(module).items()) if id(value) in known]
 
 
-class _Scripted:
-    """The compiler of TorchScript knows torch's functions by identity."""
-
-    def install(self) -> None:
-        table = require(torch.jit._builtins, "_get_builtin_table")()
-        table.update(
-            {id(entry): table[id(original)] for original, entry in _entry_points.items() if id(original) in table}
-        )
-
-    def remove(self) -> None:
-        table = torch.jit._builtins._get_builtin_table()
-        for entry in _entry_points.values():
-            table.pop(id(entry), None)
-
-
 def _find_module(original: Any) -> Any:
-    """``torch.fx`` finds the module of a function of torch by identity, to write it into code."""
+    """Replace the function by which ``torch.fx`` finds a function's module: it searches by identity."""
 
     @functools.wraps(original)
     def find(orig_method: Any) -> str:
@@ -275,7 +276,7 @@ _OF_RUNTIMES: dict[str, Installation] = {}
 
 
 def needed(context: Context) -> list[Installation]:
-    """Return what wraps the entry points that matter in a context."""
+    """Return the installations that wrap the entry points a context needs."""
     found = [_FOR_EVERY_SCOPE]
     if context.says_program:
         found.append(_READS)

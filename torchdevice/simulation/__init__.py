@@ -1,9 +1,9 @@
-"""A simulated accelerator: real values, a device of its own, on any machine.
+"""A simulated accelerator: real values on a device separate from the CPU, on any machine.
 
-Its tensors are plain ``torch.Tensor`` objects whose memory is the CPU's, on the device type that torch keeps for one
-out-of-tree backend. Kernels are torch's own CPU kernels. What is registered for it stays for the life of the process
-and is reached by nothing but tensors of the device: see ``backend.py``.
+Its tensors are plain ``torch.Tensor`` objects in CPU memory, with the device type that torch reserves for one
+out-of-tree backend. Operators run torch's CPU kernels. What ``backend.py`` registers with torch stays for the life of
+the process; only operators on tensors of the device reach it.
 
-It rehearses where tensors are, which operators and dtypes a device has, how much memory it has and how many there are.
-It shows nothing of a chip's speed, of the races of asynchronous work, of another chip's rounding or of memory layout.
+The simulation checks the placement of tensors, the operators and dtypes that a device supports, the size of its memory
+and the number of devices. It shows nothing of a chip's speed, races in asynchronous work, rounding or memory layout.
 """

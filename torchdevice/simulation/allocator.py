@@ -1,16 +1,17 @@
-"""The device's memory: what is allocated, who owns it, how much there is.
+"""The allocator of simulated devices: memory statistics, and the CPU tensor behind each tensor of a device.
 
-Every result of an operator is registered here before the program sees it. Its storage's end is noticed, so the figures
-are exact: they count what the program holds, not what a kernel needed on its way.
+Every result of an operator is counted here before the program gets it, and subtracted when its storage is freed. So the
+figures are exactly the memory that the program holds; they exclude what a kernel needs while it runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,27 +34,30 @@ _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
 _BLOCK = 512
-"""``kMinBlockSize`` of CUDA's caching allocator: sizes are rounded up to it."""
+"""``kMinBlockSize`` of CUDA's caching allocator: sizes are rounded up to a multiple of it, in bytes."""
 
 
 _SEGMENT = 2 << 20
-"""``kSmallBuffer``: what CUDA's caching allocator asks the driver for at least."""
+"""``kSmallBuffer``: the smallest segment that CUDA's caching allocator requests from the driver, in bytes."""
 
 
 _LARGE = 1 << 20
-"""``kSmallSize``: larger blocks come from the large pool."""
+"""``kSmallSize``: blocks of more bytes come from the large pool."""
 
 
 _FIGURES = ("allocated", "requested", "count", "reserved")
 
 
 def rounded(size: int) -> int:
-    """Return the size of the block that CUDA's allocator gives for a size."""
+    """Return the size of the block that CUDA's allocator returns for a request of ``size`` bytes."""
     return (size + _BLOCK - 1) & -_BLOCK
 
 
 class _Pool:
-    """Blocks of one pool: their bytes, the bytes that were asked for, and their number; now, at most, and ever."""
+    """Statistics of one memory pool: bytes allocated, bytes requested, number of blocks, bytes reserved.
+
+    Each has a current value, a peak (``peak_...``) and the sum of all increases (``total_...``).
+    """
 
     allocated: int
     peak_allocated: int
@@ -75,13 +79,13 @@ class _Pool:
         self.forget_totals()
 
     def note(self, size: int, requested: int) -> None:
-        """Add a block to what was ever allocated."""
+        """Add a block to the sums of all increases."""
         self.total_allocated += size
         self.total_requested += requested
         self.total_count += 1
 
     def add(self, size: int, requested: int) -> None:
-        """Add a block to what is allocated now."""
+        """Add a block to the current values, and raise the peaks."""
         self.count += 1
         self.requested += requested
         self.allocated = allocated = self.allocated + size
@@ -121,7 +125,7 @@ class _Pool:
 
 
 class _Both(_Pool):
-    """The two pools together: what was ever allocated is the sum of theirs."""
+    """Statistics of the small and the large pool together. A sum of increases is the sum over both pools."""
 
     def __init__(self, *pools: _Pool) -> None:
         self._pools = pools
@@ -133,7 +137,11 @@ class _Both(_Pool):
 
 
 class Device:
-    """The figures of one simulated device. A storage's end only leaves a note, which the next reader adds up."""
+    """The memory statistics of one simulated device.
+
+    Storages may be freed, by the garbage collector, between any two lines of this class. A freed storage therefore only
+    appends its size to ``freed``; the next allocation or query subtracts the sizes.
+    """
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -144,14 +152,14 @@ class Device:
         self.renew_lock()
 
     def renew_lock(self) -> None:
-        """Take a lock that nobody holds: what another thread held when the process forked, nobody gives back."""
+        """Make a new lock in a forked child, where nobody releases a lock that another thread held at the fork."""
         self._lock = threading.RLock()
 
     def allocate(self, requested: int) -> None:
-        """Count a new block.
+        """Count a new block for a request of ``requested`` bytes.
 
         Raises:
-            torch.OutOfMemoryError: The active scope limits the memory, and it does not suffice; worded as CUDA's.
+            torch.OutOfMemoryError: The block would exceed the active scope's memory limit. The text is CUDA's.
         """
         size = rounded(requested)
         pool = self._large if size > _LARGE else self._small
@@ -172,7 +180,7 @@ class Device:
             self._all.reserve(more)
 
     def _reuses(self, requested: int) -> bool:
-        """Take the place of the block that ended last, if it had the same size: then no figure of now changes."""
+        """Return whether the block freed last had this size. It is then reused, and no current value changes."""
         if not self.freed:
             return False
         last = self.freed.pop()
@@ -188,6 +196,7 @@ class Device:
             raise
 
     def _settle(self) -> None:
+        """Subtract the freed blocks from the current values."""
         freed = self.freed
         while freed:
             requested = freed.pop()
@@ -196,14 +205,14 @@ class Device:
             (self._large if size > _LARGE else self._small).remove(size, requested)
 
     def figures(self) -> Memory:
-        """Return the present figures."""
+        """Return the current values and the peaks, in bytes."""
         with self._lock:
             self._settle()
             whole = self._all
             return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
 
     def statistics(self) -> dict[str, Any]:
-        """Return all figures, under the keys of ``torch.cuda.memory_stats``."""
+        """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
         with self._lock:
             self._settle()
             pools = {"all": self._all, "small_pool": self._small, "large_pool": self._large}
@@ -228,16 +237,16 @@ class Device:
             }
 
     def reset_peak(self) -> None:
-        """Let the peaks start at the present figures."""
+        """Reset the peaks to the current values."""
         self._for_each_pool(_Pool.forget_peaks)
 
     def reset_accumulated(self) -> None:
-        """Let the sums of what was allocated and freed start at 0."""
+        """Reset the sums of allocated and freed memory, and the number of out-of-memory errors, to 0."""
         self._for_each_pool(_Pool.forget_totals)
         self._failures = 0
 
     def empty_cache(self) -> None:
-        """Give back what is reserved and not allocated."""
+        """Release the segments that are reserved and not allocated."""
         with self._lock:
             self._settle()
             for pool in (self._small, self._large):
@@ -256,7 +265,7 @@ _devices: dict[int, Device] = {}
 
 
 def device(index: int) -> Device:
-    """Return the device of an index."""
+    """Return the statistics of the device with this index."""
     found = _devices.get(index)
     return found if found is not None else _devices.setdefault(index, Device(index))
 
@@ -271,14 +280,20 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 class _Owner(weakref.ref):  # type: ignore[type-arg]
-    """A storage of the device: noticed when it ends, and the CPU tensor whose memory it is until then.
+    """A weak reference to a storage of the device, with the CPU tensor whose memory the storage has.
 
     Every CPU tensor that a kernel gets for a tensor of this storage is ``tensor`` or a view of it. So torch's kernels
     see which of their arguments overlap, and refuse or copy as they do on the CPU.
 
     Attributes:
-        view: The last such view.
-        viewer: The identity of the tensor it was made for, or 0 where it serves any tensor that looks the same.
+        address: The address of the memory.
+        freed: ``Device.freed`` of the storage's device.
+        index: The index of the storage's device.
+        requested: The size of the memory in bytes.
+        tensor: The CPU tensor.
+        view: The last view of ``tensor`` that a kernel got.
+        viewer: The ``_cdata`` of the only tensor of the device that may get ``view`` again; 0 where every tensor with
+            the view's address, dtype, shape and strides may.
     """
 
     __slots__ = ("address", "freed", "index", "requested", "tensor", "view", "viewer")
@@ -296,11 +311,11 @@ _owners: dict[int, _Owner] = {}
 
 
 observers: list[Observer] = []
-"""Who is told of every new block and of its end, in the thread where it happens."""
+"""The observers of every allocation and deallocation, called in the thread where it happens."""
 
 
 def forget(observer: Observer) -> None:
-    """Tell an observer nothing more."""
+    """Remove an observer."""
     observers[:] = [each for each in observers if each is not observer]
 
 
@@ -313,7 +328,7 @@ def _ended(owner: _Owner) -> None:
 
 
 def blocks(index: int) -> list[Block]:
-    """Return the memory of a device that is in use."""
+    """Return the blocks of a device that are in use."""
     owners = [owner for owner in list(_owners.values()) if owner.index == index]
     return [_block(owner) for owner in owners]
 
@@ -322,12 +337,31 @@ def _block(owner: _Owner) -> Block:
     return Block(owner.index, owner.address, rounded(owner.requested), owner.requested)
 
 
+class _Meant(threading.local):
+    """The device that C++ means where it names none: while it makes a sparse tensor, that of the tensor."""
+
+    index = 0
+
+
+meant = _Meant()
+
+
+@contextlib.contextmanager
+def meaning(index: int) -> Iterator[None]:
+    """Let a device without an index be this one, for this thread."""
+    before, meant.index = meant.index, index
+    try:
+        yield
+    finally:
+        meant.index = before
+
+
 def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a CPU tensor that nobody else has as a new tensor of the device.
+    """Return a new tensor of device ``index`` in the memory of ``result``, a CPU tensor that nobody else uses.
 
     Raises:
-        TypeError: The active profile does not hold the dtype.
-        torch.OutOfMemoryError: The active scope's memory limit does not allow it.
+        TypeError: The active profile does not support the dtype.
+        torch.OutOfMemoryError: The tensor would exceed the active scope's memory limit.
     """
     if policy.watching:
         policy.check_dtype(result.dtype)
@@ -341,7 +375,8 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     if known is not None:
         storage, view = known(), on_device(result, index)
         if storage is not None and view.untyped_storage().nbytes() <= storage.nbytes():
-            return set_storage(view, storage, 0, result.shape, result.stride())  # as the CPU's kernel does it
+            # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
+            return set_storage(view, storage, 0, result.shape, result.stride())
     on = _devices.get(index) or device(index)
     on.allocate(requested)
     tensor = on_device(result, index)
@@ -359,20 +394,20 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
 
 
 set_storage = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.CPU)
-"""``Tensor.set_`` for tensors of the device too."""
+"""``Tensor.set_`` with a storage, by its CPU kernel, which accepts tensors of the device too."""
 
 
 def with_bits(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a view of memory with the conjugate and negative bits of another tensor."""
+    """Return a view of ``memory`` with the conjugate and negative bits of ``like``."""
     if like.is_conj():
         memory = _conj(memory)
     return _neg_view(memory) if like.is_neg() else memory
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the CPU tensor with the memory of a simulated one, without its conjugate and negative bits.
+    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and negative bits.
 
-    It must not be resized: it may be the one that the device's memory belongs to.
+    The caller must not resize the result: it may be the tensor that owns the memory.
     """
     address, dtype, shape, stride = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
     owner = _owners.get(address)
@@ -394,17 +429,19 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether torch sees by the memory alone that this tensor and its like overlap.
+    """Return whether torch's overlap checks compare this tensor with others by memory range.
 
-    Of others it sees only whether they are the same tensor. False may be said of some that are dense.
+    They compare a tensor with gaps between its elements by identity alone, so it needs a view of its own. The result
+    may be False for a dense tensor, which then gets its own view too.
     """
     return tensor.is_contiguous() or (tensor.dim() == 2 and tensor.stride() == (1, tensor.shape[0]))
 
 
 def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same as a tensor of its own, for a kernel that may resize it.
+    """Return a new CPU tensor that shares memory with a simulated tensor, for a kernel that may resize it.
 
-    The memory cannot grow: a kernel that asks for more than the block holds raises :data:`CANNOT_GROW`.
+    The memory cannot grow: a kernel that needs more than the block holds raises an error with the text
+    :data:`CANNOT_GROW`.
     """
     owner = _owners.get(tensor.untyped_storage().data_ptr())
     if owner is None:
@@ -414,28 +451,28 @@ def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 CANNOT_GROW = "Trying to resize storage that is not resizable"
-"""The beginning of torch's error for it."""
+"""The beginning of torch's error for a resize of memory that cannot be resized."""
 
 
 def _fix(owner: _Owner) -> None:
-    """Let nobody resize the memory of a block: torch never resizes memory that came by DLPack."""
+    """Make the memory of a block impossible to resize, by a DLPack import: torch never resizes imported memory."""
     if owner.tensor.untyped_storage().resizable():
         _import_again(owner)
 
 
 def _import_again(owner: _Owner) -> None:
-    """Give a block's CPU tensor a storage that begins where the tensor does and cannot be resized."""
+    """Import a block's CPU tensor by DLPack: the new storage begins where the tensor begins and cannot be resized."""
     with torch.inference_mode(owner.tensor.is_inference()):
         owner.tensor = owner.view = on_cpu(owner.tensor)
     owner.viewer = 0
 
 
 def _view(owner: _Owner, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a block's CPU tensor that looks at the memory as a tensor of the device does."""
-    if owner.tensor.storage_offset():  # a kernel handed out a part of its memory, where the block begins
+    """Return a view of a block's CPU tensor with the dtype, shape, strides and offset of a simulated tensor."""
+    if owner.tensor.storage_offset():  # the kernel's result was part of a larger storage, and the block begins there
         _import_again(owner)
     own = owner.tensor
-    if own.is_inference() and not tensor.is_inference():  # torch would refuse to write to a view
+    if own.is_inference() and not tensor.is_inference():  # torch refuses writes to views of an inference tensor
         return on_cpu(tensor)
     if own.dtype is tensor.dtype:
         return _as_strided(own, tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -1,7 +1,7 @@
 """Autocast on the simulated device: CUDA's lists of operators, read from the header that every torch wheel carries.
 
 Source: ``AT_FORALL_LOWER_PRECISION_FP`` and its neighbours in ATen/autocast_mode.h, from which torch itself registers
-CUDA, XPU and other backends. Weights are cast at each use: torch keeps a cache of them, which changes no value.
+CUDA, XPU and other backends. Weights are cast at each use. Torch caches the casts of weights, which changes no value.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ safe to autocast."""
 
 
 def register() -> list[torch.library.Library]:
-    """Register the casting kernels with torch and return what holds them."""
+    """Register the casting kernels with torch. Return the libraries, which unregister their kernels when they end."""
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(torch.library.fallthrough_kernel, _KEY)
     aten = torch.library.Library("aten", "IMPL")
@@ -54,7 +54,7 @@ def register() -> list[torch.library.Library]:
 
 
 def listed(macro: str) -> Iterator[str]:
-    """Return the operators of one of the header's lists, by name with overload."""
+    """Yield the operators that a macro of the header lists, by name with overload."""
     header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
     found = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*)", header.read_text())
     assert found is not None, f"{header} has no {macro}"
@@ -104,6 +104,8 @@ def _float32(op: Any) -> Callable[..., Any]:
 
 
 def _widest(op: Any) -> Callable[..., Any]:
+    """Return a kernel that casts arguments of different dtypes to the widest: float32, or autocast's dtype."""
+
     def dtype_of(args: Any, kwargs: Any) -> torch.dtype | None:
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
         dtypes = {value.dtype for value in leaves if _is_eligible(value)}
@@ -115,7 +117,7 @@ def _widest(op: Any) -> Callable[..., Any]:
 
 
 def _float32_result(op: Any) -> Callable[..., Any]:
-    """Operators with a ``dtype``: float32 unless the program asks for one."""
+    """Return a kernel for an operator with a ``dtype`` argument: float32 where the program gives none."""
     position = [argument.name for argument in op._schema.arguments].index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What is registered with torch, once in a process and for the rest of it: a device type, its module and its kernels.
+"""Registers the simulated device with torch: its device type, its device module and its kernels.
 
-torch cannot take any of this back. Nothing of it is reached unless a tensor of the device exists.
+This is done once in a process, and torch cannot undo it. Nothing of it is used unless a tensor of the device exists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.errors import BackendTakenError
-from torchdevice.simulation import allocator, autocast, handwritten_kernels, kernels, policy, sharing, sparse
+from torchdevice.simulation import (
+    allocator,
+    autocast,
+    batch_norm,
+    guard,
+    handwritten_kernels,
+    kernels,
+    policy,
+    sharing,
+    sparse,
+)
 from torchdevice.simulation.policy import KIND
 from torchdevice.torch_internals import require
 
@@ -26,7 +36,7 @@ _lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """Take a lock that nobody holds: a process may fork while another thread registers the device."""
+    """Make a new lock in a forked child: the parent may fork while another thread registers the device."""
     global _lock
     _lock = threading.RLock()
 
@@ -46,13 +56,8 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-class _Guard(torch._C._acc.DeviceGuard):
-    def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
-
-
 class Module:
-    """``torch.simulated``: what torch asks the module of a device type for. In a scope, ``torch.cuda`` has the rest."""
+    """``torch.simulated``, the device module that torch requires. In a scope, ``torch.cuda`` has its other names."""
 
     def is_available(self) -> bool:
         """Return whether a scope on the simulated device is active in this thread."""
@@ -73,7 +78,7 @@ class Module:
         return [torch.float16, torch.bfloat16]
 
     def manual_seed_all(self, seed: int) -> None:
-        """Seed nothing: ``torch.cuda.manual_seed_all`` does, in a context."""
+        """Do nothing: ``torch.manual_seed`` also calls ``torch.cuda.manual_seed_all``, which seeds in a scope."""
 
     def _is_in_bad_fork(self) -> bool:
         return False
@@ -90,10 +95,10 @@ def _scope() -> Context | None:
 
 
 def register() -> None:
-    """Register the simulated device with torch, unless that is done.
+    """Register the simulated device with torch, unless it is registered already.
 
     Raises:
-        BackendTakenError: Another backend is registered in the place that torch has for one.
+        BackendTakenError: Another out-of-tree backend is registered; torch has room for one.
     """
     if not _libraries:
         # On one line: an interrupt between two lines would leave the lock held.
@@ -108,20 +113,20 @@ def _register() -> None:
         raise BackendTakenError(name)
     setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
     with thread_state.suspended(), torch._C.DisableTorchFunction():
-        setup(KIND, Module(), _Hooks(), _Guard())
+        setup(KIND, Module(), _Hooks(), guard.Guard())
         _guard_storage()
         sharing.register()
         _register_kernels()
 
 
 def _guard_storage() -> None:
-    """Keep ``torch.UntypedStorage(size, device=...)`` from crashing on the device outside a scope too."""
+    """Replace ``torch.UntypedStorage.__new__``, which crashes on this device, for the rest of the process."""
     guarded = functools.partial(new_storage, torch.UntypedStorage.__new__)
     torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
 
 
 def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-    """``torch.UntypedStorage.__new__``, for the device too: torch has no allocator for an out-of-tree backend there."""
+    """Make a storage as ``torch.UntypedStorage.__new__`` does, on this device too, for which torch has no allocator."""
     if device is None:
         return original(cls, *args, **kwargs)
     with torch._C.DisableTorchFunction():
@@ -140,17 +145,19 @@ def _register_kernels() -> None:
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(_run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
-    for name, kernel in handwritten_kernels.SPECIAL.items():
+    for name, kernel in {**handwritten_kernels.SPECIAL, **batch_norm.KERNELS}.items():
         aten.impl(name, kernel, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
-    for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys()):
+    for name in ("_convolution", "_convolution.deprecated"):
+        aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
+    for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys() - batch_norm.KERNELS.keys()):
         aten.impl(name, kernels.kernel_of(_overload(name)), "PrivateUse1")
     _libraries.extend((fallback, aten, *autocast.register(), *sparse.register()))
 
 
 def _shadowed() -> set[str]:
-    """Return the operators with a CPU kernel that a composite one would run in place of the fallback."""
+    """Return the operators with a CPU kernel for which torch would run a composite kernel, not the fallback."""
     registered = require(torch._C, "_dispatch_get_registrations_for_dispatch_key")
     composite = {
         name
@@ -162,12 +169,12 @@ def _shadowed() -> set[str]:
     return {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")}
 
 
-_RUN_WHOLE = {f"aten::{name}" for name in ("abs", "convolution", "convolution_backward", "empty_like")}
-"""Composite operators that a CPU runs otherwise than an unknown device, or that printing needs."""
+_RUN_WHOLE = {f"aten::{name}" for name in ("abs", "convolution_backward", "empty_like")}
+"""Composite operators that take another path on the CPU than on an out-of-tree device, or that printing needs."""
 
 
 def _run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The fallback: run an operator that nobody registered a kernel for."""
+    """The fallback: run an operator that has no registered kernel."""
     kernel = _kernels_by_op.get(op)
     if kernel is None:
         kernel = _kernels_by_op[op] = kernels.kernel_of(op)

@@ -1,4 +1,4 @@
-"""Operators that need more than their CPU kernel: allocation, copies, resizing, and what CPUs do in another way.
+"""Kernels that do more than the operator's CPU kernel: allocation, copies, resizing, and what only accelerators do.
 
 :data:`SPECIAL` maps names with overload to kernels.
 """
@@ -15,19 +15,19 @@ import torch.nn.attention
 from torch._C import DispatchKey
 
 from torchdevice.simulation import policy, random
-from torchdevice.simulation.allocator import fresh
-from torchdevice.simulation.kernels import aliased, index_of, without_mode
+from torchdevice.simulation.allocator import fresh, meant
+from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
 from torchdevice.simulation.relabel import on_cpu
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
 
 
 copies: Counter[tuple[str, str]] = Counter()
-"""Copies between devices: source and destination -> number."""
+"""(source, destination) -> number of copies between these devices."""
 
 
 copied_bytes: Counter[tuple[str, str]] = Counter()
-"""Copies between devices: source and destination -> bytes."""
+"""(source, destination) -> bytes copied between these devices."""
 
 
 _aten = torch.ops.aten
@@ -37,7 +37,7 @@ _CPU = torch.device("cpu")
 
 
 def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the kernel of some operators."""
+    """Return a decorator that registers a kernel for the named operators."""
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
@@ -51,7 +51,7 @@ def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _index(device: torch.device | None) -> int:
-    return (device.index if device is not None else None) or 0
+    return meant.index if device is None or device.index is None else device.index
 
 
 @special("empty.memory_format")
@@ -140,7 +140,7 @@ def _copy_from_and_resize(self: torch.Tensor, destination: torch.Tensor) -> torc
 
 @special("resize_")
 def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
-    """A storage of the device cannot grow: the tensor gets a larger one, with what was in the old."""
+    """Resize a tensor. A storage of the device cannot grow, so the tensor gets a larger one with the old contents."""
     wanted = torch.empty(size, dtype=self.dtype, device="meta", **_format(memory_format))
     storage = self.untyped_storage()
     offset = self.storage_offset()
@@ -165,7 +165,7 @@ def _format(memory_format: Any) -> dict[str, Any]:
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor of the same device and dtype."""
+    """Return an empty tensor with the device and dtype of ``tensor``."""
     return fresh(torch.empty(0, dtype=tensor.dtype), index_of(tensor))
 
 
@@ -216,15 +216,15 @@ def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
 
 @special("record_stream")
 def _record_stream(self: torch.Tensor, s: Any) -> None:
-    """A hint to a caching allocator that is not in use."""
+    """Do nothing: this is a hint to a caching allocator, and the device has none."""
 
 
-# ---- other ways than a CPU's -----------------------------------------------------------------------------------------
+# ---- operators that accelerators compute in another way than the CPU -------------------------------------------------
 
 
 @special("native_dropout")
 def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """In the arithmetic of the CPU's dropout, so that a seed gives the CPU's numbers to the bit."""
+    """Dropout in the CPU's arithmetic, so that a seed gives the CPU's results to the bit."""
     index, memory = index_of(input), aliased(input)
     if train is False or p == 0 or not memory.numel():
         return fresh(memory.clone(), index), fresh(torch.ones_like(memory, dtype=torch.bool), index)
@@ -254,9 +254,10 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """``scaled_dot_product_attention`` by the kernel that the CPU would choose: torch itself knows one for this device.
+    """``scaled_dot_product_attention`` by the kernel that torch would choose on the CPU.
 
-    Registered above autograd, which differentiates the chosen kernel. Devices and dtypes are checked by torch's own.
+    For an out-of-tree device torch itself has a single choice. This kernel is registered above autograd, which
+    differentiates the chosen kernel. Torch's own composite kernel runs in all other cases, and checks the arguments.
     """
     with torch._C.DisableTorchFunction():
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
@@ -277,8 +278,31 @@ def attend(
         )
 
 
+_run_convolution = kernel_of(_aten.convolution.default)
+
+
+@special("convolution")
+def _convolution_above(*args: Any) -> torch.Tensor:
+    """TorchScript's tracer knows convolutions by the operator within."""
+    if torch._C._get_tracing_state() is not None:
+        return _aten._convolution.default(*args, False, False, True, True)
+    return _run_convolution(*args)
+
+
+@special("_convolution", "_convolution.deprecated")
+def _convolution(*args: Any) -> torch.Tensor:
+    """What traced programs call: a convolution with settings for cuDNN behind its own arguments."""
+    return _run_convolution(*args[:9])
+
+
+def convolve(*args: Any) -> torch.Tensor:
+    """``_convolution`` above autograd, which differentiates ``convolution``."""
+    with torch._C.DisableTorchFunction():
+        return _aten.convolution(*args[:9])
+
+
 def _is_real(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory: fake tensors of the compilers have not."""
+    """Return whether a tensor has memory; the fake tensors of compilers have none."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(tensor)
 
 
@@ -286,15 +310,6 @@ _FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 _FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
-
-
-@special("histc")
-def _histc(self: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
-    """Of integers too, which CUDA counts and the CPU refuses."""
-    memory = aliased(self)
-    if not memory.is_floating_point():
-        return fresh(_aten.histc(memory.double(), bins, min, max).to(memory.dtype), index_of(self))
-    return fresh(_aten.histc(memory, bins, min, max), index_of(self))
 
 
 # ---- recurrent cells, which only accelerators fuse -------------------------------------------------------------------
@@ -316,7 +331,7 @@ def _with_bias(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 def _lstm_cell(
     input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *biases: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
-    """New hidden state, new cell state and the activated gates, for gates of shape (batch, 4 * hidden)."""
+    """Return the new hidden state, the new cell state and the activated gates, of shape (batch, 4 * hidden)."""
     index = index_of(input_gates)
     of_input, of_hidden, cell = _on_cpu_all(input_gates, hidden_gates, cx)
     input_bias, hidden_bias = _on_cpu_all(*(*biases, None, None)[:2])
@@ -336,7 +351,7 @@ def _lstm_cell_backward(
     workspace: torch.Tensor,
     has_bias: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of the gates before activation, of the cell state and of the bias."""
+    """Return the gradients of the gates before activation, of the cell state and of the bias."""
     index = index_of(cx)
     of_hidden, of_cell, old, cell, gates = _on_cpu_all(grad_hy, grad_cy, cx, cy, workspace)
     of_hidden = torch.zeros_like(cell) if of_hidden is None else of_hidden
@@ -361,7 +376,7 @@ def _lstm_cell_backward(
 def _gru_cell(
     input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *biases: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
-    """New hidden state, and what backward needs, for gates of shape (batch, 3 * hidden)."""
+    """Return the new hidden state, and the values that backward needs. The gates have shape (batch, 3 * hidden)."""
     index = index_of(input_gates)
     of_input, of_hidden, hidden = _on_cpu_all(input_gates, hidden_gates, hx)
     input_bias, hidden_bias = _on_cpu_all(*(*biases, None, None)[:2])
@@ -377,7 +392,7 @@ def _gru_cell(
 def _gru_cell_backward(
     grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of the input's gates, the hidden state's gates, the hidden state and both biases."""
+    """Return the gradients of the input's gates, the hidden state's gates, the hidden state and both biases."""
     index = index_of(grad_hy)
     gradient, saved = _on_cpu_all(grad_hy, workspace)
     reset, update, new, hidden, hidden_new = saved.chunk(5, 1)

@@ -1,9 +1,8 @@
-"""How an operator runs on the simulated device: torch's own CPU kernel, on the CPU tensors with the same memory.
+"""Runs operators on the simulated device by torch's CPU kernels, on CPU tensors that share the memory.
 
-:func:`kernel_of` makes one closure per operator from its schema. There are four kinds: one that only changes how memory
-is looked at (the CPU kernel takes the device's tensors as they are), one that makes tensors from nothing, one that
-writes to its arguments or makes new tensors, and one with ``out``. What an operator needs beyond that is in
-``handwritten_kernels.py``.
+:func:`kernel_of` makes a kernel from an operator's schema. There are four kinds of operators: views (their CPU kernel
+runs on the device's tensors themselves), factories, operators that write to their arguments or make new tensors, and
+operators with ``out``. Operators that need more are in ``handwritten_kernels.py``.
 """
 
 from __future__ import annotations
@@ -14,12 +13,16 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch.autograd.graph import increment_version
 
+from torchdevice import thread_state
+from torchdevice.engines import cuda_dtypes
 from torchdevice.simulation import placement, policy
 from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
     CANNOT_GROW,
     fresh,
+    meaning,
     memory_of,
     resizable_memory_of,
     set_storage,
@@ -52,7 +55,7 @@ _TENSOR = torch._C.TensorType.get()
 
 
 index_of = torch.Tensor.get_device
-"""The index of a tensor's device; -1 for one on the CPU."""
+"""The index of a tensor's device; -1 for a CPU tensor."""
 
 
 def kernel_of(op: Any) -> Kernel:
@@ -68,7 +71,7 @@ def kernel_of(op: Any) -> Kernel:
 
 
 def without_mode(kernel: Kernel) -> Kernel:
-    """Return a kernel that no function mode sees at work: autograd calls kernels with the mode on the stack."""
+    """Return a kernel that runs without function modes, because autograd calls kernels with modes on the stack."""
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -81,12 +84,12 @@ def without_mode(kernel: Kernel) -> Kernel:
 
 
 def aliased(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the CPU tensor with the memory of a simulated one, and its conjugate and negative bits."""
+    """Return a CPU tensor that shares memory with a simulated tensor, with conjugate and negative bits."""
     return with_bits(memory_of(tensor), tensor)
 
 
 def wrapped(result: Any, index: int) -> Any:
-    """Return a kernel's results with each tensor as a new one of the device."""
+    """Return the results of a CPU kernel, each tensor as a new tensor of device ``index``."""
     if isinstance(result, _Tensor):
         if result.layout is torch.strided:
             return fresh(result, index)
@@ -97,18 +100,19 @@ def wrapped(result: Any, index: int) -> Any:
 
 
 def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a sparse CPU tensor that nobody else has as a new one of the device."""
-    return _make_sparse(
-        tensor.sparse_dim(),
-        tensor.dense_dim(),
-        tensor.shape,
-        fresh(tensor._indices(), index),
-        fresh(tensor._values(), index),
-        dtype=tensor.dtype,
-        layout=torch.sparse_coo,
-        device=torch.device("simulated", index),
-        is_coalesced=tensor.is_coalesced(),
-    )
+    """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor that nobody else uses."""
+    with meaning(index):
+        return _make_sparse(
+            tensor.sparse_dim(),
+            tensor.dense_dim(),
+            tensor.shape,
+            fresh(tensor._indices(), index),
+            fresh(tensor._values(), index),
+            dtype=tensor.dtype,
+            layout=torch.sparse_coo,
+            device=torch.device("simulated", index),
+            is_coalesced=tensor.is_coalesced(),
+        )
 
 
 _make_sparse = functools.partial(
@@ -124,7 +128,7 @@ def _holds_tensors(kind: Any) -> bool:
 
 
 class _Arguments:
-    """The arguments of an operator's calls, taken to the CPU."""
+    """Converts the arguments of an operator's calls to CPU tensors."""
 
     def __init__(self, op: Any):
         self.op = op
@@ -135,9 +139,9 @@ class _Arguments:
         self.for_tensors = {i for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor"}
 
     def take(self, args: Any, index: int = -1) -> tuple[list[Any], int, bool]:
-        """Return arguments on the CPU, the index of the device they were on, and whether to look at them again.
+        """Return the arguments with CPU tensors, the index of their device, and whether :meth:`look_again` is needed.
 
-        That is where one is on another device, or where a number is in the place of a tensor.
+        It is where tensors may be on several devices, or where a number stands in the place of a tensor.
         """
         alias, scalars = self.alias, self.scalars
         odd = False
@@ -162,7 +166,7 @@ class _Arguments:
         return taken, index, odd
 
     def take_named(self, kwargs: dict[str, Any], index: int) -> tuple[dict[str, Any], int, bool]:
-        """Do the same with keyword arguments; ``device`` says where new tensors are to be."""
+        """Convert keyword arguments as :meth:`take` does. The index is that of ``device`` where it is given."""
         values, index, odd = self.take(kwargs.values(), index)
         named = dict(zip(kwargs, values, strict=True))
         device = named.get("device")
@@ -171,10 +175,10 @@ class _Arguments:
         return named, index, odd
 
     def look_again(self, taken: list[Any], args: Any, kwargs: Any, index: int) -> bool:
-        """Return whether a number is where the schema has a tensor: a kernel gets one for a wrapped number.
+        """Return whether a number stands in the place of a tensor: torch unwraps a wrapped number for a kernel.
 
         Raises:
-            RuntimeError: Tensors are on several devices, and CUDA does not accept these there.
+            RuntimeError: Tensors are on several devices, where CUDA requires one.
         """
         if index >= 0:
             placement.check(self.op, args, kwargs)
@@ -182,7 +186,7 @@ class _Arguments:
 
 
 def on_cpu_as(op: Any) -> Callable[..., Any]:
-    """Return what calls an operator's CPU kernel: directly where there is one, through the dispatcher otherwise."""
+    """Return a function that runs an operator on CPU tensors: its CPU kernel, or the dispatcher if it has none."""
     return functools.partial(op._op_dk, DispatchKey.CPU) if _has_kernel(op.name(), "CPU") else op._op
 
 
@@ -190,7 +194,10 @@ def on_cpu_as(op: Any) -> Callable[..., Any]:
 
 
 def _plain(op: Any) -> Kernel:
-    """An operator that makes new tensors, or writes to its arguments and never resizes them: ``add``, ``add_``."""
+    """Return the kernel of an operator that makes new tensors, or writes to arguments and never resizes them.
+
+    Examples are ``add`` and ``add_``.
+    """
     arguments, run, random = _Arguments(op), on_cpu_as(op), device_random.kind_of(op)
     take, packet, results = arguments.take, op._overloadpacket, _Results(op)
     only_new = results.only_new
@@ -207,10 +214,13 @@ def _plain(op: Any) -> Kernel:
             named, index, within = arguments.take_named(kwargs, index)
             odd = odd or within
         call = packet if odd and arguments.look_again(taken, args, kwargs, index) else run
-        result = random(call, index, taken, named) if random is not None else call(*taken, **named)
+        try:
+            result = random(call, index, taken, named) if random is not None else call(*taken, **named)
+        except RuntimeError as error:
+            result = _again(error, op, call, taken, named)
         if not only_new:
             return results.of(result, index, args, kwargs)
-        if index < 0:  # asked for on the host
+        if index < 0:  # ``device="cpu"`` was given
             return result
         if result.__class__ is _Tensor and result.layout is _STRIDED:
             return fresh(result, index)
@@ -219,7 +229,17 @@ def _plain(op: Any) -> Kernel:
     return plain
 
 
+def _again(error: RuntimeError, op: Any, call: Kernel, taken: list[Any], named: dict[str, Any]) -> Any:
+    """Return what an operator gives in a dtype that only CUDA has a kernel for; raise any other error again."""
+    lacked = cuda_dtypes.lacking(error)
+    if lacked is None:
+        raise error
+    name = op._schema.name.removeprefix("aten::")
+    return cuda_dtypes.compute(thread_state.state.context, lacked, call, name, taken, named)
+
+
 def _factory(op: Any) -> Kernel:
+    """Return the kernel of an operator without tensor arguments: ``zeros``."""
     run, random = on_cpu_as(op), device_random.kind_of(op)
 
     def factory(*args: Any, **kwargs: Any) -> Any:
@@ -236,10 +256,10 @@ def _factory(op: Any) -> Kernel:
 
 
 class _Outgoing:
-    """An operator with ``out``, which its kernel may resize.
+    """The kernel of an operator with ``out`` arguments, which the CPU kernel may resize.
 
-    The kernel writes to the memory of ``out``. Where that does not hold the result, which only the kernel knows, it
-    is called again with a tensor of its own to write to.
+    The CPU kernel writes to the memory of ``out``. If it raises because that memory is too small for the result, it is
+    called again with a new CPU tensor in the place of ``out``.
     """
 
     def __init__(self, op: Any, resizable: frozenset[str]):
@@ -265,25 +285,32 @@ class _Outgoing:
         return self._results.of(result, index, args, kwargs)
 
     def _call(self, given: dict[str, Any], positional: int, outs: _Outs) -> tuple[Any, int]:
-        """Run the kernel, and return its results and the index of the device."""
+        """Run the CPU kernel. Return its results and the index of the device."""
         own = {name: outs.take(given[name]) for name in self._resizable & given.keys()}
         named, index, odd = self._arguments.take_named(given, -1)
         if odd:
             placement.check(self._op, (), given)
         named.update(own)
+        named.update({name: outs.same(value, named[name]) for name, value in given.items() if name not in own})
         taken = [named.pop(name) for name in self._arguments.names[:positional]]
-        result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
+        try:
+            result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
+        except RuntimeError as error:
+            result = _again(error, self._op, self._run, taken, named)
         return result, index
 
 
 class _Outs:
-    """The ``out`` arguments of a call, each with the CPU tensor that the kernel is given to write to."""
+    """The ``out`` arguments of a call, each with the CPU tensor that the CPU kernel writes to in its place."""
 
     def __init__(self) -> None:
         self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def take(self, value: Any) -> Any:
-        """Return CPU tensors for an ``out`` argument: with its memory, or empty ones if that was found too small."""
+        """Return the CPU tensor for an ``out`` argument: in its memory, or empty if that memory was too small.
+
+        For a list of tensors, return a list.
+        """
         if isinstance(value, (list, tuple)):
             return [self.take(each) for each in value]
         if index_of(value) < 0:
@@ -294,17 +321,23 @@ class _Outs:
         self._written[id(value)] = value, own
         return own
 
-    def let_grow(self) -> bool:
-        """Give those arguments that a kernel could not resize a CPU tensor which can grow; return whether any is.
+    def same(self, value: Any, taken: Any) -> Any:
+        """Return what an argument that is written to as ``out`` too must be: torch refuses to resize what it reads."""
+        known = self._written.get(id(value))
+        return taken if known is None or value.is_conj() or value.is_neg() else known[1]
 
-        Torch sets the size before it resizes the memory, so the size tells. Of an empty tensor it does not warn.
+    def let_grow(self) -> bool:
+        """Give each argument whose memory was too small a CPU tensor that can grow. Return whether there was one.
+
+        Torch sets the size of ``out`` before it resizes the memory, so a tensor that exceeds its storage was too small.
+        The new tensors are empty, because torch warns when it resizes an ``out`` that is not.
         """
         small = [(value, own) for value, own in self._written.values() if not _fits(own)]
         self._written.update({id(value): (value, torch.empty(0, dtype=value.dtype)) for value, _ in small})
         return bool(small)
 
     def settle(self) -> None:
-        """Give the arguments what the kernel wrote."""
+        """Give each argument what the CPU kernel wrote in its place."""
         for value, own in self._written.values():
             _settle(value, own)
 
@@ -318,7 +351,7 @@ def _fits(tensor: torch.Tensor) -> bool:
 
 
 def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
-    """Give an ``out`` argument of the device what its kernel wrote to the CPU tensor in its place."""
+    """Give an ``out`` argument of the device the shape and values of ``own``, the CPU tensor in its place."""
     memory = memory_of(given)
     if own.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr():
         if own.shape != given.shape or own.stride() != given.stride():
@@ -334,17 +367,21 @@ class _Results:
     """Which results of an operator are its arguments, and which are new tensors.
 
     Attributes:
-        only_new: Whether all of them are new.
+        only_new: Whether all results are new tensors.
     """
 
     def __init__(self, op: Any):
         arguments = {_alias_set(a): (i, a.name) for i, a in enumerate(op._schema.arguments) if _alias_set(a)}
         self._given = [arguments.get(_alias_set(r)) for r in op._schema.returns]
         self.only_new = bool(self._given) and not any(self._given)
+        written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        self._counted = written if op._schema.name.startswith("aten::_foreach_") else []
 
     def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:
-        """Return the results of a call: arguments themselves where the schema returns them."""
+        """Return the results of a call: an argument itself where the schema says so, else a new tensor."""
         if not self._given:
+            for position in self._counted:  # autograd counts writes to results only, so CUDA's kernels count these
+                increment_version([each for each in args[position] if not each.is_inference()])
             return None
         results = [result] if len(self._given) == 1 else result
         found = [
@@ -355,5 +392,8 @@ class _Results:
 
 
 def _alias_set(value: Any) -> str | None:
-    """Return the name by which a schema says that a result is an argument; None for a list, and where there is none."""
+    """Return the alias set of an argument or result, which an argument shares with the result that is the argument.
+
+    None stands for a value without an alias set, and for a list.
+    """
     return next(iter(value.alias_info.before_set), None) if value.alias_info is not None else None

@@ -1,7 +1,7 @@
-"""What CUDA says when the tensors of a call are not on one device, and which of them it accepts elsewhere.
+"""CUDA's errors for a call whose tensors are on several devices, and the calls that CUDA accepts nevertheless.
 
-torch generates a check for most CUDA kernels. Those that iterate over tensors check for themselves and take CPU tensors
-without dimensions, as scalars: native_functions.yaml marks them ``device_check: NoCheck``.
+Torch generates a device check for most CUDA kernels. The kernels that use its tensor iterator check for themselves and
+accept CPU tensors without dimensions as scalars: native_functions.yaml marks them ``device_check: NoCheck``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torchdevice.simulation.profiles import is_structured, unchecked_operators
 
 
 def accepts_cpu_scalars(op: Any) -> bool:
-    """Return whether CUDA lets a CPU tensor without dimensions take part."""
+    """Return whether CUDA accepts a CPU tensor without dimensions among an operator's arguments."""
     return _name(op) in unchecked_operators()
 
 
 def check(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise CUDA's error if the tensors of a call are not together, unless CUDA accepts them so.
+    """Raise CUDA's RuntimeError if the tensors of a call are on several devices and CUDA does not accept that.
 
-    CUDA compares with the first tensor, so that is the one which is right, and the first other one is named.
+    CUDA compares each tensor with the first; the error names the first tensor that is on another device.
     """
     scalars = accepts_cpu_scalars(op)
     placed = [
@@ -46,7 +46,7 @@ def _tensors(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Itera
 
 
 def _refuse(op: Any, name: str, index: int, first: int) -> None:
-    """Raise the error of the operator's own check, of the generated one, or of the tensor iterator."""
+    """Raise the error of the operator's own check, of the tensor iterator's, or of the generated one."""
     its, on = _spelled(index), _spelled(first)
     base = op._schema.name.removeprefix("aten::").strip("_").removesuffix("_impl")
     if base in ("index", "index_put") and index < 0 and name == "indices":
@@ -80,7 +80,7 @@ def _name(op: Any) -> str:
 
 
 def _wrapper_name(op: Any) -> str:
-    """Return the name of CUDA's wrapper: of a structured operator with its overload behind, else before."""
+    """Return the name of CUDA's wrapper: ``name_overload`` for a structured operator, else ``overload_name``."""
     name = op._schema.name.removeprefix("aten::")
     overload = "" if op._overloadname == "default" else op._overloadname
     if is_structured(_name(op)):

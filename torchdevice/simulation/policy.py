@@ -1,7 +1,7 @@
-"""What the active scope forbids: memory beyond a limit, dtypes and operators that the profile's device lacks.
+"""What the active scope refuses: memory beyond a limit, and dtypes and operators that the profile's device lacks.
 
-Kernels are registered for the whole process; what they refuse is the scope's. ``watching`` counts the scopes that
-refuse anything, so that without one a kernel pays for reading a number.
+Kernels are registered for the whole process, and the thread's scope decides what they refuse. ``watching`` is the
+number of entries that refuse anything: while it is 0, a kernel does no more than read it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchdevice.fidelity import Fidelity
 from torchdevice.simulation.profiles import Profile
 
 KIND = "simulated"
-"""The device type's name."""
+"""The name of the device type."""
 
 
 _FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
@@ -42,13 +42,13 @@ _thread = _Thread()
 
 
 def watch(watcher: object) -> None:
-    """Note somebody who refuses something from now on. May be called again."""
+    """Count a watcher, for whom kernels ask whether they must refuse. May be called again."""
     _watchers.add(watcher)
     _count_watchers()
 
 
 def unwatch(watcher: object) -> None:
-    """Note that somebody refuses nothing any more. May be called again."""
+    """Count a watcher no more. May be called again."""
     _watchers.discard(watcher)
     _count_watchers()
 
@@ -59,13 +59,13 @@ def _count_watchers() -> None:
 
 
 def watch_from_now_on() -> None:
-    """Ask for the scope's limits at every allocation for the rest of the process."""
+    """Let kernels ask whether they must refuse for the rest of the process."""
     watch("for good")
 
 
 @contextlib.contextmanager
 def lifted() -> Iterator[None]:
-    """Refuse nothing in this thread, for what the package itself does."""
+    """Refuse nothing in this thread, for operators that this package itself calls."""
     before, _thread.lifted = _thread.lifted, True
     try:
         yield
@@ -77,8 +77,8 @@ class Limits(NamedTuple):
     """What the devices of one runtime refuse.
 
     Attributes:
-        profile: What is simulated.
-        memory: Bytes that each device has, or None for as many as there are.
+        profile: The kind of device that is simulated.
+        memory: The memory of each device in bytes, or None for no limit.
         fallbacks: Operators that the profile's device lacks and that ran on the CPU: name -> number of calls.
     """
 
@@ -88,7 +88,7 @@ class Limits(NamedTuple):
 
 
 def _limits() -> Limits | None:
-    """Return the limits that are in force in this thread; None outside scopes on the device, and where lifted."""
+    """Return the limits of this thread's scope; None outside scopes on the device, and inside :func:`lifted`."""
     context = thread_state.state.context
     if context is None or context.device_type != KIND or _thread.lifted:
         return None
@@ -96,32 +96,32 @@ def _limits() -> Limits | None:
 
 
 def check_scope() -> None:
-    """Raise unless this thread is in a scope on the device: outside, nothing new is made there."""
+    """Raise RuntimeError unless this thread is in a scope on the device: only there may new tensors be made on it."""
     state = thread_state.state
     away = state.context is None and not state.compiling
     if away or all(entry.context is None or entry.context.device_type != KIND for entry in state.entries):
         raise RuntimeError(
-            f"no scope on a {KIND} device is active in this thread, so nothing can be made on one. Enter "
-            f"torchdevice.simulate(), or copy the tensors that are left to the CPU."
+            f"no scope on a {KIND} device is active in this thread, so no tensor can be made on one. Enter "
+            f"torchdevice.simulate(), or copy the remaining tensors to the CPU."
         )
 
 
 def spelled(index: int) -> str:
-    """Return how a message names the device: as the program's tensors say they are on it."""
+    """Return the device as messages name it: as ``tensor.device`` reads in the active scope, such as ``cuda:0``."""
     context = thread_state.state.context
     device_type = context.options.written_for if context is not None and context.says_program else KIND
     return f"{device_type}:{index}"
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Raise the real device's error if the profile does not hold the dtype."""
+    """Raise the real device's TypeError if the profile does not support the dtype."""
     limits = _limits()
     if limits is not None and dtype in limits.profile.unsupported_dtypes:
         raise TypeError(limits.profile.dtype_message(dtype))
 
 
 def check_memory(index: int, wanted: int, allocated: int, reserved: int) -> None:
-    """Raise CUDA's out-of-memory error if the scope limits the memory and ``wanted`` more bytes are too many."""
+    """Raise CUDA's out-of-memory error if ``wanted`` more bytes would exceed the scope's memory limit."""
     limits = _limits()
     if limits is None:
         return
@@ -138,7 +138,7 @@ def check_memory(index: int, wanted: int, allocated: int, reserved: int) -> None
 
 
 def _out_of_memory(index: int, wanted: int, allocated: int, reserved: int, total: int, allowed: str) -> str:
-    """Return the text of CUDA's caching allocator, c10/cuda/CUDACachingAllocator.cpp."""
+    """Return the error text of CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp)."""
     unused = max(0, min(reserved, total) - allocated)
     in_use = allocated + unused
     return (
@@ -166,12 +166,14 @@ def provides(op: Any) -> bool:
 
 
 def falls_back(op: Any) -> bool:
-    """Return whether the profile's device lacks an operator, which is then to be run by :func:`run_fallback`.
+    """Return whether the profile's device lacks an operator that is to be run by :func:`run_fallback`.
 
-    It falls back where ``PYTORCH_ENABLE_MPS_FALLBACK`` is set, as on the device, and the scope is not strict.
+    With ``PYTORCH_ENABLE_MPS_FALLBACK`` set, the operator runs on the CPU instead, as on the real device, and is
+    counted.
 
     Raises:
-        NotImplementedError: It does not; worded as the device's error.
+        NotImplementedError: The device lacks the operator, and the variable is not set, the scope is strict, or the
+            profile allows no fallback.
     """
     limits = _limits()
     if limits is None or _thread.falling_back:

@@ -1,11 +1,11 @@
-"""What the devices that are simulated lack, as data from named sources.
+"""What each simulated device lacks, as data from named sources.
 
-- ``cuda``: nothing. CUDA has a kernel for what the CPU has one for, save a few named in CUDA's own table.
+- ``cuda``: nothing. With few exceptions, CUDA has a kernel for every operator for which the CPU has one.
 - ``mps``: float64 and complex128 (torch/testing/_internal/common_mps.py and the text torch raises), and the operators
   that torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries, gives neither an MPS kernel
   nor a composite one.
-- ``strict``: everything that ``cuda`` or ``mps`` lacks, and no way around it: a program that runs here needs nothing
-  that one of them does not have.
+- ``strict``: everything that ``cuda`` or ``mps`` lacks, without a fallback to the CPU. A program that runs on it needs
+  nothing that either of the two lacks.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Profile:
     """A kind of device to simulate.
 
     Attributes:
-        name: What it is asked for by.
-        backends: The dispatch keys of torch's own backends whose operators it has; it lacks what one of them lacks.
-        accelerator: The accelerator that programs spell for it.
-        unsupported_dtypes: Dtypes it cannot hold.
-        single: Whether there is only ever one.
-        refuses: Whether an operator that it lacks is always an error.
+        name: The profile's name in a target, as in ``simulated:mps``.
+        backends: Dispatch keys of torch's backends. The device lacks every operator that one of these backends lacks.
+        accelerator: The device type that programs spell for the device.
+        unsupported_dtypes: Dtypes that the device cannot hold.
+        single: Whether a machine never has more than one such device.
+        refuses: Whether an operator that the device lacks always raises, without a fallback to the CPU.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Profile:
     refuses: bool = False
 
     def missing(self, op: Any) -> str | None:
-        """Return the name of the operator as the device's error gives it if the device lacks it, else None."""
+        """Return an operator's name, as the device's error spells it, if the device lacks the operator, else None."""
         name = op._schema.name.removeprefix("aten::")
         overload = f"{name}.{op._overloadname}" if op._overloadname != "default" else name
         for backend in self.backends:
@@ -59,7 +59,7 @@ class Profile:
         return None
 
     def missing_message(self, operator: str) -> str:
-        """Return what torch raises for an operator without a kernel: aten/src/ATen/mps/MPSFallback.mm."""
+        """Return the text of torch's error for an operator without a kernel (aten/src/ATen/mps/MPSFallback.mm)."""
         return (
             f"The operator '{operator}' is not currently implemented for the MPS device. If you want this op to be "
             f"considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention "
@@ -69,7 +69,7 @@ class Profile:
         )
 
     def dtype_message(self, dtype: torch.dtype) -> str:
-        """Return what torch raises for a dtype that Metal lacks: aten/src/ATen/mps/EmptyTensor.cpp."""
+        """Return the text of torch's error for a dtype that Metal lacks (aten/src/ATen/mps/EmptyTensor.cpp)."""
         name = str(dtype).removeprefix("torch.")
         return (
             f"Cannot convert a MPS Tensor to {name} dtype as the MPS framework doesn't support {name}. "
@@ -104,7 +104,7 @@ class _Entry:
 def missing_operators(backend: str) -> Mapping[str, str]:
     """Return the operators without a kernel for a backend: name with overload -> the name that torch reports.
 
-    An operator without dispatch keys, or with a composite one, is composed of others.
+    An operator without dispatch keys, or with a composite kernel, is made of other operators and needs no kernel.
 
     Raises:
         FileNotFoundError: The installed torch does not carry its table of operators.
@@ -121,19 +121,19 @@ def missing_operators(backend: str) -> Mapping[str, str]:
 
 @functools.cache
 def unchecked_operators() -> frozenset[str]:
-    """Return the operators whose CUDA wrapper does not check devices: their kernels iterate tensors and check there."""
+    """Return the operators whose CUDA wrapper does not check devices, because their kernel's tensor iterator does."""
     return frozenset(name for name, entry in _table().items() if not entry.checks_devices)
 
 
 def is_structured(name: str) -> bool:
-    """Return whether an operator, by name with overload, is a structured one or delegates to one."""
+    """Return whether an operator, by name with overload, is structured or delegates to a structured one."""
     entry = _table().get(name)
     return entry is not None and (entry.structured or entry.delegate is not None)
 
 
 @functools.cache
 def _table() -> Mapping[str, _Entry]:
-    """Read torch's table of operators. By line, because reading the whole as YAML takes seconds and a package."""
+    """Read torch's table of operators line by line: a YAML parser would take seconds and be one more dependency."""
     path = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
     table: dict[str, _Entry] = {}
     entry = _Entry()

@@ -1,4 +1,4 @@
-"""Random numbers: each device has a generator of its own, a CPU generator, so that equal seeds give equal numbers."""
+"""Random numbers: each device has its own generator, a CPU generator, so that a seed gives the CPU's numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Generator(torch.Generator):
     """A generator of the simulated device.
 
     Args:
-        index: The device.
+        index: The index of the device.
     """
 
     index: int
@@ -32,12 +32,12 @@ class Generator(torch.Generator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The device whose numbers it draws."""
+        """The device for which this generator draws numbers."""
         with torch._C.DisableTorchFunction():
             return torch.device(policy.spelled(self.index))
 
     def clone_state(self) -> Generator:
-        """Return a generator that will draw the same numbers."""
+        """Return a new generator in this generator's state, which will draw equal numbers."""
         clone = Generator(self.index)
         clone.set_state(self.get_state())
         return clone
@@ -47,7 +47,7 @@ class Generator(torch.Generator):
 
 
 def own(cls: type, index: int) -> Any:
-    """Return a generator of a class, whose numbers go to the device."""
+    """Return a new CPU generator of class ``cls`` that draws numbers for device ``index``."""
     generator: Any = torch._C.Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
     _index_by_identity[generator._cdata] = index
     weakref.finalize(generator, _index_by_identity.pop, generator._cdata, None).atexit = False
@@ -61,14 +61,14 @@ def _restored(index: int, state: torch.Tensor) -> Generator:
 
 
 _index_by_identity: dict[int, int] = {}
-"""Devices of the live generators: all that reaches a kernel of a generator is its identity."""
+"""``_cdata`` of each live generator -> its device. A kernel gets another Python object for the same C++ generator."""
 
 
 _defaults: dict[int, Generator] = {}
 
 
 def default_generator(index: int) -> Generator:
-    """Return the generator that the device's operators draw from when given none."""
+    """Return the generator that the device's operators draw from when the program passes none."""
     found = _defaults.get(index)
     if found is None:
         found = _defaults.setdefault(index, Generator(index))
@@ -77,14 +77,14 @@ def default_generator(index: int) -> Generator:
 
 
 def kind_of(op: Any) -> Drawing | None:
-    """Return how an operator draws numbers: None if it draws none."""
+    """Return the function that runs an operator with the right generator; None if it draws no numbers."""
     if any(argument.name == "generator" for argument in op._schema.arguments):
         return _from_argument
     return _from_default if torch.Tag.nondeterministic_seeded in op.tags else None
 
 
 def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Draw from the generator that was given, or from the device's."""
+    """Run a kernel with the generator that the program passed, or with the device's."""
     given = kwargs.get("generator")
     if given is None:
         return run(*args, **{**kwargs, "generator": default_generator(index)})
@@ -97,12 +97,15 @@ def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs:
 
 
 def _from_default(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Let a kernel that draws from the CPU's generator draw from the device's."""
+    """Run a kernel that takes no generator and draws from the CPU's."""
     return drawing(index, run, *args, **kwargs)
 
 
 def drawing(index: int, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function that draws from the CPU's generator, which continues the device's meanwhile."""
+    """Call a function that draws from the CPU's generator, and let it draw the device's next numbers.
+
+    The CPU's generator has the state of the device's during the call, and its own state afterwards.
+    """
     cpu, own = torch.default_generator, default_generator(index)
     before = cpu.get_state()
     cpu.set_state(own.get_state())

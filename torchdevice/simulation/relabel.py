@@ -1,8 +1,8 @@
-"""How one piece of memory is a CPU tensor and a tensor of the simulated device.
+"""Converts between CPU tensors and tensors of the simulated device that share their memory.
 
-DLPack hands a tensor's memory, shape and strides over without a copy, in a documented C structure that names the
-device. Writing another device there before the structure is taken in again gives a plain ``torch.Tensor`` on that
-device, with the same memory. It keeps the tensor it was made from alive.
+DLPack exports a tensor's memory, shape and strides without a copy, in a documented C structure that names the device.
+Writing another device there before the structure is imported gives a plain ``torch.Tensor`` on that device, with the
+same memory. The imported tensor keeps the exported one alive.
 
 Source: ``DLManagedTensor`` of ATen/dlpack.h. Its second field is the device: two 32-bit integers, type and index.
 """
@@ -25,7 +25,7 @@ _CPU = 1
 
 
 _EXTENSION = 12
-"""``kDLCPU`` and ``kDLExtDev``; torch reads the latter as PrivateUse1."""
+"""``_CPU`` is ``kDLCPU``, ``_EXTENSION`` is ``kDLExtDev``, which torch imports as PrivateUse1."""
 
 
 _NAME = b"dltensor"
@@ -47,14 +47,14 @@ _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def on_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a strided CPU tensor's memory as a tensor of the simulated device ``index``."""
+    """Return a tensor of simulated device ``index`` that shares memory with a strided CPU tensor."""
     capsule = _export(tensor)
     _device_at(_pointer(capsule, _NAME) + _DEVICE).value = _EXTENSION | index << 32
     return _import(capsule)
 
 
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a simulated tensor's memory as a CPU tensor. Conjugate and negative bits are not carried over."""
+    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and negative bits."""
     capsule = _export(tensor)
     _device_at(_pointer(capsule, _NAME) + _DEVICE).value = _CPU
     return _import(capsule)

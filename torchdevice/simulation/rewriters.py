@@ -1,50 +1,58 @@
-"""Torch functions that must be called in another way where the device is simulated, for the mode's table."""
+"""Rewriters of torch functions that need another call on a simulated device. :data:`TABLE` joins the mode's table."""
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.utils.dlpack import DLDeviceType
 
 from torchdevice.context import Context
+from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.fidelity import Fidelity
 from torchdevice.simulation import policy
+from torchdevice.simulation.allocator import meaning
 from torchdevice.torch_internals import require
 
 _swap = require(torch._C, "_swap_tensor_impl")
+_preserve_version = require(torch.autograd.grad_mode, "_unsafe_preserve_version_counter")
 
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """``Tensor.__repr__`` computes in float64, which the device may lack, and names the device; so does formatting."""
-    with policy.lifted():
+    """``Tensor.__repr__`` and ``__format__``, which compute in float64 and name the device."""
+    with policy.lifted():  # the device may lack float64
         text = func(*args, **kwargs)
     named = f"device='{context.options.written_for}:"
     return text.replace(f"device='{policy.KIND}:", named) if context.says_program else text
 
 
-def _numpy(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.numpy``, whose error names the device: here, so that every engine sees it and words it as CUDA does."""
+def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the function. It has a rewriter so that each engine handles it and rewords its error as CUDA's."""
     return func(*args, **kwargs)
 
 
 def _is_compatible(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """What ``Module.to`` asks before it sets ``parameter.data``: see :func:`_set_data`."""
+    """``torch._has_compatible_shallow_copy_type``, which ``Module.to`` asks before it sets ``parameter.data``.
+
+    :func:`_set_data` makes the assignment possible.
+    """
     return func(*args, **kwargs) or _changes_kind(*args)
 
 
 def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``tensor.data = value``, which torch refuses between the CPU and an out-of-tree backend.
 
-    CUDA allows it, and ``Module.to`` keeps parameters the same objects by it. So the two exchange what they are, and
-    what belongs to the object is carried over.
+    CUDA allows it, and ``Module.to`` relies on it to keep parameters the same objects. So ``tensor`` swaps its C++
+    tensor with a view of ``value``, and keeps its ``requires_grad``, gradient and hooks.
     """
     tensor, value = args
     if not isinstance(value, torch.Tensor) or not _changes_kind(tensor, value):
         return func(*args, **kwargs)
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with torch._C.DisableTorchFunction(), torch.no_grad(), _keep_version(tensor):
         requires_grad, gradient, hooks = tensor.requires_grad, tensor.grad, tensor._backward_hooks
-        new = value.detach().view_as(value)
-        _swap(tensor, new)
+        _swap(tensor, value.data)  # another tensor with the memory of the value, and no view of it
         tensor.requires_grad_(requires_grad)
         if gradient is not None:
             tensor.grad = gradient.to(value.device, value.dtype)
@@ -52,16 +60,36 @@ def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
             tensor._backward_hooks = hooks
 
 
+def _keep_version(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """Return what lets autograd count on from where it was, as it does where torch itself sets the data."""
+    return contextlib.nullcontext() if tensor.is_inference() else _preserve_version(tensor)
+
+
 def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``Tensor.share_memory_``, of which torch thinks that an out-of-tree backend needs nothing for it."""
+    """``Tensor.share_memory_``, which does nothing for an out-of-tree backend and is therefore reported."""
     context.report("Tensor.share_memory_", "nothing: other processes get copies", Fidelity.APPROXIMATE)
     return func(*args, **kwargs)
 
 
 def _is_shared(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """``Tensor.is_shared``: always true of a tensor on CUDA."""
+    """``Tensor.is_shared``, which CUDA answers with True for each of its tensors."""
     with torch._C.DisableTorchFunction():
         return args[0].device.type == policy.KIND or func(*args)
+
+
+def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``torch.sparse_coo_tensor``, which asks for an empty tensor on a device without its index."""
+    asked = kwargs.get("device")
+    device = asked if asked is None else context.redirect(asked) or asked
+    with meaning(getattr(device, "index", None) or 0):
+        return with_device_keyword(context, func, args, kwargs)
+
+
+def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
+    """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries refuse."""
+    with torch._C.DisableTorchFunction():
+        device = args[0].device
+    return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.KIND else func(*args, **kwargs)
 
 
 def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -70,12 +98,28 @@ def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
     return kinds == {"cpu", policy.KIND}
 
 
+_NAMING_DEVICES = (
+    torch.Tensor.numpy,
+    torch.Tensor.set_,
+    torch.Tensor.grad.__set__,  # type: ignore[union-attr]
+    torch.Tensor.tensor_split,
+    torch.tensor_split,
+    torch.lstm,
+    torch.gru,
+    torch.rnn_tanh,
+    torch.rnn_relu,
+    torch._pack_padded_sequence,
+)
+
+
 TABLE = {
     torch.Tensor.__repr__: _repr,
     torch.Tensor.__format__: _repr,
-    torch.Tensor.numpy: _numpy,
+    **dict.fromkeys(_NAMING_DEVICES, _seen),
     require(torch, "_has_compatible_shallow_copy_type"): _is_compatible,
     torch.Tensor.data.__set__: _set_data,
+    torch.sparse_coo_tensor: _sparse_coo_tensor,
+    torch.Tensor.__dlpack_device__: _dlpack_device,
     torch.Tensor.is_shared: _is_shared,
     torch.Tensor.share_memory_: _share_memory,
 }

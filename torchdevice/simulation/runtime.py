@@ -1,4 +1,4 @@
-"""The simulated device behind the interface that all devices have."""
+"""The :class:`Runtime` of simulated devices."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torchdevice.devices import registry
 from torchdevice.devices.allocations import Block, Observer
 from torchdevice.devices.runtime import Memory, Runtime
 from torchdevice.simulation import allocator, backend, handwritten_kernels, policy, random, rewriters
+from torchdevice.simulation.kernels import aliased, index_of
 from torchdevice.simulation.profiles import PROFILES, Profile
 from torchdevice.torch_internals import require
 
@@ -25,7 +26,12 @@ _is_multithreading = require(torch._C, "_is_multithreading_enabled")
 
 
 class _ThreadEntries(threading.local):
-    """The entries of this thread, and torch's setting before the first of them; None while there is none."""
+    """This thread's entries on simulated devices.
+
+    Attributes:
+        entries: The entries.
+        multithreading: Torch's setting of multithreaded backward before the first entry; None without entries.
+    """
 
     def __init__(self) -> None:
         self.entries: set[object] = set()
@@ -36,14 +42,14 @@ _thread = _ThreadEntries()
 
 
 class SimulatedRuntime(Runtime):
-    """Some simulated devices of one profile.
+    """A number of simulated devices of one profile.
 
     Attributes:
-        profile: What is simulated.
-        memory_limit: Bytes that each device has, or None for as many as there are.
+        profile: The kind of device that is simulated.
+        memory_limit: The memory of each device in bytes, or None for no limit.
         fallbacks: Operators that the profile's device lacks and that ran on the CPU: name -> number of calls.
-        copies: Copies between devices of this process: (source, destination) -> number.
-        copied_bytes: The same in bytes.
+        copies: Copies between devices in this process: (source, destination) -> number.
+        copied_bytes: Copies between devices in this process: (source, destination) -> bytes.
     """
 
     device_type = policy.KIND
@@ -76,16 +82,13 @@ class SimulatedRuntime(Runtime):
     def rewriters(self) -> Mapping[Any, Any]:
         return rewriters.TABLE
 
-    @property
-    def collectives(self) -> str:
-        from torchdevice.simulation import process_group
-
-        return process_group.register()
+    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return tensor if index_of(tensor) < 0 else aliased(tensor)
 
     def enter_thread(self, entry: object) -> None:
-        """Register the device, if nobody has, and keep backward on the calling thread.
+        """Register the device, unless it is registered already, and keep backward on the calling thread.
 
-        Torch starts one thread for backward per device it knows of, and it knows of one.
+        Torch would run backward in one thread per device, and starts a thread for one simulated device only.
         """
         backend.register()
         _thread.entries.add(entry)
@@ -155,7 +158,7 @@ class SimulatedRuntime(Runtime):
         return backend.new_storage(original, *args, device=device, **kwargs)
 
     def out_of_memory(self, error: BaseException) -> str | None:
-        # What the host cannot allocate, the device cannot either.
+        # The device's memory is the host's, so running out of the host's is an error of the device.
         return registry.runtime("cpu").out_of_memory(error)
 
 
@@ -171,5 +174,5 @@ def _settle_multithreading() -> None:
 
 @functools.cache
 def runtime(profile: str, count: int, memory_limit: int | None) -> SimulatedRuntime:
-    """Return the runtime of some simulated devices, the same one for equal arguments."""
+    """Return the runtime of ``count`` simulated devices, one object for equal arguments."""
     return SimulatedRuntime(PROFILES[profile], count, memory_limit)

@@ -1,6 +1,7 @@
-"""Tensors of the device that ``torch.multiprocessing`` sends to other processes: their values, in shared memory.
+"""Sends tensors of the device to other processes by ``torch.multiprocessing``, as values in shared memory.
 
-CUDA shares the tensor itself. Here the receiver gets a copy on its own device of that ordinal: its writes are its own.
+CUDA shares the tensor's memory. Here the receiver gets a copy on its own device with that ordinal, so the sender does
+not see what the receiver writes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _reduce_tensor = require(torch.multiprocessing.reductions, "reduce_tensor")
 
 
 def register() -> None:
-    """Let the pickler of ``torch.multiprocessing`` know tensors of the device. Queues pickle in their own thread."""
+    """Let the pickler of ``torch.multiprocessing`` reduce tensors of the device, in all threads of the process."""
+    # A queue pickles in a thread of its own, where no scope need be active.
     for kind in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, _reduce)
 

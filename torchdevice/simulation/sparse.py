@@ -1,7 +1,8 @@
 """Sparse COO tensors of the device: torch's own sparse tensors, whose indices and values are on the device.
 
-Operators that only look at the parts take the tensor as it is; the others run on a sparse CPU tensor of the same
-memory. Compressed layouts (CSR and its like) are not there: torch makes no such tensor for an out-of-tree backend.
+Operators that only take or return indices and values run on the tensor itself; the others run on a sparse CPU tensor
+that shares the memory. There are no compressed layouts (CSR, CSC, BSR, BSC), because torch makes no such tensor for an
+out-of-tree backend.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch._C import DispatchKey
 from torch.utils import _pytree as pytree
 
-from torchdevice.simulation.allocator import fresh, with_bits
+from torchdevice.simulation.allocator import fresh, meaning, with_bits
 from torchdevice.simulation.kernels import aliased, fresh_sparse, index_of, without_mode
 from torchdevice.simulation.relabel import on_cpu
 from torchdevice.torch_internals import require
@@ -42,14 +43,14 @@ _OF_PARTS = (
     "sparse_resize_",
     "sparse_resize_and_clear_",
 )
-"""Operators that make sparse tensors of parts, or hand parts out, and read no memory."""
+"""Operators that make sparse tensors from indices and values, or return these, and read no memory."""
 
 
 _RUN_WHOLE = {"clone", "copy_", "_to_copy", "zero_", "empty_like"}
 
 
 def register() -> list[torch.library.Library]:
-    """Register the kernels with torch and return what holds them."""
+    """Register the kernels with torch. Return the libraries, which unregister their kernels when they end."""
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(without_mode(_run), "SparsePrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
@@ -66,11 +67,21 @@ def register() -> list[torch.library.Library]:
 
 
 def _of_parts(op: Any) -> Callable[..., Any]:
-    return functools.partial(op._op_dk, DispatchKey.SparseCPU)
+    run = functools.partial(op._op_dk, DispatchKey.SparseCPU)
+    if not any(argument.name == "device" for argument in op._schema.arguments):
+        return run
+
+    def make(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or device.index is None:
+            return run(*args, device=device, **kwargs)
+        with meaning(device.index):
+            return run(*args, device=device, **kwargs)
+
+    return make
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator on CPU tensors of the same memory."""
+    """Run an operator on CPU tensors that share the memory, and update the sparse tensors that it wrote to."""
     leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     index = max((index_of(each) for each in leaves), default=-1)
     device = kwargs.get("device")
@@ -105,7 +116,7 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if not tensor.is_sparse:
         return aliased(tensor)
-    parts = _parts(tensor)  # as tensors that cannot be resized, which an operator in place might do
+    parts = _parts(tensor)  # imported by DLPack below, so that an in-place operator cannot resize them
     return _aten._sparse_coo_tensor_unsafe(
         *(with_bits(on_cpu(part), part) for part in parts), tensor.shape, is_coalesced=_is_coalesced(tensor)
     )
@@ -128,6 +139,6 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _replace(target: torch.Tensor, own: torch.Tensor, index: int) -> None:
-    """Give a sparse tensor that was written to the parts of the CPU tensor in its place."""
+    """Give ``target``, a sparse tensor that was written to, the indices and values of ``own``, its CPU tensor."""
     _take_parts(target, fresh_sparse(own, index))
     _set_coalesced(target, own.is_coalesced())

@@ -1,1 +1,1 @@
-"""The other places of torch that speak of devices. Each file returns its patches from ``patches()``."""
+"""The parts of torch, beside the accelerators' modules, that handle devices. Each file has a function ``patches()``."""

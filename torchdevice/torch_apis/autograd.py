@@ -1,31 +1,76 @@
-"""Where the autograd engine calls the program's Python while the mode is off, and the mode is put back.
+"""Puts the mode back while the autograd engine runs Python code of the program.
 
-Torch takes the mode off the stack while it handles a torch function. ``Tensor.backward`` is one, and so is an operator
-that saves a tensor. Without this, custom ``Function.backward``, hooks, checkpoint recomputation and hooks that pack
-saved tensors would not see the mode.
+torch takes the mode off the stack while it handles a torch function, such as ``Tensor.backward`` or an operator that
+saves a tensor. Without these patches the mode would not see the torch calls of custom ``Function.backward`` methods,
+hooks, checkpoint recomputation, hooks that pack saved tensors and custom functions under ``torch.func``.
+
+The error that a device guard in Python had to take away goes on here, see ``simulation/guard.py``.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import torch
 
 from torchdevice.context import Context
+from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.engines.mode import with_mode
+from torchdevice.engines.rewriters import rewrites
 from torchdevice.patching import Patch, replaced_function
+from torchdevice.torch_internals import require
+
+_STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
+"""What a program writes in a custom function."""
+
+
+class _Taken(threading.local):
+    """The error that a device guard took away from this thread's engine, if any."""
+
+    error: BaseException | None = None
+
+
+taken = _Taken()
+
+
+def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the engine with the mode, and raise the error that was taken away on its way."""
+    taken.error = None
+    try:
+        return with_mode(context, original, *args, **kwargs)
+    except SystemError as error:  # what Python makes of an error that is gone
+        raised = taken.error or error
+    except OF_TORCH as error:
+        reword(context, error)  # no torch function is called with engine="wrap"
+        raise
+    finally:
+        taken.error = None
+    raise raised  # here, so that the SystemError is not noted as its context
 
 
 def _init_hooks(context: Context, original: Any, self: Any, pack_hook: Any, unpack_hook: Any) -> None:
-    """``saved_tensors_hooks``: let both hooks see the mode."""
+    """``saved_tensors_hooks``: put the mode back while either hook runs."""
     original(self, functools.partial(with_mode, context, pack_hook), functools.partial(with_mode, context, unpack_hook))
 
 
+@rewrites(require(torch._functorch.autograd_function, "custom_function_call"))
+def _transformed(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A custom function under ``torch.func``, which torch treats as a torch function whose Python it calls itself."""
+    function, *operands = args
+    steps = {
+        name: staticmethod(functools.partial(with_mode, context, getattr(function, name)))
+        for name in _STEPS
+        if getattr(function, name) is not getattr(torch.autograd.Function, name)  # torch asks which are overridden
+    }
+    return func(type(function.__name__, (function,), steps), *operands, **kwargs)
+
+
 def patches() -> list[Patch]:
-    """Return the patches of the engine's two callers and of the hooks."""
+    """Return the patches of the engine's two callers and of ``saved_tensors_hooks``."""
     return [
-        replaced_function(torch.autograd, "_engine_run_backward", with_mode),
-        replaced_function(torch.autograd.graph, "_engine_run_backward", with_mode),
+        replaced_function(torch.autograd, "_engine_run_backward", _run_backward),
+        replaced_function(torch.autograd.graph, "_engine_run_backward", _run_backward),
         replaced_function(torch.autograd.graph.saved_tensors_hooks, "__init__", _init_hooks),
     ]

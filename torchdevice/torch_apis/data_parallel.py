@@ -1,4 +1,4 @@
-"""``torch.nn.DataParallel`` and ``DistributedDataParallel`` on a target whose tensors are CPU tensors."""
+"""``torch.nn.DataParallel`` and ``DistributedDataParallel`` on targets that torch does not support in them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torchdevice.patching import Patch, replaced_function
 
 
 def _available_device_type(context: Context, original: Any) -> str | None:
-    """None makes ``DataParallel`` run the module itself, once: there are no replicas to scatter to."""
+    """Return None on a CPU target and a simulated device, so that ``DataParallel`` runs the module once."""
     if context.runtime.is_torch_accelerator:
         return original()
-    context.report("DataParallel", "the module, once", Fidelity.APPROXIMATE)
+    context.report("DataParallel", "the module runs once", Fidelity.APPROXIMATE)
     return None
 
 
@@ -30,15 +30,16 @@ def _init_ddp(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """A module on the CPU must not name devices."""
+    """``DistributedDataParallel``: drop ``device_ids`` and ``output_device``, which torch refuses for a CPU module."""
     if not context.runtime.takes_device_ids:
         device_ids = output_device = None
     original(self, module, device_ids, output_device, *args, **kwargs)
 
 
 def patches() -> list[Patch]:
-    """Return the patches of both wrappers."""
-    data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")  # a function shadows it as an attribute
+    """Return the patches of both classes."""
+    # Not as an attribute: torch.nn.parallel.data_parallel is a function of that name.
+    data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
     return [
         replaced_function(data_parallel, "_get_available_device_type", _available_device_type, native_to="cuda"),
         replaced_function(DistributedDataParallel, "__init__", _init_ddp, native_to="cuda"),

@@ -1,4 +1,4 @@
-"""``torch.set_default_device`` in a scope: what it sets ends with the thread's stay in the scope."""
+"""``torch.set_default_device`` in a scope: the default device that it sets ends when the thread leaves the scope."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from torchdevice.context import Context
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.torch_internals import require
 
+DEFAULT_TYPE = "default tensor type"
+"""Setting: the legacy tensor type that is the default, until one of the CPU's is; see ``legacy_types``."""
+
 _contexts = require(torch, "_GLOBAL_DEVICE_CONTEXT")
 
 
 def _default() -> torch.device | None:
-    """Return the default device that was set in this thread, None where none was."""
+    """Return the default device that was set in this thread, or None if none was."""
     present = getattr(_contexts, "device_context", None)
     return None if present is None else present.device
 
 
 class _Stay:
-    """The default devices outside and inside a scope, exchanged as the thread comes and goes.
+    """Exchanges the default devices outside and inside a scope whenever the thread leaves the scope or returns.
 
-    A thread leaves a scope also between the steps of a decorated generator.
+    A thread also leaves a scope between two steps of a decorated generator.
     """
 
     def __init__(self, context: Context, original: Any):
@@ -45,10 +48,13 @@ class _Stay:
 
 
 def _set_default_device(context: Context, original: Any, device: Any) -> None:
-    """``torch.set_default_device``: the first call in a scope notes what to put back."""
+    """``torch.set_default_device``: the first call in a scope remembers the default device to restore."""
     thread = context.thread
+    # at_exit holds bound methods, whose __self__ shows whether a _Stay is waiting already.
     if not any(isinstance(getattr(each, "__self__", None), _Stay) for each in thread.at_exit):
         _Stay(context, original).begin()
+    if device is None and DEFAULT_TYPE in context.settings:
+        device = context.target  # where factories then make tensors is what the default type says
     original(device)
 
 

@@ -1,4 +1,4 @@
-"""Process groups: NCCL needs CUDA, so gloo stands in for it; ``get_backend()`` answers what was asked for."""
+"""Process groups: gloo replaces NCCL, which needs CUDA, and ``get_backend()`` still returns ``"nccl"``."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ import torch.distributed as dist
 
 from torchdevice.context import Context
 from torchdevice.fidelity import Fidelity
-from torchdevice.patching import Patch, replaced_function
+from torchdevice.patching import Patch, replaced_in_importers
 
-_asked_for_nccl: weakref.WeakSet[Any] = weakref.WeakSet()
+_asked_for: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""What a program asked for, by process group, where another backend stands in."""
 
 
-def _stand_in(context: Context, backend: Any) -> tuple[Any, bool]:
-    """Return the backend to use, and whether NCCL was asked for."""
+def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
+    """Return the backend to use, and the name that :func:`torch.distributed.get_backend` answers for another one."""
+    from torchdevice.torch_apis import nccl_on_gloo  # not before it is known that torch has process groups
+
     names = str(backend).lower() if backend is not None else ""
     if "nccl" in names:
-        context.report(f"process group {names!r}", context.runtime.collectives, Fidelity.APPROXIMATE)
-        return context.runtime.collectives, True
-    return context.runtime.collectives if "gloo" in names else backend, False
+        context.report(f"process group {names!r}", "gloo", Fidelity.APPROXIMATE)
+        return nccl_on_gloo.register(takes_cpu="gloo" in names), "nccl"
+    if "gloo" in names and not context.runtime.shares_host_memory:
+        return nccl_on_gloo.register(takes_cpu=True), "gloo"
+    return backend, None
 
 
 def _init_process_group(context: Context, original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> None:
-    used, nccl = _stand_in(context, "nccl" if backend is None else backend)
-    if not context.runtime.takes_device_ids:
-        kwargs.pop("device_id", None)
-    if nccl:
+    # Without a name torch makes both, for a machine that has CUDA.
+    used, asked = _stand_in(context, "cpu:gloo,cuda:nccl" if backend is None else backend)
+    kwargs.pop("device_id", None)  # lets NCCL connect at once
+    if asked == "nccl":
         kwargs.pop("pg_options", None)
     original(used, *args, **kwargs)
-    if nccl:
-        _asked_for_nccl.add(dist.distributed_c10d._get_default_group())
+    _remember(dist.distributed_c10d._get_default_group(), asked)
 
 
 def _new_group(
@@ -44,22 +48,24 @@ def _new_group(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    used, nccl = _stand_in(context, backend)
-    if not context.runtime.takes_device_ids:
-        kwargs.pop("device_id", None)
+    used, asked = _stand_in(context, backend)
+    kwargs.pop("device_id", None)
+    if backend is None and dist.is_initialized():
+        asked = _asked_for.get(dist.distributed_c10d._get_default_group())
     group = original(ranks, timeout, used, *args, **kwargs)
-    inherits = (
-        backend is None and dist.is_initialized() and dist.distributed_c10d._get_default_group() in _asked_for_nccl
-    )
-    if (nccl or inherits) and isinstance(group, dist.ProcessGroup):
-        _asked_for_nccl.add(group)
+    _remember(group, asked)
     return group
+
+
+def _remember(group: Any, asked: str | None) -> None:
+    if asked is not None and isinstance(group, dist.ProcessGroup):  # not where this rank is no member
+        _asked_for[group] = asked
 
 
 def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
     found = original(group)
-    asked = group or dist.distributed_c10d._get_default_group()
-    return dist.Backend("nccl") if asked in _asked_for_nccl else found
+    asked = _asked_for.get(group or dist.distributed_c10d._get_default_group())
+    return found if asked is None else dist.Backend(asked)
 
 
 def _is_nccl_available(context: Context, original: Any) -> bool:
@@ -67,7 +73,7 @@ def _is_nccl_available(context: Context, original: Any) -> bool:
 
 
 def patches() -> list[Patch]:
-    """Return the patches of ``torch.distributed``; none in a build without it."""
+    """Return the patches of ``torch.distributed``; an empty list in a build without it."""
     if not dist.is_available():
         return []
     functions: dict[str, Callable[..., Any]] = {
@@ -77,7 +83,6 @@ def patches() -> list[Patch]:
         "is_nccl_available": _is_nccl_available,
     }
     return [
-        replaced_function(module, name, replacement, native_to="cuda")
+        replaced_in_importers(dist.distributed_c10d, name, replacement, native_to="cuda")
         for name, replacement in functions.items()
-        for module in (dist.distributed_c10d, dist)
     ]

@@ -1,4 +1,7 @@
-"""Factories that torch does not show to the mode: nested tensors, ``torch.range``, device contexts, DLPack."""
+"""Factories with a peculiar way of taking a device, and factories that the mode does not see.
+
+Every other factory is found by its schema, see ``engines/rewriters.py``: a new one of torch needs nothing here.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,51 @@ import torch
 import torch.utils.dlpack
 from torch.utils._device import DeviceContext, _device_constructors
 
-from torchdevice import placement
+from torchdevice import dtypes, placement
 from torchdevice.context import Context
-from torchdevice.engines import rewriters
+from torchdevice.engines import lookup
+from torchdevice.engines.rewriters import rewrites, with_device_keyword
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.torch_apis.storage import with_device
+
+
+@rewrites(torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
+def _from_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Constructors that take the dtype of their data, and some of them its memory."""
+    asked = kwargs.get("device")
+    if asked is None:
+        return with_device_keyword(context, func, args, kwargs)
+    if context.unsupported_dtypes and kwargs.get("dtype") is None:
+        on_cpu = func(*args, **{**kwargs, "device": "cpu"})
+        return on_cpu.to(context.redirect(asked) or asked, dtypes.fit(context, on_cpu.dtype))
+    if not context.runtime.shares_host_memory or func not in _MAY_SHARE:
+        return with_device_keyword(context, func, args, kwargs)
+    target = context.redirect(asked)
+    result = func(*args, **{**kwargs, "device": target or asked})
+    source = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    return placement.made_of(context, source, result, placement.side_meant(context, asked, target))
+
+
+_MAY_SHARE = frozenset({torch.as_tensor, torch.asarray})
+"""Constructors that share the memory of data that is on the device already."""
 
 
 def _inject(
     context: Context, original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
-    """``DeviceContext.__torch_function__``: what it adds is rewritten too."""
+    """``DeviceContext.__torch_function__``: rewrite the device that it adds to a call."""
     kwargs = kwargs or {}
     if kwargs.get("device") is not None or func not in _device_constructors():
         return original(self, func, types, args, kwargs)
     kwargs = {**kwargs, "device": context.redirect(self.device) or self.device}
-    rewriter = rewriters.rewriter_of(rewriters.table_of(context), func)
+    rewriter = lookup.rewriter_of(lookup.table_of(context), func)
     if rewriter is None or not context.runtime.shares_host_memory:
         return original(self, func, types, args, kwargs)
-    return rewriter(context, func, args, kwargs)  # the mode is not asked again, and a move may have to copy
+    return rewriter(context, func, args, kwargs)  # the mode does not see this call, and a move may have to copy
 
 
 def _from_dlpack(context: Context, original: Any, ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """``from_dlpack``: memory that another tensor has too, in a storage of its own."""
+    """``from_dlpack``: mark the new storage with the side of the source, whose memory it shares."""
     result = original(ext_tensor, *args, **kwargs)
     return placement.shared(ext_tensor, result) if context.runtime.shares_host_memory else result
 

@@ -1,4 +1,4 @@
-"""``torch.Generator(device="cuda")``: what it makes are plain generators of torch's own class."""
+"""``torch.Generator(device="cuda")``, which makes a generator of the target."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Generator = subclass_in_place_of(_Original, _new)
 
 
 def _reduce(generator: torch.Generator) -> Any:
-    """Pickle a generator as torch does. Its ``__reduce__`` names the class that it finds as ``torch.Generator``."""
+    """Pickle a generator with torch's own class. torch's ``__reduce__`` names the present ``torch.Generator``."""
     _, *rest = _Original.__reduce__(generator)
     return _Original, *rest
 
 
-Generator.__reduce__ = _reduce  # classes of a program, which are pickled as torch's own
+Generator.__reduce__ = _reduce  # for subclasses of a program, which torch pickles as torch.Generator
 
 
 def _register() -> None:

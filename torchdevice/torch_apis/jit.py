@@ -1,29 +1,57 @@
-"""TorchScript: device constants in a graph, which no mode sees when the graph runs.
+"""TorchScript: rewrites the devices of a graph when it is scripted or loaded, because no mode sees the graph run.
 
-A scripted or loaded program belongs to the program that made it, so its constants stay rewritten after the context.
+The graph stays rewritten after the scope, because torch caches what it scripted.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.patching import Patch, Replaced, per_context, replaced_function
+from torchdevice.patching import (
+    Patch,
+    Replaced,
+    ReplacedInImporters,
+    original_of,
+    per_context,
+    replaced_function,
+)
 from torchdevice.spelling import ACCELERATORS
 
 
-def _script(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    return _rewritten(context, original(*args, **kwargs))
+def _script(original: Any) -> Any:
+    """``torch.jit.script``, which finds the names that a class uses in the frame of its caller."""
+
+    @functools.wraps(original)
+    def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
+        scripted = original(obj, optimize, _frames_up + 1, *args, **kwargs)  # this function's frame is the one more
+        context = thread_state.state.context
+        return scripted if context is None else _rewritten(context, scripted)
+
+    return script
+
+
+def _find_builtin(original: Any) -> Any:
+    """What the compiler asks for the operator that a function of torch is. It knows torch's functions by identity."""
+
+    @functools.wraps(original)
+    def find(function: Any) -> Any:
+        return original(original_of(function))
+
+    return find
 
 
 def _load(context: Context, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Storages without another place to go are put on the target, whatever device they are tagged with."""
+    """``torch.jit.load``: load onto the target where the program gives no ``map_location``, and rewrite devices."""
     loaded = original(f, context.target if map_location is None else map_location, *args, **kwargs)
     for graph in _graphs(loaded):
-        torch._C._jit_pass_inline(graph)  # only its own graphs know the functions of a loaded program
+        torch._C._jit_pass_inline(graph)  # torch cannot look the functions of a loaded program up by name
     return _rewritten(context, loaded)
 
 
@@ -41,27 +69,39 @@ def _graphs(scripted: Any) -> Iterator[Any]:
         for module in scripted.modules():
             if isinstance(module, torch.jit.ScriptModule):
                 yield from (module._c._get_method(name).graph for name in module._c._method_names())
+    elif isinstance(scripted, type):
+        yield from _graphs_of_class(torch.jit._state._get_script_class(scripted))
+    elif isinstance(scripted, torch.jit.RecursiveScriptClass):
+        yield from _graphs_of_class(scripted._c._type())
 
 
-_HELPERS = """
+def _graphs_of_class(script_class: Any) -> Iterator[Any]:
+    """Yield the graphs of the methods of a TorchScript class; nothing of an enumeration, which is none."""
+    for name in [] if script_class is None else script_class.method_names():
+        method = torch.jit._state._python_cu.find_function(f"{script_class.qualified_name()}.{name}")
+        if method is not None:
+            yield method.graph
+
+
+_REPLACEMENTS = """
 def of_text(spelled: str) -> Device:
-    family = spelled.split(":")[0]
-    if family in {families}:
-        return torch.device({kind!r}{index})
+    accelerator = spelled.split(":")[0]
+    if accelerator in {accelerators}:
+        return torch.device({target!r}{index})
     return torch.device(spelled)
 
 def of_device(device: Device) -> Device:
-    if device.type in {families}:
+    if device.type in {accelerators}:
         return of_text(str(device))
     return device
 
 def cuda(x: Tensor) -> Tensor:
-    return x.to(torch.device({kind!r}))
+    return x.to(torch.device({target!r}))
 
 def pin_memory(x: Tensor) -> Tensor:
     return x
 """
-"""What the values of a graph become. Inlined, so that a saved program needs nothing of ours."""
+"""Functions that replace operations of a graph. They are inlined, so a saved program does not need this package."""
 
 
 class _Rewriting:
@@ -70,14 +110,14 @@ class _Rewriting:
     def __init__(self, context: Context):
         self._context = context
         self._seen: set[str] = set()
-        families = sorted(ACCELERATORS - {context.device_type})
-        index = " + spelled[len(family):]" if context.device(0).index is not None else ""
-        self._helpers = torch.jit.CompilationUnit(
-            _HELPERS.format(families=families, kind=context.device_type, index=index)
+        accelerators = sorted(ACCELERATORS - {context.device_type})
+        index = " + spelled[len(accelerator):]" if context.device(0).index is not None else ""
+        self._replacements = torch.jit.CompilationUnit(
+            _REPLACEMENTS.format(accelerators=accelerators, target=context.device_type, index=index)
         )
 
     def rewrite(self, graph: Any) -> None:
-        """Send devices to the target: constants, those computed from text, attributes, arguments, and ``.cuda()``."""
+        """Rewrite the devices of a graph: constants, devices made from text, attributes, arguments, and ``.cuda()``."""
         for value in list(graph.inputs()):
             if str(value.type()) == "Device":
                 self._exchange(graph, value)
@@ -96,9 +136,18 @@ class _Rewriting:
             self._replace(graph, node, "cuda")
         elif kind == "aten::pin_memory" and not self._context.runtime.pins_memory:
             self._replace(graph, node, "pin_memory")
+        elif kind == "prim::CallMethod":
+            self._rewrite_class(next(iter(node.inputs())).type())
+
+    def _rewrite_class(self, cls: Any) -> None:
+        """The class of an object whose method is called. It may have been compiled only because it is used here."""
+        if isinstance(cls, torch._C.ClassType) and cls.qualified_name() not in self._seen:
+            self._seen.add(cls.qualified_name())
+            for graph in _graphs_of_class(cls):
+                self.rewrite(graph)
 
     def _rewrite_constant(self, node: Any) -> None:
-        """A device, or a function whose graph has some."""
+        """Rewrite a constant: a device, or a function whose graph contains devices."""
         kind = str(node.output().type())
         if kind == "Device":
             device = self._context.redirect(node.s("value"))
@@ -111,13 +160,13 @@ class _Rewriting:
                 self.rewrite(called.graph)
 
     def _rewrite_conversion(self, graph: Any, node: Any) -> None:
-        """A device made of text, perhaps with an index beside it."""
+        """Rewrite ``torch.device(text)`` or ``torch.device(text, index)``."""
         values = [each.node() for each in node.inputs()]
         if len(values) == 1:
             self._replace(graph, node, "of_text")
-        elif values[0].kind() == "prim::Constant":  # the index is that of the family's device, so of the target's
+        elif values[0].kind() == "prim::Constant":
             device = self._context.redirect(values[0].s("value"))
-            if device is not None and device.index is not None:
+            if device is not None and device.index is not None:  # the program's index stays
                 graph.setInsertPoint(node)
                 node.replaceInput(0, graph.insertConstant(self._context.device_type))
             elif device is not None:
@@ -125,18 +174,18 @@ class _Rewriting:
                 node.output().replaceAllUsesWith(graph.insertConstant(device))
                 node.destroy()
 
-    def _replace(self, graph: Any, node: Any, helper: str) -> None:
-        """Put a helper in the place of a node, on its first input."""
+    def _replace(self, graph: Any, node: Any, name: str) -> None:
+        """Replace a node by the function of that name in ``_REPLACEMENTS``, applied to the node's first input."""
         graph.setInsertPoint(node)
-        (made,) = graph.insertGraph(getattr(self._helpers, helper).inlined_graph, [next(iter(node.inputs()))])
+        (made,) = graph.insertGraph(getattr(self._replacements, name).inlined_graph, [next(iter(node.inputs()))])
         node.output().replaceAllUsesWith(made)
         node.destroy()
 
     def _exchange(self, graph: Any, value: Any) -> None:
-        """Let all uses of a device have what becomes of it on the target."""
+        """Insert ``of_device`` between a device and each of its uses."""
         for user in [use.user for use in value.uses()]:
             graph.setInsertPoint(user)
-            (made,) = graph.insertGraph(self._helpers.of_device.inlined_graph, [value])
+            (made,) = graph.insertGraph(self._replacements.of_device.inlined_graph, [value])
             user.replaceInputWith(value, made)
 
 
@@ -148,8 +197,8 @@ def _nodes(block: Any) -> Iterator[Any]:
 
 
 def _apply(context: Context, original: Any, self: Any, fn: Any, recurse: bool = True) -> Any:
-    """``Module._apply`` of a scripted module, whose parameters are held in C++, where new ones must be put."""
-    if not context.runtime.exchanges_data:
+    """``Module._apply`` of a scripted module: put new parameters and buffers into the C++ module that holds them."""
+    if not context.runtime.exchanges_data:  # then the C++ module sees ``parameter.data = ...``
         return original(self, fn, recurse)
     for child in self.children() if recurse else ():
         child._apply(fn)
@@ -167,4 +216,10 @@ def patches() -> list[Patch]:
     apply = Replaced(
         torch.jit.RecursiveScriptModule, "_apply", lambda original: per_context(original, _apply), may_be_absent=True
     )
-    return [replaced_function(torch.jit, "script", _script), replaced_function(torch.jit, "load", _load), apply]
+    builtins = importlib.import_module("torch.jit._builtins")
+    return [
+        Replaced(torch.jit, "script", _script),
+        replaced_function(torch.jit, "load", _load),
+        ReplacedInImporters(builtins, "_find_builtin", _find_builtin),
+        apply,
+    ]

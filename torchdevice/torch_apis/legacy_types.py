@@ -1,7 +1,7 @@
-"""The legacy tensor types: ``torch.cuda.FloatTensor`` and its family.
+"""The legacy tensor types, such as ``torch.cuda.FloatTensor``.
 
-torch's own are objects of C that only raise in a build without CUDA. Threads with a scope see stand-in classes instead:
-calling one makes a tensor on the target, ``isinstance`` asks for a tensor of that dtype there.
+In a build without CUDA torch's own types only raise. Threads in a scope see stand-in classes instead: calling one makes
+a tensor on the target, and ``isinstance`` tests for a tensor of its dtype and layout on the target.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ import torch
 from torchdevice import placement, thread_state
 from torchdevice.context import Context
 from torchdevice.engines.rewriters import convert, move, rewrites
-from torchdevice.patching import Patch, Replaced
+from torchdevice.patching import Installation, Patch, Replaced, per_context
 from torchdevice.spelling import LEGACY_DTYPES, legacy_dtype
 from torchdevice.supplied import supplied_value
+from torchdevice.torch_apis.default_device import DEFAULT_TYPE
 from torchdevice.torch_internals import require
-
-_DEFAULT_DEVICE = "default device of a legacy type"
-"""Setting: whether a CUDA type is the default, until a CPU type is."""
 
 
 class LegacyTensorType(type):
-    """The type of the stand-in classes."""
+    """The metaclass of the stand-in classes."""
 
     dtype: torch.dtype
     layout: torch.layout
@@ -33,11 +31,11 @@ class LegacyTensorType(type):
 
     @property
     def is_sparse(cls) -> bool:
-        """Whether its tensors are sparse."""
+        """Whether the tensors of the type are sparse."""
         return cls.layout is torch.sparse_coo
 
     def answer(cls, context: Context) -> LegacyTensorType:
-        """The class itself, as the value of its name in a context."""
+        """Return the class, which makes tensors of its dtype on the target."""
         return cls
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -53,7 +51,9 @@ class LegacyTensorType(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
         context = thread_state.current()
         if context is None:
-            raise TypeError(f"type torch.cuda.{cls.__name__} not available outside a torchdevice context.")
+            raise TypeError(
+                f"{cls.__module__}.{cls.__name__} makes tensors in a scope only. Call it in torchdevice.portable()."
+            )
         kwargs.pop("device", None)
         cpu_type = getattr(torch.sparse if cls.is_sparse else torch, cls.__name__)
         return torch.Tensor.to(cpu_type(*args, **kwargs), context.target)
@@ -86,16 +86,84 @@ def _set_default_tensor_type(original: Any) -> Any:
     def set_default_tensor_type(kind: Any) -> None:
         context = thread_state.current()
         dtype = legacy_dtype(kind) if context is not None else None
-        if context is None or dtype is None:
-            if context is not None and context.settings.pop(_DEFAULT_DEVICE, False):
-                torch.set_default_device(None)
-            return original(kind)
-        torch.set_default_dtype(dtype)
-        if not context.runtime.shares_host_memory:
-            context.settings[_DEFAULT_DEVICE] = True
-            torch.set_default_device(context.target)
+        if context is not None and dtype is not None:
+            torch.set_default_dtype(dtype)
+            _DefaultType.of(context).begin()
+            return None
+        if context is not None and DEFAULT_TYPE in context.settings:
+            context.settings.pop(DEFAULT_TYPE).end()
+        return original(kind)
 
     return set_default_tensor_type
+
+
+class _DefaultType:
+    """A CUDA type as the default one: factories and ``torch.Tensor(...)`` make tensors on the target.
+
+    Of the constructors of tensors only ``torch.Tensor`` goes by the default type. It is replaced while there is such a
+    default in a scope, because it is not a torch function that a mode sees.
+    """
+
+    def __init__(self, context: Context):
+        self._context = context
+
+    @classmethod
+    def of(cls, context: Context) -> _DefaultType:
+        """Return that of a context, made at its first use."""
+        return context.settings.setdefault(DEFAULT_TYPE, cls(context))
+
+    def begin(self) -> None:
+        """Take effect, until the thread leaves the scope; again, when it is back."""
+        torch.set_default_device(self._context.target)
+        _CONSTRUCTOR.hold(self)
+        if self._leave not in self._context.thread.at_exit:
+            self._context.thread.at_exit.append(self._leave)
+
+    def _leave(self) -> None:
+        _CONSTRUCTOR.drop(self)
+        self._context.thread.at_return.append(self._return)
+
+    def _return(self) -> None:
+        if self._context.settings.get(DEFAULT_TYPE) is self:
+            _CONSTRUCTOR.hold(self)
+            self._context.thread.at_exit.append(self._leave)
+
+    def end(self) -> None:
+        """Give way to a type of the CPU's."""
+        _CONSTRUCTOR.drop(self)
+        torch.set_default_device(None)
+
+
+def _new_tensor(
+    context: Context, original: Any, cls: type[torch.Tensor], *args: Any, device: Any = None, **kwargs: Any
+) -> torch.Tensor:
+    """``torch.Tensor(...)``: on the target, unless it shows a tensor or a storage that is somewhere already."""
+    given = args[0] if args else kwargs.get("data")
+    has_place = isinstance(given, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
+    if DEFAULT_TYPE not in context.settings or has_place or not _NAMES_OF_PLACED.isdisjoint(kwargs):
+        return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
+    target = context.target if device is None else context.redirect(device) or torch.device(device)
+    if target.type != context.device_type:
+        # torch's words
+        raise RuntimeError(
+            f"legacy constructor expects device type: {context.options.written_for} but device type: {target.type} was "
+            f"passed"
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        made = original(torch.Tensor, *args, **kwargs)
+    if context.runtime.shares_host_memory:
+        on_target = placement.made_of(context, given, made, placement.Side.DEVICE)
+    else:
+        on_target = torch.Tensor.to(made, target)
+    return on_target if cls is torch.Tensor else torch.Tensor._make_subclass(cls, on_target)
+
+
+_NAMES_OF_PLACED = frozenset({"other", "storage", "cdata"})
+"""Parameters of ``torch.Tensor`` for what is somewhere already."""
+
+_CONSTRUCTOR = Installation(
+    lambda: [Replaced(torch.Tensor, "__new__", lambda original: staticmethod(per_context(original, _new_tensor)))]
+)
 
 
 def patches() -> list[Patch]:
@@ -116,14 +184,14 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
     dtype = legacy_dtype(wanted)
     if dtype is not None:
         return move(context, torch.Tensor.to, (args[0], context.current_spelling("cuda")), {"dtype": dtype})
-    result = func(*args, **kwargs)  # a type of the CPU's
+    result = func(*args, **kwargs)  # a CPU type
     if context.runtime.shares_host_memory:
         return placement.moved(context, args[0], result, placement.Side.HOST)
     return result
 
 
 def _type_name(context: Context, name: str) -> str:
-    """Return what ``Tensor.type()`` answers: the truth, or the program's name under ``identity="program"``."""
-    prefix = f"torch.{context.device_type}."
-    programs = f"torch.{context.options.written_for}."
-    return programs + name[len(prefix) :] if context.says_program and name.startswith(prefix) else name
+    """Return the name of a tensor type; under ``identity="program"`` with the program's accelerator for the target."""
+    of_target = f"torch.{context.device_type}."
+    of_program = f"torch.{context.options.written_for}."
+    return of_program + name[len(of_target) :] if context.says_program and name.startswith(of_target) else name

@@ -1,4 +1,4 @@
-"""The program's own kernels, which torch calls while the mode is off. For ``torch/library.py``."""
+"""Puts the mode back while torch runs the program's own kernels of operators, for ``torch/library.py``."""
 
 from __future__ import annotations
 
@@ -11,46 +11,37 @@ import torch
 from torchdevice.context import Context
 from torchdevice.engines.mode import with_mode
 from torchdevice.patching import Patch, per_context, replaced_function
+from torchdevice.torch_internals import require
 
 
 def _impl(context: Context, original: Any, self: Any, op_name: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Library.impl``: let the program's own kernel see the mode of whatever scope it is called in."""
+    """``Library.impl``: register a kernel that runs with the mode of the scope in which it is called."""
     return original(self, op_name, _kernel(fn), *args, **kwargs)
 
 
-def _init_custom_op(
-    context: Context,
-    original: Any,
-    self: Any,
-    namespace: str,
-    name: str,
-    schema: str,
-    fn: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    """``torch.library.custom_op``: let its function see the mode."""
-    original(self, namespace, name, schema, _kernel(fn), *args, **kwargs)
-
-
 def _register_kernel(context: Context, original: Any, self: Any, device_types: Any, fn: Any = None, /) -> Any:
-    """``CustomOpDef.register_kernel``: let the kernel see the mode. A kernel for CUDA is not taken for the target's."""
+    """``CustomOpDef.register_kernel``: register a kernel that runs with the mode.
+
+    The kernel stays registered for the device types that the program names: one for CUDA does not run on the target.
+    """
     if fn is None:
         return functools.partial(_register_kernel, context, original, self, device_types)
-    original(self, device_types, _kernel(fn))
+    kernel = _kernel(fn)
+    if require(self, "_init_fn") is fn:  # what runs where the kernel is switched off
+        self._init_fn = kernel
+    original(self, device_types, kernel)
     return fn
 
 
 def _kernel(fn: Any) -> Any:
-    """Return a kernel of the program's that sees the mode; torch's own are left as they are."""
+    """Return a function that runs a kernel of the program with the mode. A kernel of torch is returned unchanged."""
     own = isinstance(fn, types.FunctionType) and not fn.__module__.startswith("torch.")
     return per_context(fn, with_mode) if own else fn
 
 
 def patches() -> list[Patch]:
-    """Return the patches of the registration of kernels."""
+    """Return the patches of the functions that register kernels."""
     return [
         replaced_function(torch.library.Library, "impl", _impl),
-        replaced_function(torch._library.custom_ops.CustomOpDef, "__init__", _init_custom_op),
         replaced_function(torch._library.custom_ops.CustomOpDef, "register_kernel", _register_kernel),
     ]

@@ -1,4 +1,4 @@
-"""Moves and copies of modules. A move keeps parameters' memory that nobody else holds. For ``torch/nn``."""
+"""Moves and copies of modules, for ``torch/nn``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from torchdevice.patching import Patch, replaced_function
 
 
 def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """``Module._apply``, by which a module moves its parameters and buffers (see :mod:`torchdevice.placement`)."""
+    """``Module._apply``, by which a module moves its parameters and buffers.
+
+    On a CPU target a parameter keeps its memory if nothing else holds that memory (:mod:`torchdevice.placement`).
+    """
     if not context.runtime.shares_host_memory:
         return original(self, *args, **kwargs)
     context.thread.moving_module += 1
@@ -23,7 +26,7 @@ def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, *
 
 
 def _deepcopy(context: Context, original: Any, self: torch.nn.Parameter, memo: Any) -> Any:
-    """``Parameter.__deepcopy__``: the copy is where the parameter is. A copied module may never be moved itself."""
+    """``Parameter.__deepcopy__``: mark the copy with the parameter's side, because a copy may never be moved itself."""
     result = original(self, memo)
     return placement.followed(self, result) if context.runtime.shares_host_memory else result
 

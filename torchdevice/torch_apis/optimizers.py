@@ -10,12 +10,12 @@ from torchdevice.patching import Patch, replaced_in_importers
 
 
 def _capturable_devices(context: Context, original: Any, supports_xla: bool = True) -> list[str]:
-    """Optimizers with ``capturable=True`` run their tensor arithmetic on the target; nothing is captured."""
+    """Return torch's list of device types for ``capturable=True``, with the target's added."""
     return [*original(supports_xla), context.device_type]
 
 
 def patches() -> list[Patch]:
-    """Return the patches of the list in each file of ``torch.optim`` that asks for it."""
+    """Return the patch of the function in each module of ``torch.optim`` that has imported it."""
     optimizer = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes it as an attribute
     name = "_get_capturable_supported_devices"
     return [replaced_in_importers(optimizer, name, _capturable_devices, native_to="cuda")]

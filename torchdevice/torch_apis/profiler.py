@@ -1,7 +1,7 @@
-"""The profilers: CUDA's activity is the target's.
+"""The profilers: CUDA activity shows the target's times.
 
-torch times CUDA's kernels through NVIDIA's library. Where the target computes when it is called, an operator's time on
-the device is its time on the CPU, and is shown as that. Where it does not (MPS), device times stay 0.
+torch times CUDA's kernels through NVIDIA's CUPTI. On a target whose calls return when the work is done, an operator's
+device time is its CPU time. On an asynchronous target (MPS) device times stay 0.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from torchdevice.patching import Patch, replaced_function
 from torchdevice.torch_internals import require
 
 _OPERATOR = re.compile(r"\w+::\w+")
-"""The name of an operator; the engine's own are ``autograd::engine::...``."""
+"""Matches the name of an operator, and not the autograd engine's ``autograd::engine::...``."""
 
 
 class DeviceEvent(FunctionEvent):
-    """An event of a target that computes when it is called: an operator's time on the device is that on the CPU."""
+    """An event of a synchronous target, on which an operator's device time is its CPU time."""
 
     @property
     def device_time_total(self) -> float:
-        """Microseconds of the operators that this is or calls."""
+        """Microseconds of the event's operator and of the operators that it calls."""
         return self.self_device_time_total + sum(child.device_time_total for child in self.cpu_children)
 
     @property
     def self_device_time_total(self) -> float:
-        """Microseconds of the operator that this is, without those it calls; 0 for ranges and Python functions."""
+        """Microseconds of the event's operator without the operators that it calls; 0 for ranges and functions."""
         return self.self_cpu_time_total if _OPERATOR.fullmatch(self.name) else 0
 
 
@@ -66,18 +66,18 @@ def _init_autograd(context: Context, original: Any, self: Any, *args: Any, **kwa
 
 
 def _with_device_times(profiler: Any, parse: Any, *args: Any, **kwargs: Any) -> list[FunctionEvent]:
-    """Where the profiler makes events of what was recorded, which may be after the context."""
+    """Parse the recorded events and give them device times. The profiler may call this after the scope."""
     profiler.use_device = "cuda"
     events = parse(*args, **kwargs)
     for event in events:
         event.__class__ = DeviceEvent
-        event.is_legacy = True  # the table then adds up the times of operators, for want of kernels
+        event.is_legacy = True  # makes the table sum the device times of operators instead of kernels
     return events
 
 
 def _enter_emit_nvtx(context: Context, original: Any, self: Any) -> Any:
     if self.enabled:
-        context.report("emit_nvtx", "nothing; use torch.profiler", Fidelity.INERT)
+        context.report("emit_nvtx", "no ranges; use torch.profiler", Fidelity.INERT)
         self.enabled = False
     return original(self)
 

@@ -1,6 +1,6 @@
-"""``torch.load`` of storages tagged cuda, mps or xpu.
+"""``torch.load`` and ``torch.save`` of storages tagged cuda, mps or xpu.
 
-``torch.serialization.register_package`` is torch's public way in. The entry is taken out again with the last context.
+``torch.serialization.register_package`` registers functions for both. The entry is removed with the last scope.
 """
 
 from __future__ import annotations
@@ -16,11 +16,20 @@ from torchdevice.patching import Callback, Patch, replaced_function
 from torchdevice.spelling import parse
 from torchdevice.torch_internals import require
 
-_PRIORITY = 5  # before torch's own: cpu 10, cuda 20
+_NOT_THERE = (
+    "Attempting to deserialize object on {0} device {1.index} but torch.{1.accelerator}.device_count() is {2}. Please "
+    "use torch.load with map_location to map your storages to an existing device."
+)
+"""torch's words, torch/serialization.py."""
+
+_PRIORITY = 5  # torch asks in ascending order; its own entries have 10 (cpu) and more
 
 
 def _tag(storage: Any) -> str | None:
-    """Tag what is saved with the device it is on, a simulated one's with the one it simulates, for other machines."""
+    """Return the tag of a saved storage of a simulated device, or None to let torch choose the tag.
+
+    The tag names the accelerator that the device simulates, so that other machines can load the file.
+    """
     context = thread_state.current()
     if (
         context is None
@@ -32,13 +41,16 @@ def _tag(storage: Any) -> str | None:
 
 
 def _deserialize(storage: Any, location: str) -> Any:
-    """Return the storage on the device that stands in for its tag, or None to let torch go on."""
+    """Return the storage on the device that stands in for its tag, or None to let torch ask its next entry."""
     context = thread_state.current()
     if context is None:
         return None
-    if parse(location) is not None:
+    spelling = parse(location)
+    if spelling is not None:
+        if context.device_count and spelling.index is not None and not context.accepts(spelling.index):
+            raise RuntimeError(_NOT_THERE.format(spelling.accelerator.upper(), spelling, context.device_count))
         device = context.redirect(location)
-    else:  # perhaps a device that is rewritten already
+    else:  # map_location may be a device that is rewritten already
         rewritten = location.partition(":")[0] == context.device_type and not context.runtime.shares_host_memory
         device = torch.device(location) if rewritten else None
     if device is None:
@@ -49,7 +61,10 @@ def _deserialize(storage: Any, location: str) -> Any:
 
 
 def _restore_location(context: Context, original: Any, map_location: Any) -> Any:
-    """What puts each loaded storage where it is wanted. Loaded memory looks like NumPy's, and may be the device's."""
+    """Return a function that puts each loaded storage on its device, and on a CPU target marks the storage's side.
+
+    Without a mark, loaded memory would count as the host's, as NumPy's does, also where the program meant the device.
+    """
     restore = original(map_location)
     if not context.runtime.shares_host_memory:
         return restore
@@ -63,19 +78,19 @@ def _restore_location(context: Context, original: Any, map_location: Any) -> Any
 
 
 def _register() -> None:
-    _unregister()  # it may be there already, and must not be there twice
+    _unregister()  # may be registered already, and torch's list keeps duplicates
     serialization.register_package(_PRIORITY, _tag, _deserialize)
 
 
 def _unregister() -> None:
     registry = require(serialization, "_package_registry")
     for entry in [entry for entry in registry if entry[2] is _deserialize]:
-        # On one line: somebody may have removed it since the line above.
+        # On one line: a signal handler or destructor may have removed the entry since the line above.
         registry.remove(entry) if entry in registry else None
 
 
 def patches() -> list[Patch]:
-    """Return the patches of torch's registry of storage locations, and of who asks it."""
+    """Return the patches of torch's registry of storage locations and of the function that reads it."""
     assert torch.serialization is serialization
     return [
         Callback(_register, _unregister),

@@ -1,4 +1,4 @@
-"""Storages, whose constructors are not torch functions. For ``torch/storage.py``."""
+"""Storages, whose constructors the mode does not see, for ``torch/storage.py``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torchdevice.patching import Patch, Replaced, per_context, replaced_function
 
 
 def with_device(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a constructor with its keyword argument ``device`` rewritten, and pin only where the target pins."""
     device = kwargs.get("device")
     if device is not None:
         kwargs["device"] = context.redirect(device) or device
@@ -23,7 +24,7 @@ def with_device(context: Context, original: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _untyped_storage(context: Context, original: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-    """``torch.UntypedStorage.__new__``: on the target as its runtime makes one."""
+    """``torch.UntypedStorage.__new__``: rewrite the device, and let the runtime make storages of the target."""
     if device is None:
         return original(*args, **kwargs)
     device = context.redirect(device) or torch.device(device)
@@ -33,7 +34,7 @@ def _untyped_storage(context: Context, original: Any, *args: Any, device: Any = 
 
 
 def _device_of_module(context: Context, original: Any, module: str) -> str:
-    """The device of ``torch.cuda.FloatStorage`` and its like, found from the name of their module."""
+    """``_get_device_from_module``: return the target for the module of types such as ``torch.cuda.FloatStorage``."""
     found = original(module)
     device = context.redirect(found)
     if context.says_program or device is None:
@@ -41,27 +42,30 @@ def _device_of_module(context: Context, original: Any, module: str) -> str:
     return str(device) if device.index else device.type  # torch compares it with the type of a storage's device
 
 
-_TOLD_THE_TRUTH = frozenset(
+_NEEDS_TARGET = frozenset(
     {
         "torch.multiprocessing.reductions",  # chooses how to share the memory
-        "torch.serialization",  # names it for other machines
+        "torch.serialization",  # chooses the tag in a file
         "torchdevice.torch_apis.serialization",
     }
 )
-"""Modules that work on storages for the program."""
+"""Modules that need the device of a storage itself, not the one that the program is shown."""
 
 
 def _read_device(context: Context, original: Any, storage: Any) -> torch.device:
-    """``UntypedStorage.device``: as the tensors of the scope say it, wherever they say it."""
+    """``UntypedStorage.device``: under ``identity="program"`` the program's device, as ``Tensor.device`` answers."""
     device = original(storage)
     if not context.says_program or device.type != context.device_type or not _rewrites_calls():
         return device
-    caller = sys._getframe(2).f_globals.get("__name__")  # behind the function that asked for the context
-    return device if caller in _TOLD_THE_TRUTH else context.program_device(device.index or 0)
+    caller = sys._getframe(2).f_globals.get("__name__")  # frame 1 is the function that per_context() made
+    return device if caller in _NEEDS_TARGET else context.program_device(device.index or 0)
 
 
 def _rewrites_calls() -> bool:
-    """Return whether a torch call of this thread is rewritten now. Within one, torch works on the target itself."""
+    """Return whether torch calls of this thread are rewritten now.
+
+    They are not while the mode handles a call. Then torch itself works on the target and needs the target's device.
+    """
     stack = _get_current_function_mode_stack()
     return thread_state.state.mode is not None or any(isinstance(mode, thread_state.ContextMode) for mode in stack)
 

@@ -1,6 +1,6 @@
-"""Threads inherit the scope of the code that starts them, and tasks of an executor that of the code that submits them.
+"""Threads inherit the scope of the code that starts them. Tasks of an executor inherit that of the submitting code.
 
-A thread of an executor's own is no heir: it outlives the submitting code and serves others.
+The worker threads of an executor inherit no scope, because they outlive the submitting code and run tasks of others.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torchdevice.patching import Patch, replaced_function
 _RUN = "run"
 
 
-_NO_HEIRS = ("multiprocessing.queues", "concurrent.futures.process", "tqdm._monitor")
-"""Modules whose threads never call torch, and may outlive the code that made them by the rest of the process."""
+_INHERIT_NO_SCOPE = ("multiprocessing.queues", "concurrent.futures.process", "tqdm._monitor")
+"""Modules whose threads inherit no scope: they never call torch, and may run until the process ends."""
 
 
 def _start(context: Context, original: Any, self: threading.Thread) -> None:
-    """``Thread.start``: let ``run`` enter the scope; the attribute is gone as soon as the thread runs."""
+    """``Thread.start``: run the thread in the scope. It sets ``run`` on the thread until the thread runs."""
     target = getattr(self, "_target", None) or type(self)
-    if getattr(target, "__module__", None) in _NO_HEIRS:
+    if getattr(target, "__module__", None) in _INHERIT_NO_SCOPE:
         return original(self)
     run, inherited = self.run, context.in_another_thread()
 
@@ -44,7 +44,7 @@ def _start(context: Context, original: Any, self: threading.Thread) -> None:
 
 
 def _submit(context: Context, original: Any, self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """``ThreadPoolExecutor.submit``: run the task in the scope, and start workers without it."""
+    """``ThreadPoolExecutor.submit``: run the task in the scope, and start worker threads outside it."""
 
     inherited = context.in_another_thread()
     _initialize_in_scope(self, inherited)
@@ -59,20 +59,20 @@ def _submit(context: Context, original: Any, self: ThreadPoolExecutor, fn: Any, 
 
 
 def _initialize_in_scope(pool: ThreadPoolExecutor, inherited: AbstractContextManager[Any]) -> None:
-    """Let the initializer of a pool run in the scope, also of a pool that was made before the scope."""
-    made_by = "_create_worker_context" if hasattr(pool, "_create_worker_context") else "_initializer"
-    present = getattr(pool, made_by)
+    """Run the initializer of a pool's workers in the scope, also in a pool that was made before the scope."""
+    attribute = "_create_worker_context" if hasattr(pool, "_create_worker_context") else "_initializer"
+    present = getattr(pool, attribute)
     if present is None or isinstance(present, _Initializer):
         return
-    setattr(pool, made_by, _Initializer(present, inherited, makes_workers=made_by != "_initializer"))
+    setattr(pool, attribute, _Initializer(present, inherited, makes_workers=attribute != "_initializer"))
 
 
 class _Initializer:
-    """The initializer of a pool's workers, in a scope.
+    """Runs the initializer of a pool's workers in a scope.
 
     Args:
-        original: The initializer; from Python 3.14 on what makes a worker's context, which has the initializer.
-        inherited: What a worker enters to be in the scope.
+        original: The initializer; from Python 3.14 on, the function that makes a worker's context, which holds it.
+        inherited: The context manager that puts a worker in the scope.
         makes_workers: Whether ``original`` makes a worker's context.
     """
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from torchdevice import thread_state
+from torchdevice.patching import Patch
 
 
 class Importing:
@@ -52,3 +54,35 @@ class _Loader:
         with thread_state.suspended(compiling=True):
             self._loader.exec_module(module)
         self._imported()
+
+
+class WhenImported:
+    """Patches of a module of torch that programs import themselves: put in as soon as it is imported.
+
+    Args:
+        name: The module's full name.
+        make: Returns the patches of the module.
+    """
+
+    def __init__(self, name: str, make: Callable[[ModuleType], list[Patch]]):
+        self._name, self._make = name, make
+        self._importing = Importing(name, self._put_in)
+        self._patches: list[Patch] | None = None
+
+    def install(self) -> None:
+        module = sys.modules.get(self._name)
+        if module is None or getattr(module.__spec__, "_initializing", False):
+            self._importing.install()
+        else:
+            self._put_in()
+
+    def _put_in(self) -> None:
+        if self._patches is None:
+            self._patches = self._make(sys.modules[self._name])
+        for patch in self._patches:
+            patch.install()
+
+    def remove(self) -> None:
+        self._importing.remove()
+        for patch in reversed(self._patches or []):
+            patch.remove()

@@ -1,0 +1,45 @@
+"""What a move by ``ToDevice`` costs, against a bare ``.to`` of the same tensor under the same conditions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+
+import torchdevice
+from benchmarks.measuring import Condition, Timing, compare
+
+BARE, OBJECT = "x.to(device)", "ToDevice"
+
+SIZES = {"4 elements": 4, "4 MB": 1 << 20, "32 MB": 1 << 23}
+
+WAYS: dict[str, tuple[Condition, str, str]] = {
+    "no scope, nothing moves": (contextlib.nullcontext, "cpu", "cpu"),
+    "cpu target, to the device": (lambda: torchdevice.portable("cpu"), "cpu", "cuda:0"),
+    "cpu target, wrap, to the device": (lambda: torchdevice.portable("cpu", engine="wrap"), "cpu", "cuda:0"),
+    "simulated, to the device": (lambda: torchdevice.simulate(count=2), "cpu", "cuda:0"),
+    "simulated, to the host": (lambda: torchdevice.simulate(count=2), "cuda:0", "cpu"),
+    "simulated, to another device": (lambda: torchdevice.simulate(count=2), "cuda:0", "cuda:1"),
+}
+"""Name -> what is in force, and from where to where."""
+
+
+def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
+    """Return, for each way and size whose name contains ``only``, the times of both."""
+    names = [f"{way}, {size}" for way in WAYS for size in SIZES]
+    return {name: _timings(name, rounds) for name in names if only in name}
+
+
+def _timings(name: str, rounds: int) -> dict[str, Timing]:
+    way, _, size = name.rpartition(", ")
+    condition, source, target = WAYS[way]
+    with condition():
+        calls = _calls(source, target, SIZES[size])
+        return compare(dict.fromkeys(calls, contextlib.nullcontext), calls, rounds=rounds)
+
+
+def _calls(source: str, target: str, elements: int) -> dict[str, Callable[[], object]]:
+    x, device = torch.ones(elements, device=source), torch.device(target)
+    move = torchdevice.ToDevice(source, target)
+    return {BARE: lambda: x.to(device), OBJECT: lambda: move(x)}

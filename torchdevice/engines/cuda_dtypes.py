@@ -1,0 +1,247 @@
+"""Dtypes in which CUDA has a kernel and the CPU has none: the call is made again in a wider dtype.
+
+Nothing is asked beforehand: torch's error for the missing kernel leads here, and says which kernel and dtype it is.
+What is made again is listed, so that what CUDA lacks too stays an error. ``tests/test_cuda_dtypes.py`` holds the list
+against torch's own database of operators, the difference between its ``dtypesIfCUDA`` and ``dtypes``.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchdevice.context import Context
+from torchdevice.fidelity import Fidelity
+
+
+class Lacking(NamedTuple):
+    """What the CPU lacks, as its error says it.
+
+    Attributes:
+        wider: The dtypes to compute in, by the dtypes that are given.
+        fidelity: How close that comes to CUDA.
+        done: What is done, in a few words.
+    """
+
+    wider: Mapping[torch.dtype, torch.dtype]
+    fidelity: Fidelity
+    done: str
+
+
+_HALF = {torch.float16: torch.float32, torch.complex32: torch.complex64}
+_IN_SINGLE = Lacking(_HALF, Fidelity.EXACT, "computed in float32 and rounded once, as CUDA's kernels do")
+_IN_SINGLE_TOO = Lacking({torch.bfloat16: torch.float32}, Fidelity.EXACT, _IN_SINGLE.done)
+_IN_BYTES = Lacking({torch.bool: torch.uint8}, Fidelity.EXACT, "computed in uint8, which is exact")
+_FFT = Lacking(_HALF, Fidelity.APPROXIMATE, "computed in float32, where cuFFT computes in float16")
+_BY_ARITHMETIC = Lacking({}, Fidelity.EXACT, "computed by other operators, exactly")
+
+_COMPLEX = [
+    "acos_vml_cpu",
+    "acosh_cpu",
+    "asin_vml_cpu",
+    "asinh_cpu",
+    "atan_vml_cpu",
+    "atanh_cpu",
+    "cos_vml_cpu",
+    "cosh_cpu",
+    "div_cpu",
+    "exp_vml_cpu",
+    "log_vml_cpu",
+    "logaddexp_cpu",
+    "pow",
+    "sin_vml_cpu",
+    "sinh_cpu",
+    "tan_vml_cpu",
+    "tanh_vml_cpu",
+    "rsqrt_cpu",
+    "sqrt_vml_cpu",
+    "lerp_kernel_scalar",
+    "lerp_kernel_tensor",
+    "angle_cpu",
+    "trace",
+    "sigmoid_cpu",
+    "sigmoid_backward_cpu",
+    "tanh_backward_cpu",
+    "prod_out_cpu",
+    "sum_cpu",
+]
+_REAL = [
+    "avg_pool3d_out_frame",
+    "avg_pool3d_backward_out_frame",
+    "compute_index_ranges_weights",
+    "multi_margin_loss_cpu_kernel",
+    "multi_margin_loss_backward_cpu_kernel",
+    "multilabel_margin_loss_forward_out_frame",
+    "multilabel_margin_loss_backward_out_frame",
+    "upsample_bilinear2d_aa_backward_cpu",
+]
+
+KERNELS: Mapping[tuple[str, str], Lacking] = {
+    **{(kernel, "ComplexHalf"): _IN_SINGLE for kernel in _COMPLEX},
+    **{(kernel, "Half"): _IN_SINGLE for kernel in (*_REAL, "rrelu_with_noise_out_cpu")},
+    **{(kernel, "BFloat16"): _IN_SINGLE_TOO for kernel in _REAL},
+    ("abs_cpu", "Bool"): _IN_BYTES,
+    ("trace", "Bool"): _IN_BYTES,
+    **{("histogram_cpu", dtype): _BY_ARITHMETIC for dtype in ("Byte", "Char", "Short", "Int", "Long")},
+}
+"""Kernel and dtype as the error names them -> what is done."""
+
+TEXTS: Mapping[str, Lacking] = {
+    "Unsupported dtype Half": _FFT,
+    "MKL FFT doesn't support tensors of type: Half": _FFT,
+    "nansum on CPU does not support complex inputs": _BY_ARITHMETIC,
+}
+"""Errors with a text of their own."""
+
+LEFT_OUT = {
+    "torch.ops.aten._flash_attention_forward": "private; scaled_dot_product_attention runs by the CPU's kernels",
+    "torch.ops.aten._efficient_attention_forward": "private; scaled_dot_product_attention runs by the CPU's kernels",
+    "sgn": "complex32: the derivative divides inside the autograd engine, which reports no call to make again on a CPU "
+    "target",
+    "to_sparse": "float16 and bfloat16: the derivative fills a sparse tensor, which the CPU lacks in these dtypes",
+}
+"""Operators of torch's database with dtypes that only CUDA has, which raise torch's error here: name -> reason."""
+
+ASKED_LAST = frozenset(
+    {
+        "abs",
+        "absolute",
+        "trace",
+        "histc",
+        "nansum",
+        "nanmean",
+        "logaddexp",
+        "softsign",
+        "rrelu",
+        "avg_pool3d",
+        "multi_margin_loss",
+        "multilabel_margin_loss",
+        "interpolate",
+        "_upsample_bilinear2d_aa",
+    }
+)
+"""Names of the functions that ``engine="wrap"`` watches for this, beside those of ``torch.fft``. Watching takes a
+tenth of a microsecond, so functions that are short and lack nothing but complex32 are left alone."""
+
+_NOT_IMPLEMENTED = re.compile(r'"(\w+)" not implemented for \'(\w+)\'')
+_COMPUTING = ("torch.nn.functional", "torch.functional", "torch._tensor")
+
+
+def lacking(error: BaseException) -> Lacking | None:
+    """Return what an error says the CPU lacks, if CUDA has it and it can be computed."""
+    text = str(error)
+    found = _NOT_IMPLEMENTED.fullmatch(text)
+    return KERNELS.get((found[1], found[2])) if found else TEXTS.get(text)
+
+
+def can_be_repeated(func: Any) -> bool:
+    """Return whether a torch function does nothing but compute: of those written in Python, some do more."""
+    if isinstance(func, types.FunctionType):
+        return func.__module__ in _COMPUTING and func.__name__ != "backward"
+    return True
+
+
+def asked_last(func: Any) -> bool:
+    """Return whether ``engine="wrap"`` asks the mode for a function after torch's own has failed."""
+    name = func.__name__
+    return name.removesuffix("_") in ASKED_LAST or name.startswith("fft_")
+
+
+def compute(
+    context: Context | None, lacked: Lacking, func: Callable[..., Any], name: str, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Make a call again in a way for which the CPU has kernels.
+
+    Args:
+        context: The active context, which reports it; None where there is none.
+        lacked: What the CPU lacks.
+        func: What was called.
+        name: The operator's name, without a namespace.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+    if context is not None:
+        context.report(f"{name} in a dtype without a kernel on the CPU", lacked.done, lacked.fidelity)
+    other = _OTHERWISE.get(name)
+    if other is not None and lacked is _BY_ARITHMETIC:
+        return other(*args, **kwargs)
+    return _Wider(lacked.wider).call(func, args, kwargs)
+
+
+class _Wider:
+    """A call in wider dtypes: arguments are converted, results are converted back, and so is what was written to."""
+
+    def __init__(self, wider: Mapping[torch.dtype, torch.dtype]):
+        self._wider = wider
+        self._narrower = {wide: narrow for narrow, wide in wider.items()}
+        self._given: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+        wide_args, wide_kwargs = pytree.tree_map(self._widen, (tuple(args), dict(kwargs)))
+        result = func(*wide_args, **wide_kwargs)
+        for given, wide, before in self._given.values():
+            if _differs(wide, before):
+                (given if given.shape == wide.shape else given.resize_(wide.shape)).copy_(wide)
+        returned = {id(wide): given for given, wide, _ in self._given.values()}
+        return pytree.tree_map_only(torch.Tensor, lambda each: self._narrow(each, returned), result)
+
+    def _widen(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return self._wider.get(value, value)
+        if not isinstance(value, torch.Tensor) or value.dtype not in self._wider:
+            return value
+        if id(value) not in self._given:
+            wide = value.to(self._wider[value.dtype])
+            self._given[id(value)] = value, wide, wide.detach().clone()
+        return self._given[id(value)][1]
+
+    def _narrow(self, result: torch.Tensor, returned: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        if id(result) in returned:
+            return returned[id(result)]
+        return result.to(self._narrower.get(result.dtype, result.dtype))
+
+
+def _differs(one: torch.Tensor, other: torch.Tensor) -> bool:
+    same = one.shape == other.shape and torch.allclose(one.detach(), other, rtol=0, atol=0, equal_nan=True)
+    return not same
+
+
+# ---- by other operators ----------------------------------------------------------------------------------------------
+
+
+def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, out: Any = None) -> torch.Tensor:
+    """``torch.histc`` of integers, in CUDA's arithmetic: ``getBin`` of aten/src/ATen/native/cuda/SummaryOps.cu."""
+    values = input.flatten().long()
+    least, most = int(min), int(max)
+    if least == most and values.numel():
+        least, most = int(values.min()), int(values.max())
+    if least == most:
+        least, most = least - 1, most + 1
+    inside = values[(values >= least) & (values <= most)]
+    places = torch.div((inside - least) * bins, most - least, rounding_mode="floor").clamp(max=bins - 1)
+    counts = torch.bincount(places, minlength=bins).to(input.dtype)
+    return counts if out is None else out.resize_(counts.shape).copy_(counts)
+
+
+def _nansum(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
+    """``torch.nansum`` of complex numbers."""
+    filled = torch.where(input.isnan(), torch.zeros((), dtype=input.dtype, device=input.device), input)
+    wider = _Wider(_HALF if input.dtype is torch.complex32 else {})
+    found = wider.call(torch.sum, (filled, dim, keepdim), {"dtype": dtype})
+    return found if out is None else out.resize_(found.shape).copy_(found)
+
+
+def _nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
+    """``torch.nanmean`` of complex numbers, composed as torch composes it."""
+    count = torch.sum(~input.isnan(), dim, keepdim)
+    total = _nansum(input, dim, keepdim, dtype=dtype)
+    found = _Wider(_HALF if total.dtype is torch.complex32 else {}).call(torch.div, (total, count), {})
+    return found if out is None else out.resize_(found.shape).copy_(found)
+
+
+_OTHERWISE: Mapping[str, Callable[..., Any]] = {"histc": _histc, "nansum": _nansum, "nanmean": _nanmean}

@@ -1,0 +1,112 @@
+"""Finds the rewriter of a torch function.
+
+A function that no file has registered a rewriter for is classified at first sight from torch's own operator schemas, so
+that no list of factories has to be kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.engines import rewriters
+
+_MAX_TABLE = 50_000
+
+GENERIC: tuple[rewriters.Rewriter, ...] = (rewriters.with_device_keyword, *map(rewriters.with_device_at, range(16)))
+"""The rewriters that a function can get by its schema. No function of torch takes a device beyond position 15."""
+
+NUMBERED: list[rewriters.Rewriter | None] = [None]
+"""Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
+
+_tables: dict[tuple[bool, str], rewriters.Table] = {}
+
+
+def table_of(context: Context) -> rewriters.Table:
+    """Return the table of a context: torch function -> rewriter, with what was learnt of functions seen so far.
+
+    Contexts of one kind share a table: what is seen in one serves the others, and compiled code finds the same objects.
+    """
+    kind = context.says_program, context.device_type if context.runtime.rewriters else ""
+    found = _tables.get(kind)
+    if found is None:
+        reads = rewriters.READS if context.says_program else {}
+        found = _tables[kind] = {**rewriters.REGISTERED, **reads, **context.runtime.rewriters}
+        # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.
+        NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
+    return found
+
+
+def rewriter_of(table: rewriters.Table, func: Any) -> rewriters.Rewriter | None:
+    """Return the rewriter of a function in ``table``; None where the function cannot carry a device."""
+    found: Any = table.get(func, classify)
+    return classify(func, table) if found is classify else found
+
+
+def classify(func: Any, table: rewriters.Table) -> rewriters.Rewriter | None:
+    """Return the rewriter of a function seen for the first time, and remember it in ``table``."""
+    if len(table) > _MAX_TABLE:
+        return rewriters.with_device_keyword
+    found = _classify(func)
+    table[func] = found
+    return found
+
+
+def _classify(func: Any) -> rewriters.Rewriter | None:
+    if isinstance(func, torch._ops.OpOverload):
+        return _from_schemas([func._schema])
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return _from_schemas([getattr(func, name)._schema for name in func.overloads()])
+    if isinstance(func, types.FunctionType):
+        return _from_signature(func)
+    if isinstance(func, types.MethodWrapperType):  # a property's __get__ or __set__
+        return None
+    schemas = _schemas(func)
+    return _from_schemas(schemas) if schemas else rewriters.with_device_keyword  # without a schema: Tensor.new
+
+
+def _schemas(func: Any) -> list[Any]:
+    """Return the schemas of the overloads of a torch function or method that Python can call, if there are any.
+
+    Overloads whose first argument is a device, such as the comparison of two devices, exist in TorchScript only.
+    """
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{getattr(func, '__name__', '')}")
+    return [schema for schema in schemas if not any(map(_is_device, schema.arguments[:1]))]
+
+
+def takes_device(func: Any) -> bool:
+    """Return whether the schemas of a torch function or method have an argument to rewrite."""
+    return _from_schemas(_schemas(func)) is not None
+
+
+def _from_schemas(schemas: list[Any]) -> rewriters.Rewriter | None:
+    """Return the rewriter for the overloads of one function: None if no overload takes a device."""
+    arguments = [(index, argument) for schema in schemas for index, argument in enumerate(schema.arguments)]
+    devices = [(index, argument) for index, argument in arguments if _is_device(argument)]
+    positions = {index for index, argument in devices if not argument.kwarg_only}
+    if positions:
+        return rewriters.with_device_at(min(positions))
+    if devices or any(argument.name in ("device", "pin_memory") for _, argument in arguments):
+        return rewriters.with_device_keyword
+    return None
+
+
+def _is_device(argument: Any) -> bool:
+    kind = argument.type
+    if kind.kind() == "OptionalType":
+        kind = kind.getElementType()
+    return kind.kind() == "DeviceObjType"
+
+
+def _from_signature(func: types.FunctionType) -> rewriters.Rewriter | None:
+    """Return the rewriter of a Python function that handles the torch function protocol."""
+    parameters = inspect.signature(func, follow_wrapped=False).parameters
+    if "device" not in parameters:
+        return None
+    if parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY:
+        return rewriters.with_device_keyword
+    return rewriters.with_device_at(list(parameters).index("device"))

@@ -1,0 +1,56 @@
+"""Extensions in CUDA's or SYCL's C++, which run on no device that stands in: refused at the call.
+
+A scope makes torch look as if it was built for CUDA. So the module is told the truth as it is imported, when it looks
+for a compiler, and does not begin a build that cannot succeed. Extensions in plain C++ are built as ever.
+For ``torch/utils/cpp_extension.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+from typing import Any
+
+from torchdevice.context import Context
+from torchdevice.errors import ExtensionRefusedError
+from torchdevice.importing import WhenImported
+from torchdevice.patching import Patch, replaced_function
+from torchdevice.torch_internals import require
+
+_DEVICE_TYPES = {"cuda": "cuda", "sycl": "xpu"}
+"""On which devices the code of a language runs."""
+
+_NAME = "torch.utils.cpp_extension"
+
+
+def _jit_compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """What ``load`` and ``load_inline`` call to build."""
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    module = original.__globals__
+    for language, device_type in _DEVICE_TYPES.items():
+        wanted = given[f"with_{language}"]
+        if wanted is None:
+            wanted = any(map(module[f"_is_{language}_file"], given["sources"]))
+        if wanted and context.device_type != device_type:
+            raise ExtensionRefusedError(given["name"])
+    return original(*args, **kwargs)
+
+
+def _extension(context: Context, original: Any, name: str, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    """``CUDAExtension`` and ``SyclExtension``, by which ``setup.py`` describes one."""
+    raise ExtensionRefusedError(name)
+
+
+def _patches_of(module: ModuleType) -> list[Patch]:
+    for name in ("_is_cuda_file", "_is_sycl_file"):
+        require(module, name)
+    return [
+        replaced_function(module, "_jit_compile", _jit_compile),
+        replaced_function(module, "CUDAExtension", _extension, native_to="cuda"),
+        replaced_function(module, "SyclExtension", _extension, native_to="xpu"),
+    ]
+
+
+def patches() -> list[Patch]:
+    """Return the patch of the module, which programs import themselves."""
+    return [WhenImported(_NAME, _patches_of)]

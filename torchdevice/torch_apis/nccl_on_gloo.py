@@ -1,0 +1,477 @@
+"""A process group that does on gloo what NCCL does.
+
+NCCL moves flat memory: it compares numbers of elements, and takes every dtype and shape. gloo compares shapes, has few
+dtypes, and ends the process where the shapes of a reduce-scatter differ from what it expects. Therefore gloo gets
+one-dimensional CPU tensors only: bytes from collectives that move data, numbers from those that compute.
+
+A collective has finished when it returns; ``async_op=True`` returns finished work. Sending and receiving do not wait.
+
+Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
+"""
+
+# The methods take what torch itself passes to a group's methods, not all that their overloads take.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchdevice import thread_state
+from torchdevice.devices.runtime import Runtime
+from torchdevice.torch_internals import require
+
+_c10d = require(torch._C, "_distributed_c10d")
+
+_work_of = require(_c10d, "_create_work_from_future")
+
+_Tensors = Sequence[torch.Tensor]
+
+
+def register(*, takes_cpu: bool) -> str:
+    """Register the process group with ``torch.distributed``, once in a process.
+
+    Args:
+        takes_cpu: Whether its collectives take CPU tensors too, as those of ``"cpu:gloo,cuda:nccl"`` do.
+
+    Returns:
+        The name to ask for it by.
+    """
+    name = "nccl_and_gloo_on_gloo" if takes_cpu else "nccl_on_gloo"
+    if name.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(name, functools.partial(_create, takes_cpu), devices=["cpu"])
+    return name
+
+
+def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> NcclOnGloo:
+    context = thread_state.current()
+    assert context is not None, "this process group is asked for in scopes only"
+    return NcclOnGloo(rank, size, dist.ProcessGroupGloo(store, rank, size, timeout), context.runtime, takes_cpu)
+
+
+class _Staging:
+    """The CPU tensors that stand for tensors of the target during one collective."""
+
+    def __init__(self, group: NcclOnGloo):
+        self._group = group
+        self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @property
+    def copies(self) -> bool:
+        """Whether something has to be written back."""
+        return bool(self._copied)
+
+    def numbers(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
+        """Return a tensor's elements as one-dimensional CPU tensor.
+
+        Args:
+            tensor: A tensor of the target.
+            written: Whether what the collective writes there is written to the tensor by :meth:`write_back`.
+        """
+        self._group.check(tensor)
+        tensor = tensor.detach()
+        host = self._group.runtime.host_alias(tensor)
+        is_copy = host is None
+        host = tensor.cpu() if host is None else host
+        flat = host.resolve_conj().resolve_neg().reshape(-1)
+        if written and (is_copy or flat.data_ptr() != host.data_ptr()):
+            self._copied.append((tensor, flat))
+        return flat
+
+    def bytes(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
+        """Return the same as bytes."""
+        return self.numbers(tensor, written=written).view(torch.uint8)
+
+    def write_back(self) -> None:
+        """Bring what was written into the tensors of the target that do not share their memory with the CPU."""
+        for tensor, flat in self._copied:
+            tensor.copy_(flat.view(tensor.shape))
+
+
+class _Received(dist.distributed_c10d.Work):
+    """A reception whose data is brought to the target by ``wait``."""
+
+    def __init__(self, work: Any, staging: _Staging):
+        super().__init__()
+        self._work, self._staging = work, staging
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait until the tensor has what was sent."""
+        self._work.wait() if timeout is None else self._work.wait(timeout)
+        with torch._C.DisableTorchFunction():
+            self._staging.write_back()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether gloo has received what was sent."""
+        return self._work.is_completed()
+
+
+class NcclOnGloo(dist.ProcessGroup):
+    """NCCL's collectives for tensors of a target, by gloo.
+
+    Args:
+        rank: The rank of this process in the group.
+        size: The number of processes in the group.
+        gloo: The gloo backend of the group.
+        runtime: What the target can do.
+        takes_cpu: Whether CPU tensors are taken too.
+    """
+
+    supports_splitting = False
+
+    def __init__(self, rank: int, size: int, gloo: Any, runtime: Runtime, takes_cpu: bool):
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self.gloo, self.runtime = gloo, runtime
+        self._takes_cpu = takes_cpu or runtime.shares_host_memory
+        self._name = self._description = ""
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """Refuse what NCCL refuses.
+
+        Raises:
+            RuntimeError: The tensor is on a device that the group does not serve.
+            ValueError: The tensor has gaps in memory, or shares memory with itself.
+        """
+        is_on_cpu = self.runtime.host_alias(tensor) is tensor
+        if not (self._takes_cpu if is_on_cpu else tensor.device.type == self.runtime.device_type):
+            raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
+        if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+            raise ValueError("Tensors must be contiguous")
+
+    # ---- what torch asks of a group --------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        """Return the name of the backend that the group behaves as."""
+        return "nccl"
+
+    def getGroupName(self) -> str:
+        """Return the name that torch gave to the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Take the name by which functional collectives find the group."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Return the description that the program gave to the group."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        """Take the description."""
+        self._description = description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors the group takes. Object collectives use the first, or the CPU if it is one."""
+        types = [self.runtime.device_type]
+        if self._takes_cpu and not self.runtime.shares_host_memory:
+            types.insert(0, "cpu")
+        with torch._C.DisableTorchFunction():
+            return [torch.device(each) for each in types]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self.gloo
+
+    def _set_sequence_number_for_group(self) -> None:
+        self.gloo._set_sequence_number_for_group()
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.gloo._get_sequence_number_for_group()
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Begin a list of collectives that NCCL starts together. Here each is done when it is called."""
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        return _finished(None)
+
+    # ---- collectives that compute ----------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: _Tensors, opts: Any = None) -> Any:
+        """Reduce over all ranks, to all of them."""
+        with self._staging() as staging:
+            for tensor in tensors:
+                self._all_reduce(staging.numbers(tensor, written=True), _op_of(opts))
+        return _finished(tensors)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: _Tensors, opts: Any) -> Any:
+        """Reduce over all ranks, to one. The tensors of the others stay as they are."""
+        to = _c10d.ReduceOptions()
+        to.rootRank = opts.rootRank
+
+        def reduce(flat: torch.Tensor, op: Any) -> None:
+            to.reduceOp = op
+            self.gloo.reduce([flat], to).wait()
+
+        with self._staging() as staging:
+            if self.rank() == opts.rootRank:
+                flat = staging.numbers(tensors[0], written=True)
+            else:  # gloo computes in the memory of every rank
+                flat = staging.numbers(tensors[0]).clone()
+            _reduce(flat, opts.reduceOp, self.size(), reduce)
+        return _finished(tensors)
+
+    def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any = None) -> Any:
+        """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their sizes may differ."""
+        with self._staging() as staging:
+            flats = [staging.numbers(tensor) for tensor in inputs[0]]
+            self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, _op_of(opts))
+        return _finished(outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        """Reduce a tensor over all ranks; each rank gets its part.
+
+        Raises:
+            TypeError: The dtypes differ.
+            ValueError: The input has not as many elements as the outputs of all ranks.
+        """
+        if input.dtype != output.dtype:
+            raise TypeError("input tensor must be the same type as the output tensor.")
+        if input.numel() != output.numel() * self.size():
+            raise ValueError("input tensor must be the same size as output size times world size")
+        with self._staging() as staging:
+            flats = staging.numbers(input).split(max(1, output.numel()))
+            self._reduce_scatter(staging.numbers(output, written=True), flats, _op_of(opts))
+        return _finished(output)
+
+    def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
+        """Do a reduce-scatter for each pair of an output and an input."""
+        for output, given in zip(outputs, inputs, strict=True):
+            self.reduce_scatter_single(output, given, opts)
+        return _finished(outputs)
+
+    # The names before torch 2.12.
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _all_reduce(self, flat: torch.Tensor, op: Any) -> None:
+        options = _c10d.AllreduceOptions()
+
+        def reduce(numbers: torch.Tensor, operation: Any) -> None:
+            options.reduceOp = operation
+            self.gloo.allreduce([numbers], options).wait()
+
+        _reduce(flat, op, self.size(), reduce)
+
+    def _reduce_scatter(self, output: torch.Tensor, flats: _Tensors, op: Any) -> None:
+        if not flats:
+            return
+        whole = torch.cat(list(flats))
+        self._all_reduce(whole, op)
+        output.copy_(whole.split([flat.numel() for flat in flats])[self.rank()])
+
+    # ---- collectives that move data --------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
+        """Send a tensor of one rank to all."""
+        with self._staging() as staging:
+            for tensor in tensors:
+                self._broadcast(staging.bytes(tensor, written=True), opts.rootRank)
+        return _finished(tensors)
+
+    def _broadcast(self, flat: torch.Tensor, root: int) -> None:
+        options = _c10d.BroadcastOptions()
+        options.rootRank = root
+        self.gloo.broadcast([flat], options).wait()
+
+    def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
+        """Send a tensor of each rank to all. Their sizes may differ."""
+        with self._staging() as staging:
+            for gathered, given in zip(outputs, inputs, strict=True):
+                self._all_gather([staging.bytes(tensor, written=True) for tensor in gathered], staging.bytes(given))
+        return _finished(outputs)
+
+    def _all_gather(self, outputs: list[torch.Tensor], given: torch.Tensor) -> None:
+        if all(output.numel() == given.numel() for output in outputs):
+            self.gloo.allgather([outputs], [given]).wait()
+            return
+        outputs[self.rank()].copy_(given)
+        for root, output in enumerate(outputs):
+            self._broadcast(output, root)
+
+    def allgather_coalesced(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
+        """Do an all-gather for each input: ``outputs[rank][i]`` is input ``i`` of a rank."""
+        return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        """Send a tensor of each rank to all, into one tensor of any shape.
+
+        Raises:
+            TypeError: The dtypes differ.
+            ValueError: The output has not as many elements as the inputs of all ranks.
+        """
+        if input.dtype != output.dtype:
+            raise TypeError("output tensor must have the same type as input tensor")
+        if input.numel() * self.size() != output.numel():
+            raise ValueError("output tensor size must be equal to world_size times input tensor size")
+        with self._staging() as staging:
+            given = staging.bytes(input)
+            parts = staging.bytes(output, written=True).split(max(1, given.numel()))
+            if parts and given.numel():
+                self._all_gather(list(parts), given)
+        return _finished(output)
+
+    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
+        """Do an all-gather for each pair of an output and an input."""
+        for output, given in zip(outputs, inputs, strict=True):
+            self.all_gather_single(output, given, opts)
+        return _finished(outputs)
+
+    # The names before torch 2.12.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
+        """Send a tensor of each rank to one."""
+        with self._staging() as staging:
+            gathered = [[staging.bytes(tensor, written=True) for tensor in each] for each in outputs]
+            self.gloo.gather(gathered, [staging.bytes(inputs[0])], opts).wait()
+        return _finished(outputs)
+
+    def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
+        """Send a tensor of one rank to each."""
+        with self._staging() as staging:
+            scattered = [[staging.bytes(tensor) for tensor in each] for each in inputs]
+            self.gloo.scatter([staging.bytes(outputs[0], written=True)], scattered, opts).wait()
+        return _finished(outputs)
+
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
+        """Send a tensor of each rank to each."""
+        with self._staging() as staging:
+            received = [staging.bytes(tensor, written=True) for tensor in outputs]
+            sent = [staging.bytes(tensor) for tensor in inputs]
+            self._exchange(received, sent)
+        return _finished(outputs)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        opts: Any = None,
+    ) -> Any:
+        """Send a part of a tensor of each rank to each. Sizes count along dimension 0; without them they are equal.
+
+        Raises:
+            RuntimeError: The sizes do not add up to the tensor's.
+        """
+        with self._staging() as staging:
+            received = self._parts(staging.bytes(output, written=True), output, output_sizes)
+            self._exchange(received, self._parts(staging.bytes(input), input, input_sizes))
+        return _finished(output)
+
+    alltoall_base = all_to_all_single  # the name before torch 2.12
+
+    def _parts(self, flat: torch.Tensor, tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
+        rows = tensor.size(0) if tensor.dim() else 1
+        if not sizes and rows % self.size():
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+        sizes = sizes or [rows // self.size()] * self.size()
+        if sum(sizes) != rows:
+            raise RuntimeError("Split sizes doesn't match total dim 0 size")
+        row = flat.numel() // rows if rows else 0
+        return list(flat.split([size * row for size in sizes]))
+
+    def _exchange(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
+        received = torch.empty(sum(output.numel() for output in outputs), dtype=torch.uint8, device="cpu")
+        sizes = [output.numel() for output in outputs]
+        self.gloo.alltoall_base(received, torch.cat(inputs), sizes, [each.numel() for each in inputs]).wait()
+        for output, part in zip(outputs, received.split(sizes), strict=True):
+            output.copy_(part)
+
+    def barrier(self, opts: Any) -> Any:
+        """Wait for all ranks."""
+        self.gloo.barrier(opts).wait()
+        return _finished(None)
+
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for all ranks, and name those that do not come. torch offers it for groups that say gloo."""
+        self.gloo.monitored_barrier(*args, **kwargs)
+
+    # ---- point to point --------------------------------------------------------------------------------------------
+
+    def send(self, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
+        """Begin to send a tensor to a rank."""
+        with self._staging() as staging:
+            return self.gloo.send([staging.bytes(tensors[0])], rank, tag)
+
+    def recv(self, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
+        """Begin to receive a tensor from a rank."""
+        return self._receive(lambda flat: self.gloo.recv([flat], rank, tag), tensors[0])
+
+    def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Any:
+        """Begin to receive a tensor from any rank."""
+        return self._receive(lambda flat: self.gloo.recv_anysource([flat], tag), tensors[0])
+
+    def _receive(self, receive: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+        with torch._C.DisableTorchFunction():
+            staging = _Staging(self)
+            work = receive(staging.bytes(tensor, written=True))
+        return _Received(work, staging) if staging.copies else work
+
+    @contextlib.contextmanager
+    def _staging(self) -> Iterator[_Staging]:
+        with torch._C.DisableTorchFunction():
+            staging = _Staging(self)
+            yield staging
+            staging.write_back()
+
+
+def _finished(result: Any) -> Any:
+    """Return finished work with that result."""
+    future: Any = torch.futures.Future()
+    future.set_result(result)
+    return _work_of(future)
+
+
+def _op_of(options: Any) -> Any:
+    return dist.ReduceOp.SUM if options is None else options.reduceOp
+
+
+def _reduce(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.Tensor, Any], None]) -> None:
+    """Reduce one-dimensional numbers in place.
+
+    Args:
+        flat: The numbers of this rank.
+        op: The operation that the program asks for.
+        size: The number of ranks.
+        reduce: Does it for a dtype and an operation that gloo has.
+    """
+    kind, factor = _kind_of(op)
+    if kind in _NOT_OF_NCCL:
+        raise ValueError(f"Cannot use ReduceOp.{kind.name} with NCCL")
+    if flat.is_complex():
+        if kind in (_Kind.MAX, _Kind.MIN, _Kind.PRODUCT):
+            raise RuntimeError(f"all_reduce does not support ReduceOp.{kind.name} on complex tensors")
+        flat = torch.view_as_real(flat).view(-1)
+    if flat.dtype is torch.bool:
+        if kind == _Kind.AVG:
+            raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
+        kind = _OF_BOOL.get(kind, kind)
+        flat = flat.view(torch.uint8)
+    if kind == _Kind.PREMUL_SUM:
+        flat.mul_(factor.cpu() if isinstance(factor, torch.Tensor) else factor)
+    reduce(flat, dist.ReduceOp.SUM if kind in (_Kind.PREMUL_SUM, _Kind.AVG) else dist.ReduceOp(kind))
+    if kind == _Kind.AVG:
+        flat.div_(size, rounding_mode=None if flat.is_floating_point() else "trunc")
+
+
+def _kind_of(op: Any) -> tuple[Any, Any]:
+    """Return the operation, and the factor of ``PREMUL_SUM``."""
+    return (op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)).__getstate__()
+
+
+_Kind = dist.ReduceOp.RedOpType
+
+_NOT_OF_NCCL = (_Kind.BAND, _Kind.BOR, _Kind.BXOR)
+
+_OF_BOOL = {_Kind.SUM: _Kind.MAX, _Kind.PRODUCT: _Kind.MIN}
+"""What stands for an operation on bools: the logical or, and the logical and."""

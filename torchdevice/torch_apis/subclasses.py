@@ -1,0 +1,67 @@
+"""Tensors that are made with a device to claim: wrappers, fake tensors, and the graphs traced with them.
+
+A wrapper around a tensor of the program is made for that tensor's device. Where tensors say the program's accelerator,
+torch would be asked for a wrapper on that accelerator, which is not there. In a graph that ``make_fx`` or
+``torch.export`` traces, devices are spelled as the program's tensors say them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.meta_utils import MetaTensorDescriber
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+
+from torchdevice import thread_state
+from torchdevice.context import Context
+from torchdevice.patching import Patch, Replaced, replaced_function
+
+_NAMES = frozenset({"device", "device_for_backend_keys", "fake_device", "_fake_device"})
+
+
+def _on_target(original: Callable[..., Any]) -> Any:
+    """Return a static method in whose arguments each device is the target's."""
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        context = thread_state.state.context
+        if context is None:
+            return original(*args, **kwargs)
+        args = tuple(_redirected(context, value) if isinstance(value, torch.device) else value for value in args)
+        for name in kwargs.keys() & _NAMES:
+            kwargs[name] = _redirected(context, kwargs[name])
+        return original(*args, **kwargs)
+
+    return staticmethod(function)
+
+
+def _redirected(context: Context, device: Any) -> Any:
+    return device if device is None else context.redirect(device) or device
+
+
+def _describe(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a fake tensor is made of: the device that the tensor is on."""
+    with torch._C.DisableTorchFunction():
+        return original(*args, **kwargs)
+
+
+def _argument(context: Context, original: Any, self: Any, value: Any) -> Any:
+    """What stands for an argument in a graph."""
+    found = original(self, value)
+    if context.says_program and isinstance(found, torch.device) and found.type == context.device_type:
+        return context.program_device(found.index or 0)
+    return found
+
+
+def patches() -> list[Patch]:
+    """Return the patches of the constructors and of the tracer."""
+    return [
+        Replaced(torch.Tensor, "_make_wrapper_subclass", _on_target),
+        Replaced(FakeTensor, "__new__", _on_target),
+        replaced_function(MetaTensorDescriber, "describe_tensor", _describe),
+        replaced_function(PythonKeyTracer, "create_arg", _argument),
+    ]

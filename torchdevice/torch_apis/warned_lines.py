@@ -1,0 +1,69 @@
+"""Warnings that torch gives at the line that called it, which in a scope is often a line of this package.
+
+Python takes the line from the stack, by number: torch's C++ from the innermost frame of Python, torch's Python mostly
+from its caller. Where that frame is this package's, or that of torch's function which asks a mode, the warning is given
+again at the program's line, so that filters and the rule "once per line" see the program.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from types import FrameType
+from typing import Any
+
+import torch.overrides
+
+from torchdevice import thread_state
+from torchdevice.call_sites import caller_frame
+from torchdevice.patching import Patch, Replaced
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_PACKAGE) or file == torch.overrides.__file__
+
+
+def _show(original: Any) -> Any:
+    """``warnings._showwarnmsg``, through which every warning passes that the filters let through."""
+
+    @functools.wraps(original)
+    def show(message: Any) -> None:
+        if thread_state.state.context is not None and _is_ours(message.filename):
+            _forget(message)
+            _warn_at(caller_frame(), message)
+        else:
+            original(message)
+
+    return show
+
+
+def _forget(message: Any) -> None:
+    """Let Python forget that it gave the warning, so that it gives it at other lines of the program too."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == message.filename:
+            frame.f_globals.pop("__warningregistry__", None)
+        frame = frame.f_back
+    once = getattr(warnings, "onceregistry", {})
+    once.pop((str(message.message), message.category), None)
+
+
+def _warn_at(frame: FrameType, message: Any) -> None:
+    warnings.warn_explicit(
+        message.message,
+        message.category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+        source=message.source,
+    )
+
+
+def patches() -> list[Patch]:
+    """Return the patch of Python's warnings."""
+    return [Replaced(warnings, "_showwarnmsg", _show)]
