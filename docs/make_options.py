@@ -27,10 +27,18 @@ FOOTER = """
 | variable | what it does |
 |---|---|
 | `TORCHDEVICE` | `1` makes `import torch` enable a scope |
-| `TORCHDEVICE_LOG` | sets the level of the log: `DEBUG`, `INFO`, `WARNING`, `ERROR` |
-| `TORCHDEVICE_LOG_FILE` | names the file to which the log is written |
+| `TORCHDEVICE_LOG` | sets the level of the messages: `DEBUG`, `INFO`, `WARNING`; `ERROR` for none, as `run --quiet` |
+| `TORCHDEVICE_LOG_FILE` | names the file to which the messages are written |
+| `NO_COLOR` | turns colours on a terminal off |
 | `CUDA_VISIBLE_DEVICES` | hides devices, as in CUDA, of a scope with `devices=` or with simulated devices |
 | `PYTORCH_ENABLE_MPS_FALLBACK` | lets operators that `simulated:mps` lacks run on the CPU, as on a Mac |
+
+Messages go to stderr and begin with `torchdevice:`. There is one where a program that asked for an accelerator runs on
+the CPU, once in a run, whatever the number of its processes. A program that configures Python's `logging` gets them
+instead, from the logger `torchdevice`.
+
+Three more variables are set for child processes, and are not to be set otherwise: `TORCHDEVICE_RUN_FOLDER`, where a run
+has what its processes share, `TORCHDEVICE_REPORT`, whether there is a report, and `TORCHDEVICE_SAID`, what was said.
 """
 
 

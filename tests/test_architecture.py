@@ -19,13 +19,15 @@ ROOMS = [
     "errors",
     "torch_internals",
     "fidelity",
-    "logs",
     "switch",
     "tracebacks",
+    "run_folder",
+    "logs",
     "device_properties",
     "families",
     "options",
     "spelling",
+    "call_sites",
     "journal",
     "decorating",
     "batches",
@@ -48,6 +50,7 @@ ROOMS = [
     "public_names",
     "choosing",
     "installed",
+    "report",
     "scope",
     "transfer",
     "autoload",
@@ -165,7 +168,7 @@ def test_type_checkers_see_the_public_names() -> None:
 
 def test_a_scope_shows_little() -> None:
     public = {name for name in (*dir(torchdevice.Scope), *vars(torchdevice.portable())) if not name.startswith("_")}
-    assert public == {"journal", "options", "runtime", "target"}
+    assert public == {"journal", "options", "report", "runtime", "target"}
 
 
 def test_no_file_is_named_after_nothing() -> None:

@@ -27,8 +27,7 @@ class TestRun:
         result = run_program(tmp_path, program)
         plain = run_python(str(tmp_path / "program.py"))
         assert result.returncode == plain.returncode == 1
-        lines = [line for line in result.stderr.splitlines() if not line.startswith("no accelerator")]
-        assert lines == plain.stderr.splitlines()
+        assert result.stderr == plain.stderr
 
     def test_module(self, tmp_path: Path) -> None:
         package = tmp_path / "package"
@@ -49,7 +48,7 @@ class TestRun:
 
     def test_report(self, tmp_path: Path) -> None:
         result = run_program(tmp_path, MOVES, options=["--report"])
-        assert "1 x cuda:0 -> cpu [exact]" in result.stderr and result.stdout == "2.0 True\n"
+        assert "       1 x cuda:0 -> cpu [exact]" in result.stderr and result.stdout == "2.0 True\n"
 
     def test_children_follow(self, tmp_path: Path) -> None:
         """Spawned workers, forked workers and subprocesses run in a scope too."""
@@ -204,9 +203,7 @@ class TestActivation:
         assert (result.returncode, result.stdout) == (0, "imported\n")
 
 
-def test_doctor_and_version() -> None:
-    doctor = run_command("doctor")
-    assert "would stand in: TorchDevice(" in doctor.stdout and "cpu: available" in doctor.stdout
+def test_version() -> None:
     assert run_command("--version").stdout.strip() == f"torchdevice {torchdevice.__version__}"
     assert run_command().returncode == 2
 

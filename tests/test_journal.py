@@ -69,7 +69,8 @@ def test_the_library_is_silent_but_for_one_warning(tmp_path: Path) -> None:
         """,
     )
     assert result.returncode == 0 and result.stdout == ""
-    assert result.stderr.splitlines() == ["no accelerator is in use: what the program asks of CUDA runs on the CPU"]
+    notice = "torchdevice: no accelerator is in use: what the program asks of CUDA runs on the CPU\n"
+    assert result.stderr == notice
 
 
 PROGRAM = """
@@ -80,14 +81,14 @@ torch.cuda.memory_allocated()
 
 def test_log_level_variable(tmp_path: Path) -> None:
     result = run_program(tmp_path, PROGRAM, TORCHDEVICE_LOG="INFO")
-    assert "INFO torchdevice: torch.cuda.memory_stats" in result.stderr
+    assert "torchdevice: torch.cuda.memory_stats" in result.stderr
     assert "program.py:3" in result.stderr
 
 
 def test_log_file_variable(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     run_program(tmp_path, PROGRAM, TORCHDEVICE_LOG_FILE=str(path))
-    assert "INFO torchdevice: torch.cuda.memory_stats" in path.read_text()
+    assert "torchdevice: torch.cuda.memory_stats" in path.read_text()
 
 
 def test_importing_prints_nothing_and_changes_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 Importing this package changes nothing. ``with torchdevice.portable():``, ``@torchdevice.portable`` and
 ``torchdevice.enable()`` change torch until the scope is left.
+
+PYTEST_DONT_REWRITE: there is nothing for pytest to rewrite here, and without this word it would warn of that in every
+process in which the package is imported before pytest is.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchdevice import errors as errors
+    from torchdevice.call_sites import Site as Site
     from torchdevice.choosing import TorchDevice as TorchDevice
     from torchdevice.devices.module import ModuleRuntime as ModuleRuntime
     from torchdevice.devices.registry import register_runtime as register_runtime
@@ -21,8 +25,8 @@ if TYPE_CHECKING:
     from torchdevice.fidelity import Fidelity as Fidelity
     from torchdevice.journal import Entry as Entry
     from torchdevice.journal import Journal as Journal
-    from torchdevice.journal import Site as Site
     from torchdevice.options import Options as Options
+    from torchdevice.report import Report as Report
     from torchdevice.scope import Scope as Scope
     from torchdevice.scope import current as current
     from torchdevice.scope import disable as disable
@@ -45,9 +49,10 @@ _MODULES = {
     "ModuleRuntime": "devices.module",
     "Options": "options",
     "Prefetcher": "transfer",
+    "Report": "report",
     "Runtime": "devices.runtime",
     "Scope": "scope",
-    "Site": "journal",
+    "Site": "call_sites",
     "Stat": "devices.runtime",
     "ToDevice": "transfer",
     "TorchDevice": "choosing",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from torchdevice.switch import SWITCH, switched_on
+from torchdevice.switch import REPORT, SWITCH, switched_on
 
 
 def activate() -> None:
@@ -18,10 +18,17 @@ def activate() -> None:
     if not switched_on():
         return
     try:
-        from torchdevice import options, scope
+        from torchdevice import options, run_folder, scope
 
         if scope.current() is None:
-            scope.enable_chosen(options.Options(**options.from_environment()), propagate=False)
+            enabled = scope.enable_chosen(options.Options(**options.from_environment()), propagate=False)
+            if run_folder.path() is None:
+                os.environ.pop(REPORT, None)
+                run_folder.begin()
+            elif REPORT in os.environ:
+                from torchdevice.report import processes
+
+                processes.follow(enabled.journal, enabled.report)
     except Exception as error:
         _report(error)
 
@@ -35,5 +42,15 @@ def _report(error: Exception) -> None:
         f"torchdevice: {SWITCH}={os.environ[SWITCH]} asks for a scope, which could not be activated: {reason}. "
         f"torch is imported without a scope. Unset {SWITCH} to run without this message."
     )
-    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-        print(line, file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed, and torch must be importable all the same
+        if _is_first_to_say(line):
+            print(line, file=sys.stderr)
+
+
+def _is_first_to_say(line: str) -> bool:
+    try:
+        from torchdevice import logs
+
+        return logs.claim(line)
+    except Exception:  # the installation is broken, which is what is to be said
+        return True

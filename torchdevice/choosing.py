@@ -6,6 +6,7 @@ PrivateUse1 backend and the CPU. It is chosen when a scope is entered, never at 
 
 from __future__ import annotations
 
+import difflib
 import re
 
 import torch
@@ -77,7 +78,7 @@ def _name_of(target: str | torch.device | None) -> str | None:
 
 def _named(target: object, name: str) -> Runtime:
     if name not in target_names():
-        raise UnknownTargetError(target, (*target_names(), SIMULATED))
+        raise _unknown(target, name)
     found = runtime(name)
     if not found.is_available():
         remedy = _REMEDIES.get(name, f"torch.{name}.is_available() is False: install its driver, or use target='cpu'.")
@@ -91,10 +92,26 @@ def _simulated(target: object, profile: str, count: int, memory: int | str | Non
     from torchdevice.simulation import runtime as simulated
 
     if profile not in profiles.PROFILES:
-        raise UnknownTargetError(target, (*target_names(), *(f"{SIMULATED}:{name}" for name in profiles.PROFILES)))
+        raise _unknown(target, str(target))
     if count > 1 and profiles.PROFILES[profile].single:
         raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
     return simulated.runtime(profile, count, memory)
+
+
+_OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", "intel": "xpu", "gpu": "simulated:cuda"}
+"""What people call a target. A GPU that is there is chosen without being named."""
+
+
+def _unknown(target: object, name: str) -> UnknownTargetError:
+    from torchdevice.simulation import profiles
+
+    known = (*target_names(), *(f"{SIMULATED}:{each}" for each in profiles.PROFILES))
+    lowered = name.strip().lower()
+    lowered = _OTHER_NAMES.get(lowered, lowered)
+    near = difflib.get_close_matches(lowered, known, n=1)
+    found = _SIMULATED.fullmatch(lowered)
+    exists = lowered in known or (found is not None and found[1] in (None, *profiles.PROFILES))
+    return UnknownTargetError(target, known, lowered if exists else near[0] if near else None)
 
 
 def _best() -> Runtime:

@@ -20,8 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import FidelityError
 from torchdevice.fidelity import Fidelity
-from torchdevice.journal import Journal, user_frame
-from torchdevice.logs import logger
+from torchdevice.journal import Entry, Journal
+from torchdevice.logs import logger, warn_once
 from torchdevice.options import Options
 from torchdevice.spelling import Spelling, parse
 
@@ -172,7 +172,7 @@ class Context:
         if known is None:
             return None
         device, requested, done = known
-        self.journal.record(requested, done, Fidelity.EXACT, above=3)
+        self.journal.record(requested, done, Fidelity.EXACT, above=2)
         return device
 
     def _redirect_new(self, value: Any) -> torch.device | None:
@@ -182,6 +182,8 @@ class Context:
             self._remember(value, None)
             return None
         folded = spelling.index is not None and spelling.index >= self.device_count
+        if self.runtime.degraded_notice:
+            warn_once(self.runtime.degraded_notice)
         forced = self.thread.forced_cpu
         device = torch.device("cpu") if forced else self.device(self.ordinal(spelling))
         if forced or not folded:  # folding is reported as such
@@ -240,7 +242,7 @@ class Context:
         if requested is torch.float16 and fitting is not requested and self.options.autocast != "auto":
             fitting = getattr(torch, self.options.autocast)
         if enabled and fitting is not requested:
-            self.report(f"autocast({requested})", str(fitting), Fidelity.APPROXIMATE)
+            self.report(f"autocast({requested})", str(fitting), Fidelity.DOWNCAST)
         return fitting
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -263,15 +265,19 @@ class Context:
         Raises:
             FidelityError: The scope is strict and the difference matters. Hints with nothing to do are let pass.
         """
-        if self.options.strict and fidelity is Fidelity.APPROXIMATE:
+        entry = self.note(requested, done, fidelity)
+        return entry is not None and entry.count == 1
+
+    def note(self, requested: str, done: str, fidelity: Fidelity) -> Entry | None:
+        """Do the same, and return the journal's entry, for its time and bytes; None where the journal is full."""
+        if self.options.strict and fidelity.changes_numbers:
             raise FidelityError(requested, done)
-        frame = user_frame()
-        first = self.journal.record(requested, done, fidelity, frame)
-        if first:
-            logger.info(
-                "%s -> %s (%s) at %s:%d", requested, done, fidelity.value, frame.f_code.co_filename, frame.f_lineno
-            )
-        return first
+        entry = self.journal.record(requested, done, fidelity)
+        if entry is not None and entry.count == 1:
+            through = f", asked for by {entry.library.file}:{entry.library.line}" if entry.library else ""
+            where = f"{entry.site.file}:{entry.site.line}{through}"
+            logger.info("%s -> %s (%s) at %s", requested, done, fidelity.value, where)
+        return entry
 
     def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a supplied function with this context as its first argument, the same object each time."""

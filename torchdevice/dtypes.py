@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any
 
 import torch
 
+from torchdevice.call_sites import program_line
 from torchdevice.context import Context
 from torchdevice.errors import PortabilityWarning
 from torchdevice.fidelity import Fidelity
-from torchdevice.journal import user_frame
+from torchdevice.logs import logger
 
 _FALLBACKS = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
@@ -20,7 +22,7 @@ def fit(context: Context, dtype: torch.dtype) -> torch.dtype:
     fitting = _FALLBACKS.get(dtype)
     if dtype not in context.unsupported_dtypes or fitting is None or context.options.float64 == "error":
         return dtype
-    if context.report(str(dtype), str(fitting), Fidelity.APPROXIMATE):
+    if context.report(str(dtype), str(fitting), Fidelity.DOWNCAST):
         _warn_at_program(
             f"{context.device_type} has no {dtype}; {fitting} is used. Use float64='error' to be told where."
         )
@@ -64,8 +66,10 @@ def fit_conversion(
 
 
 def _warn_at_program(message: str) -> None:
-    """Warn at the program's line."""
-    frame = user_frame()
+    """Warn at the program's line, unless messages are not wanted."""
+    if not logger.isEnabledFor(logging.WARNING):
+        return
+    frame = program_line()
     module = frame.f_globals.get("__name__", "<unknown>")
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(

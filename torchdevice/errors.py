@@ -28,13 +28,17 @@ class UnknownTargetError(TorchDeviceError, ValueError):
     Attributes:
         target: The requested target.
         known: The names of targets.
+        meant: The target that was probably meant, or None.
     """
 
-    def __init__(self, target: object, known: tuple[str, ...]):
+    def __init__(self, target: object, known: tuple[str, ...], meant: str | None = None):
         self.target = target
         self.known = known
+        self.meant = meant
+        question = f" Did you mean {meant!r}?" if meant else ""
         super().__init__(
-            f"{target!r} is not a target. Use one of {', '.join(map(repr, known))}, or None to choose by availability."
+            f"{target!r} is not a target.{question} Use one of {', '.join(map(repr, known))}, or None to choose by "
+            f"availability."
         )
 
 
@@ -54,6 +58,10 @@ class TargetUnavailableError(TorchDeviceError, RuntimeError):
 
 class ScopeError(TorchDeviceError, RuntimeError):
     """A scope was left without having been entered, or not in the reverse order of entry."""
+
+
+PATCHERS = ("torch_npu.contrib.transfer_to_npu", "torchada", "TorchDevice", "mpsify", "ipex_to_cuda")
+"""Modules of other packages that replace parts of torch for the whole process."""
 
 
 class AnotherPatcherError(TorchDeviceError, RuntimeError):

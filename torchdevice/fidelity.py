@@ -14,7 +14,19 @@ class Fidelity(enum.Enum):
     """The value is a documented constant of the stand-in. Nothing was measured."""
     APPROXIMATE = "approximate"
     """The value is plausible or the behaviour is coarser. Each line of the program is reported once."""
+    DOWNCAST = "downcast"
+    """The values are kept or computed in another dtype than the program asked for."""
+    FELL_BACK = "fell back"
+    """The target lacks the operator, which ran on the CPU for that call."""
     INERT = "inert"
     """The call is a hint that has no effect on the target."""
     UNSUPPORTED = "unsupported"
     """The call raises an error that names a remedy."""
+
+    @property
+    def changes_numbers(self) -> bool:
+        """Whether the program may compute or read other numbers for it. A strict scope refuses such calls."""
+        return self in _CHANGES_NUMBERS
+
+
+_CHANGES_NUMBERS = frozenset({Fidelity.APPROXIMATE, Fidelity.DOWNCAST, Fidelity.FELL_BACK})

@@ -6,34 +6,15 @@ A journal keeps at most ``MAX_ENTRIES`` distinct entries, so its memory is bound
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-import torch
-
+from torchdevice.call_sites import KINDS, PROGRAM, Site, kind_of, program_frame, site_of
 from torchdevice.fidelity import Fidelity
 
 MAX_ENTRIES = 10_000
-
-
-@dataclass(frozen=True)
-class Site:
-    """A line of the program.
-
-    Attributes:
-        file: Path of the source file, ``co_filename`` of the code object.
-        line: Line number, from 1.
-        function: Qualified name of the function.
-    """
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
 
 
 @dataclass
@@ -41,63 +22,127 @@ class Entry:
     """One request of the program at one site, and what was done for it.
 
     Attributes:
-        site: The line that made the request.
+        site: The line of the program that made the request; where no frame is the program's, the line of the library.
         requested: The request: ``"cuda:0"``, ``"autocast(torch.float16)"``.
         done: What was done instead: ``"cpu"``, ``"torch.bfloat16"``.
         fidelity: How close ``done`` comes to the request.
+        library: The line of a library that made the request for the program's line; None where the program made it.
         count: The number of requests.
+        seconds: The time that they took, where it was measured; else 0.
+        bytes: The bytes that they read and wrote, where they were counted; else 0.
     """
 
     site: Site
     requested: str
     done: str
     fidelity: Fidelity
+    library: Site | None = None
     count: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
 
 
 class Journal:
-    """Entries aggregated by call site. Safe to use from several threads; counts may lag by a few under contention."""
+    """Entries aggregated by call site. Safe to use from several threads; counts may lag by a few under contention.
+
+    Attributes:
+        overflow: How many events were not kept because there were too many different ones.
+        began: Called before the first entry is made.
+    """
 
     def __init__(self, max_entries: int = MAX_ENTRIES):
         self.overflow = 0
+        self.began: Callable[[], None] | None = None
         self._max_entries = max_entries
         # Keyed by the id of the code object, whose own hash reads all of its bytecode. ``_codes`` keeps the ids valid.
-        self._entries: dict[tuple[int, int, str, str], Entry] = {}
+        self._entries: dict[tuple[int | str, ...], Entry] = {}
         self._codes: dict[int, CodeType] = {}
+        self._distances: dict[tuple[int, int], int] = {}
 
-    def record(
-        self, requested: str, done: str, fidelity: Fidelity, frame: FrameType | None = None, *, above: int = 0
-    ) -> bool:
+    def record(self, requested: str, done: str, fidelity: Fidelity, *, above: int = 0) -> Entry | None:
         """Count one event at the program's current line.
 
         Args:
             requested: The request (see :class:`Entry`).
             done: What was done instead.
             fidelity: How close ``done`` comes to the request.
-            frame: The program's frame; None to search for it.
             above: The number of innermost callers that belong to this package, so that the search skips them.
 
         Returns:
-            True for the first such event at this line.
+            The entry, whose count is 1 for the first such event at this line; None where the journal is full.
         """
-        frame = frame or user_frame(above)
-        key = (id(frame.f_code), frame.f_lasti, requested, done)
+        above += 1
+        frame = sys._getframe(above)
+        while True:
+            kind = KINDS.get(frame.f_code.co_filename)
+            if kind is None:
+                kind = kind_of(frame)
+            if kind or frame.f_back is None:
+                break
+            above += 1
+            frame = frame.f_back
+        program: FrameType | None = frame if kind is PROGRAM else self._program_of(frame, above)
+        key: tuple[int | str, ...]
+        if program is frame or program is None:
+            key = (id(frame.f_code), frame.f_lasti, requested, done)
+        else:
+            key = (id(frame.f_code), frame.f_lasti, requested, done, id(program.f_code), program.f_lasti)
         entry = self._entries.get(key)
-        first = entry is None
         if entry is None:
-            if len(self._entries) >= self._max_entries:
-                self.overflow += 1
-                return False
-            site = Site(frame.f_code.co_filename, frame.f_lineno, _function_name(frame.f_code))
-            self._codes[id(frame.f_code)] = frame.f_code
-            entry = self._entries.setdefault(key, Entry(site, requested, done, fidelity))
+            entry = self._new(key, frame, program, Entry(site_of(program or frame), requested, done, fidelity))
+            if entry is None:
+                return None
         entry.count += 1
-        return first
+        return entry
+
+    def _program_of(self, frame: FrameType, above: int) -> FrameType | None:
+        """Return the program's frame above a library's.
+
+        Looking at each frame in between takes long where libraries call each other, so it is done once for a line of a
+        library. From then on the program is first looked for as many callers above it as it was found then.
+        """
+        line = id(frame.f_code), frame.f_lasti
+        distance = self._distances.get(line)
+        if distance == 0:
+            return None
+        if distance is not None:
+            try:
+                known = sys._getframe(1 + above + distance)
+            except ValueError:  # the stack is not that deep now
+                known = frame
+            if KINDS.get(known.f_code.co_filename) is PROGRAM:
+                return known
+        found, distance = program_frame(frame)
+        if len(self._distances) < self._max_entries:
+            self._distances[line] = distance if found is not None else 0
+            self._codes[id(frame.f_code)] = frame.f_code
+        return found
+
+    def _new(
+        self, key: tuple[int | str, ...], frame: FrameType, program: FrameType | None, entry: Entry
+    ) -> Entry | None:
+        if len(self._entries) >= self._max_entries:
+            self.overflow += 1
+            return None
+        if not self._entries and self.began is not None:
+            self.began()
+        if program is not None and program is not frame:
+            entry.library = site_of(frame)
+            self._codes[id(program.f_code)] = program.f_code
+        self._codes[id(frame.f_code)] = frame.f_code
+        return self._entries.setdefault(key, entry)
+
+    def clear(self) -> None:
+        """Forget everything: a forked process counts what it does itself."""
+        self._entries.clear()
+        self.overflow = 0
 
     @property
     def entries(self) -> list[Entry]:
         """All entries, the most frequent one first."""
-        return sorted(self._entries.values(), key=lambda entry: -entry.count)
+        found = list(self._entries.values())  # at once: other threads may add to them
+        found.sort(key=lambda entry: -entry.count)
+        return found
 
     @property
     def degraded(self) -> list[Entry]:
@@ -108,32 +153,7 @@ class Journal:
         return len(self._entries)
 
     def __repr__(self) -> str:
-        total = sum(entry.count for entry in self._entries.values())
-        return f"<Journal: {total} calls at {len(self._entries)} sites, {len(self.degraded)} of them degraded>"
-
-
-def _function_name(code: CodeType) -> str:
-    return getattr(code, "co_qualname", code.co_name)  # co_qualname came with Python 3.11
-
-
-_LIBRARY_FOLDERS = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__ or "", __file__))
-_is_library: dict[str, bool] = {}
-
-
-def user_frame(above: int = 0) -> FrameType:
-    """Return the innermost frame outside torch and this package, or the outermost frame if there is none.
-
-    Args:
-        above: The number of innermost callers to skip.
-    """
-    frame = sys._getframe(1 + above)
-    while True:
-        file = frame.f_code.co_filename
-        library = _is_library.get(file)
-        if library is None:
-            if len(_is_library) > MAX_ENTRIES:
-                _is_library.clear()
-            library = _is_library[file] = file.startswith(_LIBRARY_FOLDERS)
-        if not library or frame.f_back is None:
-            return frame
-        frame = frame.f_back
+        entries = self.entries
+        sites = {(entry.site, entry.requested, entry.done) for entry in entries}
+        total = sum(entry.count for entry in entries)
+        return f"<Journal: {total} calls at {len(sites)} sites, {len(self.degraded)} of them degraded>"

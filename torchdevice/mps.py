@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.cuda import memory
 from torchdevice.devices.runtime import Mark
-from torchdevice.errors import NotSupportedError
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.supplied import supplied_function, supplied_value
@@ -248,7 +248,7 @@ _METAL = "It needs Metal. Use a torch function, or torch.profiler to see what ru
 
 def _refuse(name: str) -> None:
     def refuse(context: Context, *args: Any) -> Any:
-        raise NotSupportedError(f"torch._C.{name}", _METAL)
+        thread_state.refuse(f"torch._C.{name}", _METAL)
 
     supplied_function(name, Fidelity.UNSUPPORTED, note=_METAL, native_to=_MPS)(refuse)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torchdevice import device_properties
 from torchdevice.families import FAMILIES, Family
-from torchdevice.switch import SWITCH
+from torchdevice.switch import SAID, SWITCH
 
 if TYPE_CHECKING:
     import torch
@@ -368,7 +368,7 @@ def from_environment(record: type = Options) -> dict[str, Any]:
 
 def to_environment(options: Any) -> dict[str, str | None]:
     """Return the variables that give a child process these options; None means that a variable must not be set."""
-    values: dict[str, str | None] = {SWITCH: "1"}
+    values: dict[str, str | None] = {SWITCH: "1", SAID: os.environ.get(SAID)}
     for name, declaration in declarations(type(options)).items():
         value = getattr(options, name)
         values[variable_of(name)] = None if value is None else declaration.show(value)

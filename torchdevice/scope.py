@@ -27,19 +27,18 @@ from torchdevice.decorating import decorated
 from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import wrap
 from torchdevice.engines.mode import DeviceMode, of_this_thread
-from torchdevice.errors import AnotherPatcherError, ScopeError
+from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError
 from torchdevice.installed import INSTALLATION
 from torchdevice.journal import Journal
-from torchdevice.logs import configure_logging, warn_once
+from torchdevice.logs import configure_logging
 from torchdevice.options import Options
 from torchdevice.patching import do_all
+from torchdevice.report import Report
 from torchdevice.thread_state import Entry, state, undo
 from torchdevice.tracebacks import trim
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
-
-_OTHER_PATCHERS = ("torch_npu.contrib.transfer_to_npu", "torchada", "TorchDevice", "mpsify", "ipex_to_cuda")
 
 
 class _Leaving:
@@ -113,6 +112,10 @@ class Scope(AbstractContextManager["Scope"]):
     def runtime(self) -> Runtime:
         """The target's :class:`Runtime`. The target is resolved at the first entry."""
         return self._resolved().runtime
+
+    def report(self) -> Report:
+        """Return what the program asked for in this process so far and what was done instead, by line."""
+        return Report.of(self.journal, self._resolved().options, self.runtime.target)
 
     @property
     def target(self) -> torch.device:
@@ -205,8 +208,6 @@ def _enter(context: Context, owner: Scope) -> None:
         thread_state.enter(entry)
         if context.thread.at_return:
             context.start_thread()
-        if context.runtime.degraded_notice:
-            warn_once(context.runtime.degraded_notice)
     except BaseException:
         undo(_leave, entry)
         raise
@@ -263,7 +264,7 @@ _LEAVING = (thread_state.leave, _forget, _finish_thread, _drop_installations, _l
 
 
 def _refuse_other_patchers() -> None:
-    for name in _OTHER_PATCHERS:
+    for name in PATCHERS:
         if name in sys.modules:
             raise AnotherPatcherError(name)
 

@@ -53,7 +53,7 @@ def supplied_function(
 ) -> Callable[[Any], Any]:
     """Register a function ``(context, *args)`` that torch calls, without the context, by one or several names.
 
-    A call of an approximate or inert function is reported once per line of the program, with ``note`` as the text of
+    A call of a function that is not exact is reported once per line of the program, with ``note`` as the text of
     what is done instead. A function with ``on`` reports its calls itself.
 
     Args:
@@ -67,8 +67,12 @@ def supplied_function(
     names = [name] if isinstance(name, str) else name
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        silent = fidelity in (Fidelity.EXACT, Fidelity.DECLARED, Fidelity.UNSUPPORTED)
-        called = function if silent else _reporting(function, names[0], fidelity, note)
+        silent = fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)  # what raises notes that itself
+        called = (
+            function
+            if silent
+            else _reporting(function, names[0], fidelity, note or first_line(function).removeprefix("Return "))
+        )
 
         def value(context: Context) -> Any:
             found = TORCHS_OWN if context.device_type == native_to else context.bound(called)

@@ -1,10 +1,16 @@
-"""The variable that makes ``import torch`` enable a scope. Nothing is imported here that torch may not import."""
+"""The variables that say what ``import torch`` does. Nothing is imported here that torch may not import."""
 
 from __future__ import annotations
 
 import os
 
 SWITCH = "TORCHDEVICE"
+
+REPORT = "TORCHDEVICE_REPORT"
+"""The variable that has the processes of a run leave their parts of its report."""
+
+SAID = "TORCHDEVICE_SAID"
+"""The variable that names what a process has said already, so that its children do not say it again."""
 
 
 def switched_on() -> bool:

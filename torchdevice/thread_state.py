@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from torchdevice.context import Context
+from torchdevice.errors import NotSupportedError
+from torchdevice.fidelity import Fidelity
 from torchdevice.torch_internals import require
 
 _stack_length = require(torch._C, "_len_torch_function_stack")
@@ -145,6 +147,21 @@ class _Lifted(NamedTuple):
 def current() -> Context | None:
     """Return the context that answers in this thread; None where torch answers for itself."""
     return state.context
+
+
+def refuse(name: str, remedy: str) -> NoReturn:
+    """Note in this thread's context that the program called something which has no honest equivalent, and raise.
+
+    Args:
+        name: The torch name that was called.
+        remedy: What to do instead.
+
+    Raises:
+        NotSupportedError: Always.
+    """
+    if state.context is not None:
+        state.context.report(name, "NotSupportedError", Fidelity.UNSUPPORTED)
+    raise NotSupportedError(name, remedy)
 
 
 def enter(entry: Entry) -> None:

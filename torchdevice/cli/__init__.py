@@ -1,1 +1,1 @@
-"""The ``torchdevice`` command. ``run`` and ``doctor`` are its commands."""
+"""The ``torchdevice`` command. Each of its commands is a file here."""

@@ -1,32 +1,56 @@
-"""``torchdevice doctor``: which device would stand in on this machine."""
+"""``torchdevice doctor``: what would stand in on this machine and why, and what is in the way."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from typing import Any
 
 from torchdevice import __version__
 from torchdevice.cli.refusals import refusals
+from torchdevice.switch import SWITCH
+
+_EXAMPLES = """A line says ok, warning or problem; what to do about it stands below. The status is 1 for a problem.
+
+examples:
+  torchdevice doctor
+  torchdevice doctor --target simulated:mps
+  torchdevice doctor --json"""
 
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    parser = commands.add_parser("doctor", help="say which device would stand in here")
+    parser = commands.add_parser(
+        "doctor",
+        help="say what would stand in here and why, and what is in the way",
+        description="Say what would stand in on this machine and why, and what is in the way.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--target", help="the device to ask about; left out, the one that would be chosen")
+    parser.add_argument("--json", action="store_true", help="print data")
     parser.set_defaults(action=_doctor)
 
 
-@refusals()
 def _doctor(options: argparse.Namespace) -> int:
-    # Imported here, so that a broken installation is refused in one line.
-    import torch
+    switch = os.environ.pop(SWITCH, None)  # or torch, when it is imported now, would show what a scope shows
+    with refusals():  # a broken installation is said in one line
+        import torch
 
-    from torchdevice import choosing
-    from torchdevice.devices.registry import runtime
-
+        from torchdevice.cli import examinations
+    if switch is not None:
+        os.environ[SWITCH] = switch
+    found = examinations.examine(options.target)
+    well = all(finding.status != "problem" for finding in found)
+    if options.json:
+        versions = {"torchdevice": __version__, "torch": torch.__version__, "Python": sys.version.split()[0]}
+        print(json.dumps({"ok": well, "versions": versions, "findings": [each._asdict() for each in found]}, indent=1))
+        return int(not well)
     print(f"torchdevice {__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
-    print(f"would stand in: {choosing.TorchDevice()!r}")
-    for name in choosing.target_names():
-        print(f"  {name}: {'available' if runtime(name).is_available() else 'not available'}")
-    print("  simulated:cuda, simulated:mps, simulated:strict: available anywhere")
-    return 0
+    width = max(len(finding.subject) for finding in found)
+    for finding in found:
+        print(f"  {finding.status:8} {finding.subject:{width}}  {finding.said}")
+        if finding.remedy:
+            print(f"  {'':8} {'':{width}}  -> {finding.remedy}")
+    return int(not well)

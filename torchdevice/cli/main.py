@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from torchdevice import __version__
-from torchdevice.cli import doctor, run
+from torchdevice.cli import coverage, devices, doctor, report, run
+from torchdevice.cli.parsing import CommandParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,12 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 if the command line is invalid or cannot be carried out.
         BaseException: What the program of ``torchdevice run`` raises, ``SystemExit`` included.
     """
-    parser = argparse.ArgumentParser(
-        prog="torchdevice", description="Run CUDA-written PyTorch programs where there is no CUDA."
+    parser = CommandParser(
+        prog="torchdevice",
+        description="Run CUDA-written PyTorch programs where there is no CUDA.",
+        epilog="example:\n  torchdevice run train.py --epochs 3\n\n'torchdevice COMMAND --help' says more.",
     )
     parser.add_argument("--version", action="version", version=f"torchdevice {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (run, doctor):
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
+    for command in (run, doctor, report, devices, coverage):
         command.add(commands)
     options = parser.parse_args(argv)
     return options.action(options)

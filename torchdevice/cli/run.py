@@ -9,25 +9,49 @@ prints it, runs the handlers of ``atexit``, and chooses the exit status. The sco
 from __future__ import annotations
 
 import argparse
-import atexit
 import builtins
+import functools
 import importlib.machinery
 import importlib.util
 import io
+import logging
 import os
 import pkgutil
 import runpy
+import subprocess
 import sys
+import textwrap
 import types
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torchdevice import options as _options
+from torchdevice import run_folder
+from torchdevice.cli import programs
+from torchdevice.cli.parsing import CommandParser
+from torchdevice.cli.programs import Program
 from torchdevice.cli.refusals import refusals
-from torchdevice.switch import SWITCH
+from torchdevice.logs import configure_logging, logger
+from torchdevice.switch import REPORT, SWITCH
 from torchdevice.tracebacks import trim, without_ours
 
 if TYPE_CHECKING:
-    from torchdevice.journal import Journal
+    from torchdevice.report import Report
+    from torchdevice.scope import Scope
+
+
+_USAGE = """torchdevice run [options] SCRIPT [args ...]
+       torchdevice run [options] -m MODULE [args ...]
+       torchdevice run [options] -c CODE [args ...]
+       torchdevice run [options] - [args ...]
+       torchdevice run [options] COMMAND [args ...]"""
+
+_EXAMPLES = """A COMMAND is torchrun, pytest, accelerate, python, or any other that starts Python programs.
+
+examples:
+  torchdevice run train.py --epochs 3
+  torchdevice run --report=report.html torchrun --nproc-per-node 2 train.py
+  torchdevice run --target simulated:cuda:2 --memory 8GiB -m package.train"""
 
 
 def add(commands: Any) -> None:
@@ -35,60 +59,100 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
         help="run a Python program in a scope",
-        usage="torchdevice run [options] SCRIPT [args ...]\n       torchdevice run [options] -m MODULE [args ...]",
+        description="Run a program as python runs it, in a scope: what it asks of CUDA is done by another device.",
+        usage=_USAGE,
+        epilog=_EXAMPLES,
     )
-    _options.add_flags(parser.add_argument)
-    parser.add_argument("--report", action="store_true", help="print what was rewritten when the program ends")
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
-    parser.add_argument("program", metavar="SCRIPT", help="path of the program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="args", help="arguments of the program")
-    parser.set_defaults(action=_run)
+    actions = []
+    _options.add_flags(lambda *names, **more: actions.append(parser.add_argument(*names, **more)))
+    parser.add_argument(
+        "--report",
+        nargs="?",
+        const=True,  # a text would be checked as a path
+        metavar="FILE",
+        type=_report_file,
+        help="say at the end what was rewritten; with =FILE write that as a page (FILE.html) or as data (FILE.json)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
+    with_value = {name for action in actions if action.nargs != 0 for name in action.option_strings}
+    parser.split = functools.partial(_split, with_value)
+    parser.set_defaults(action=functools.partial(_run, parser))
 
 
-class _Program(NamedTuple):
-    """The program that the command line names.
-
-    Attributes:
-        module: The name of a module, or None for a path.
-        path: The absolute path of a script, or of a folder or archive that holds a ``__main__.py``.
-        source: The bytes of a script, as text or compiled; None for a module, folder or archive, which runpy reads.
-    """
-
-    module: str | None
-    path: str = ""
-    source: bytes | None = None
+def _split(with_value: set[str], words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of this command, and those from the program on."""
+    index = 0
+    while index < len(words) and words[index].startswith("-") and words[index] != "-":
+        if words[index][:2] in ("-m", "-c"):
+            break
+        if words[index] == "--":
+            return list(words[:index]), list(words[index + 1 :])
+        index += 2 if words[index] in with_value else 1
+    return list(words[:index]), list(words[index:])
 
 
-def _run(options: argparse.Namespace) -> int:
-    program = _Program(options.program) if options.module else _found(options.program)
-    sys.argv[:] = ["-m" if options.module else options.program, *options.arguments]
+def _report_file(path: str) -> str:
+    """Return a path that a report can be written to."""
+    if not path.endswith((".html", ".json")):
+        raise argparse.ArgumentTypeError(f"{path!r} is neither FILE.html nor FILE.json")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise argparse.ArgumentTypeError(f"{path!r}: there is no folder {folder!r}")
+    return os.path.abspath(path)
+
+
+def _run(parser: CommandParser, options: argparse.Namespace) -> int:
+    if options.quiet:
+        os.environ["TORCHDEVICE_LOG"] = "ERROR"
+    if not options.rest:
+        parser.error("which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND")
+    with refusals():
+        program = programs.named(options.rest)
+    if program.interpreter:
+        return _start_python(options, program)
+    if program.is_command:
+        return _start_command(options, program)
+    sys.argv[:] = program.argv
     _set_first_path(program)
     main = _new_main(program)
     with refusals():
-        _activate(options)
+        _activate(options, program)
     _execute(program, main)
     return 0
 
 
-def _found(path: str) -> _Program:
-    """Return the program at a path.
-
-    Raises:
-        SystemExit: With status 2, as Python does, if the file cannot be read.
-    """
-    absolute = os.path.join(os.getcwd(), path)  # not normalized, because Python does not normalize it either
-    if pkgutil.get_importer(absolute) is not None:
-        return _Program(None, absolute)
-    try:
-        with io.open_code(absolute) as file:
-            return _Program(None, absolute, file.read())
-    except OSError as error:
-        reason = f"[Errno {error.errno}] {error.strerror}"  # Python's own text
-        print(f"{sys.executable}: can't open file {absolute!r}: {reason}", file=sys.stderr)
-        raise SystemExit(2) from None
+def _start_python(options: argparse.Namespace, program: Program) -> int:
+    """Begin again in an interpreter with the given flags."""
+    again = ["-m", "torchdevice", "run", *options.own, *program.argv] if program.argv else []
+    words = [sys.executable, *program.interpreter, *again]
+    if os.name == "nt":  # where another process would not take the place of this one
+        return subprocess.call(words)
+    os.execv(sys.executable, words)
 
 
-def _set_first_path(program: _Program) -> None:
+def _start_command(options: argparse.Namespace, program: Program) -> int:
+    """Run a command that is not Python's, with the variables by which Python processes that it starts follow."""
+    with refusals():
+        from torchdevice import scope
+
+        configure_logging()
+        wanted = scope.Scope(_chosen(options))
+        _options.set_environment(scope.variables_of(wanted))
+        _begin_run(options, wanted)
+    process = subprocess.Popen(program.argv)
+    while True:
+        try:
+            status = process.wait()
+            return status if status >= 0 else 128 - status  # as a shell says that a signal ended it
+        except KeyboardInterrupt:  # the command had it, too, and decides
+            pass
+
+
+def _chosen(options: argparse.Namespace) -> Any:
+    return _options.chosen({name: getattr(options, name) for name in _options.declarations()})
+
+
+def _set_first_path(program: Program) -> None:
     """Replace the folder of this command, which the interpreter put first in ``sys.path``, by the program's.
 
     This comes before the import of torch, so that the program's own modules hide others from torch as they do under
@@ -100,14 +164,14 @@ def _set_first_path(program: _Program) -> None:
     if program.module is not None:
         first = os.getcwd()
     elif program.source is not None:
-        first = os.path.dirname(os.path.realpath(program.path))
+        first = os.path.dirname(os.path.realpath(program.path)) if program.path else ""
     else:
         first, added = program.path, True
     if added:
         sys.path.insert(0, first)
 
 
-def _new_main(program: _Program) -> dict[str, Any]:
+def _new_main(program: Program) -> dict[str, Any]:
     """Put a new ``__main__`` in place of this command's own, and return its globals.
 
     Functions of the program pickle as ``__main__.name``, and from worker processes as ``__mp_main__.name``, which is
@@ -122,7 +186,8 @@ def _new_main(program: _Program) -> dict[str, Any]:
     new["__builtins__"] = builtins
     if program.source is not None:
         new["__loader__"] = _loader(program.path, program.source)
-        new["__file__"] = program.path
+    if isinstance(program.source, bytes):  # not for -c
+        new["__file__"] = program.file
         if "__cached__" in before:  # up to Python 3.14
             new["__cached__"] = None
     sys.modules["__main__"] = main
@@ -131,24 +196,58 @@ def _new_main(program: _Program) -> dict[str, Any]:
     return new
 
 
-def _loader(path: str, source: bytes) -> Any:
+def _loader(path: str, source: bytes | str) -> Any:
+    if not path or isinstance(source, str):
+        return importlib.machinery.BuiltinImporter  # as Python has it
     compiled = source.startswith(importlib.util.MAGIC_NUMBER)
     kind = importlib.machinery.SourcelessFileLoader if compiled else importlib.machinery.SourceFileLoader
     return kind("__main__", path)
 
 
-def _activate(options: argparse.Namespace) -> None:
-    """Enable the scope for this process and those it starts, and have the report printed if that was asked for."""
+def _activate(options: argparse.Namespace, program: Program) -> None:
+    """Enable the scope for this process and those it starts, and have the report made if that was asked for."""
     os.environ.pop(SWITCH, None)  # otherwise the import of torch below would enable another scope
     from torchdevice import scope
 
-    given = {name: getattr(options, name) for name in _options.declarations()}
-    enabled = scope.enable_chosen(_options.chosen(given), propagate=True)
-    if options.report:
-        atexit.register(_print_report, enabled.journal)  # before the program's handlers are, so it runs after them
+    enabled = scope.enable_chosen(_chosen(options), propagate=True)
+    if program.source is not None and not program.path and options.report is not None:
+        from torchdevice.report import source
+
+        text = program.source if isinstance(program.source, str) else program.source.decode(errors="replace")
+        source.remember(program.file, text)
+    _begin_run(options, enabled)
 
 
-def _execute(program: _Program, main: dict[str, Any]) -> None:
+def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
+    """Begin a run that has messages and a report in common, or take part in the one around it."""
+    from torchdevice.report import processes
+
+    if options.report is not None:
+        run_folder.begin()
+        processes.lead(scope.journal, scope.report, functools.partial(_show_report, options.report))
+    elif run_folder.path() is None:
+        os.environ.pop(REPORT, None)
+        run_folder.begin()
+    elif REPORT in os.environ:
+        processes.follow(scope.journal, scope.report)
+
+
+def _show_report(file: str | bool, report: Report) -> None:
+    """Print a report, or write it to a file."""
+    if not isinstance(file, str):
+        report.show(sys.stderr)
+        return
+    try:
+        with open(file, "w", encoding="utf-8") as stream:
+            stream.write(report.to_html() if file.endswith(".html") else report.to_json())
+    except OSError as error:
+        print(f"torchdevice: the report could not be written: {error}", file=sys.stderr)
+    else:
+        if logger.isEnabledFor(logging.WARNING):
+            print(f"torchdevice: the report is in {file}", file=sys.stderr)
+
+
+def _execute(program: Program, main: dict[str, Any]) -> None:
     try:
         # Frames of runpy stay in tracebacks, because Python shows them too. No other frame may come between this
         # function and the program.
@@ -156,9 +255,11 @@ def _execute(program: _Program, main: dict[str, Any]) -> None:
             runpy._run_module_as_main(program.module)
         elif program.source is None:
             runpy._run_module_as_main("__main__", alter_argv=False)
+        elif isinstance(program.source, str):
+            exec(compile(_dedented(program.source), program.file, "exec", dont_inherit=True), main)
         else:
             code = pkgutil.read_code(io.BytesIO(program.source))
-            exec(code or compile(program.source, program.path, "exec", dont_inherit=True), main)
+            exec(code or compile(program.source, program.file, "exec", dont_inherit=True), main)
     except SystemExit:
         raise
     except BaseException as error:
@@ -184,10 +285,5 @@ def _show_from(error: BaseException, frames: types.TracebackType | None) -> None
     sys.excepthook = show
 
 
-def _print_report(journal: Journal) -> None:
-    print("\ntorchdevice: what was rewritten or supplied", file=sys.stderr)
-    for entry in journal.entries:
-        print(
-            f"  {entry.count:>8} x {entry.requested} -> {entry.done} [{entry.fidelity.value}]  {entry.site}",
-            file=sys.stderr,
-        )
+def _dedented(code: str) -> str:
+    return textwrap.dedent(code) if sys.version_info >= (3, 14) else code  # as Python does

@@ -11,7 +11,6 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.cuda.memory import mem_get_info
-from torchdevice.errors import NotSupportedError
 from torchdevice.patching import Patch, Replaced
 
 
@@ -38,7 +37,7 @@ class Cudart:
         if context is None:
             return getattr(self._original, name)
         if name not in _CUDART:
-            raise NotSupportedError(f"torch.cuda.cudart().{name}", "It needs the CUDA runtime. Use a torch function.")
+            thread_state.refuse(f"torch.cuda.cudart().{name}", "It needs the CUDA runtime. Use a torch function.")
         return context.bound(_CUDART[name])
 
     def __bool__(self) -> bool:

@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.cuda import streams
 from torchdevice.cuda.graph_capture import Capture, invalidated, not_permitted
-from torchdevice.errors import NotSupportedError
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Callback, Patch, replaced_function
 from torchdevice.supplied import supplied_function
@@ -144,11 +144,11 @@ class GraphStandIn:
 
     def debug_dump(self, debug_path: str, *, verbose: bool = True) -> NoReturn:
         """Raise: there is no ``cudaGraph_t`` to dump."""
-        raise NotSupportedError("torch.cuda.CUDAGraph.debug_dump", "There is no CUDA graph. Use torch.profiler.")
+        thread_state.refuse("torch.cuda.CUDAGraph.debug_dump", "There is no CUDA graph. Use torch.profiler.")
 
     def raw_cuda_graph(self) -> NoReturn:
         """Raise: there is no ``cudaGraph_t``."""
-        raise NotSupportedError("torch.cuda.CUDAGraph.raw_cuda_graph", "There is no cudaGraph_t. Use replay().")
+        thread_state.refuse("torch.cuda.CUDAGraph.raw_cuda_graph", "There is no cudaGraph_t. Use replay().")
 
     raw_cuda_graph_exec = get_graph_data = raw_cuda_graph
 

@@ -6,18 +6,18 @@ from typing import Any, NoReturn
 
 import torch
 
+from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.cuda.unsupported import POOL
-from torchdevice.errors import NotSupportedError
 from torchdevice.patching import Patch, replaced_function
 
 
 def _no_pool(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    raise NotSupportedError("torch.cuda.MemPool", POOL)
+    thread_state.refuse("torch.cuda.MemPool", POOL)
 
 
 def _no_allocator(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    raise NotSupportedError("torch.cuda.memory.CUDAPluggableAllocator", POOL)
+    thread_state.refuse("torch.cuda.memory.CUDAPluggableAllocator", POOL)
 
 
 _BY_VALUE = (

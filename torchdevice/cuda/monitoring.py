@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.errors import NotSupportedError
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, Replaced, replaced_function
 
@@ -26,7 +26,7 @@ def refuses(owner: Any, name: str, remedy: str) -> Replaced:
     """Return the patch that makes ``owner.name`` raise :class:`NotSupportedError` with a remedy."""
 
     def refuse(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotSupportedError(f"{owner.__module__ if isinstance(owner, type) else owner.__name__}.{name}", remedy)
+        thread_state.refuse(f"{owner.__module__ if isinstance(owner, type) else owner.__name__}.{name}", remedy)
 
     return replaced_function(owner, name, refuse, native_to="cuda")
 

@@ -19,7 +19,6 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Mark
-from torchdevice.errors import NotSupportedError
 from torchdevice.patching import Patch, Replaced, replaced_function, subclass_in_place_of
 from torchdevice.spelling import Spelling
 from torchdevice.supplied import supplied_function
@@ -47,9 +46,7 @@ def get_current_raw_stream(context: Context, device: int) -> int:
     """Return the null pointer for the default stream. Raise for another stream, which has no pointer."""
     stream_id, _, _ = get_current_stream(context, device)
     if stream_id:
-        raise NotSupportedError(
-            "torch._C._cuda_getCurrentRawStream", "There is no cudaStream_t. Use torch.cuda.Stream."
-        )
+        thread_state.refuse("torch._C._cuda_getCurrentRawStream", "There is no cudaStream_t. Use torch.cuda.Stream.")
     return 0
 
 
@@ -57,7 +54,7 @@ def get_current_raw_stream(context: Context, device: int) -> int:
 def get_stream_from_external(context: Context, pointer: int, device: int) -> tuple[int, int, int]:
     """Return the default stream for a null pointer. Raise for another pointer, which no stream has."""
     if pointer:
-        raise NotSupportedError(
+        thread_state.refuse(
             "torch.cuda.ExternalStream", "There is no CUDA stream at that address. Use torch.cuda.Stream."
         )
     return get_default_stream(context, device)
@@ -95,7 +92,7 @@ class NoPointer:
         self._number = number
 
     def __index__(self) -> int:
-        raise NotSupportedError("torch.cuda.Stream.cuda_stream", "There is no cudaStream_t. Use the stream's methods.")
+        thread_state.refuse("torch.cuda.Stream.cuda_stream", "There is no cudaStream_t. Use the stream's methods.")
 
     __int__ = __index__
 
@@ -238,7 +235,7 @@ class EventStandIn(torch.Event):
         """The ``cudaEvent_t``: 0 before the event is recorded, as in CUDA. Raises afterwards, because there is none."""
         if self._mark is None:
             return 0
-        raise NotSupportedError("torch.cuda.Event.cuda_event", "There is no cudaEvent_t. Use the event's methods.")
+        thread_state.refuse("torch.cuda.Event.cuda_event", "There is no cudaEvent_t. Use the event's methods.")
 
     def record(self, stream: Any = None) -> None:
         """Record a point in the stream, or in the current stream if None.
@@ -283,7 +280,7 @@ class EventStandIn(torch.Event):
 
     def ipc_handle(self) -> bytes:
         """Raise: an event has no handle that another process could open."""
-        raise NotSupportedError("torch.cuda.Event.ipc_handle", "Share an event between threads, not processes.")
+        thread_state.refuse("torch.cuda.Event.ipc_handle", "Share an event between threads, not processes.")
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Event {'recorded' if self._mark is not None else 'uninitialized'}>"
@@ -349,7 +346,7 @@ def _from_ipc_handle(original: Any) -> Any:
     def from_ipc_handle(cls: type, device: Any, handle: bytes) -> Any:
         if thread_state.state.for_cuda is None:
             return original(device, handle)
-        raise NotSupportedError("torch.cuda.Event.from_ipc_handle", "Share an event between threads, not processes.")
+        thread_state.refuse("torch.cuda.Event.from_ipc_handle", "Share an event between threads, not processes.")
 
     return classmethod(functools.update_wrapper(from_ipc_handle, original))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.errors import NotSupportedError
 from torchdevice.fidelity import Fidelity
 from torchdevice.supplied import supplied_function
 
@@ -58,7 +58,7 @@ REMEDIES = {
 
 def _refusing(name: str, remedy: str) -> None:
     def refuse(context: Context, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotSupportedError(f"torch._C.{name}", remedy)
+        thread_state.refuse(f"torch._C.{name}", remedy)
 
     supplied_function(name, Fidelity.UNSUPPORTED, note=remedy)(refuse)
 

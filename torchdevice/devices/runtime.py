@@ -88,8 +88,8 @@ class Runtime:
         folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
             is not given. Otherwise such an ordinal raises CUDA's error.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
-        degraded_notice: The warning that is logged, once in a process, when the device is entered, because it is
-            slower than the device that the program asks for. Empty for no warning.
+        degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
+            because the device is slower than that accelerator. Empty for no warning.
     """
 
     device_type: str

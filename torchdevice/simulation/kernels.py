@@ -206,8 +206,8 @@ def _plain(op: Any) -> Kernel:
         if _mode_enabled():
             with torch._C.DisableTorchFunction():
                 return plain(*args, **kwargs)
-        if policy.watching:
-            policy.check_operator(op)
+        if policy.watching and policy.falls_back(op):
+            return policy.run_fallback(op, plain, args, kwargs)
         taken, index, odd = take(args)
         named = kwargs
         if kwargs:
@@ -243,8 +243,8 @@ def _factory(op: Any) -> Kernel:
     run, random = on_cpu_as(op), device_random.kind_of(op)
 
     def factory(*args: Any, **kwargs: Any) -> Any:
-        if policy.watching:
-            policy.check_operator(op)
+        if policy.watching and policy.falls_back(op):
+            return policy.run_fallback(op, factory, args, kwargs)
         policy.check_scope()
         index = kwargs["device"].index or 0
         kwargs = {**kwargs, "device": _CPU}
@@ -270,8 +270,8 @@ class _Outgoing:
         self._results = _Results(op)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        if policy.watching:
-            policy.check_operator(self._op)
+        if policy.watching and policy.falls_back(self._op):
+            return policy.run_fallback(self._op, self.run, args, kwargs)
         given = {**dict(zip(self._arguments.names, args, strict=False)), **kwargs}
         outs = _Outs()
         while True:

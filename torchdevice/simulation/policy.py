@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torchdevice import thread_state
 from torchdevice.devices.runtime import MEMORY_FRACTION
@@ -33,6 +35,7 @@ _watchers: set[object] = set()
 
 class _Thread(threading.local):
     lifted = False
+    falling_back = False
 
 
 _thread = _Thread()
@@ -162,8 +165,8 @@ def provides(op: Any) -> bool:
     return limits is None or limits.profile.missing(op) is None
 
 
-def check_operator(op: Any) -> None:
-    """Raise the real device's error for an operator that the profile's device lacks.
+def falls_back(op: Any) -> bool:
+    """Return whether the profile's device lacks an operator that is to be run by :func:`run_fallback`.
 
     With ``PYTORCH_ENABLE_MPS_FALLBACK`` set, the operator runs on the CPU instead, as on the real device, and is
     counted.
@@ -173,14 +176,38 @@ def check_operator(op: Any) -> None:
             profile allows no fallback.
     """
     limits = _limits()
-    if limits is None:
-        return
+    if limits is None or _thread.falling_back:
+        return False
     missing = limits.profile.missing(op)
     if missing is None:
-        return
+        return False
     context = thread_state.state.context
     assert context is not None
     if limits.profile.refuses or context.options.strict or os.environ.get(_FALLBACK, "0") == "0":
         raise NotImplementedError(limits.profile.missing_message(missing))
+    return True
+
+
+def run_fallback(op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator that the profile's device lacks, counted, with its time and the bytes it reads and writes."""
+    limits, context = _limits(), thread_state.state.context
+    assert limits is not None and context is not None
+    missing = limits.profile.missing(op)
+    assert missing is not None
     limits.fallbacks[missing] += 1
-    context.report(missing, "the operator on the CPU", Fidelity.APPROXIMATE)
+    entry = context.note(missing, "the operator on the CPU", Fidelity.FELL_BACK)
+    start = time.perf_counter_ns()
+    _thread.falling_back = True
+    try:
+        result = kernel(*args, **kwargs)
+    finally:
+        _thread.falling_back = False
+    if entry is not None:
+        entry.seconds += (time.perf_counter_ns() - start) / 1e9
+        entry.bytes += _bytes_of((args, kwargs, result))
+    return result
+
+
+def _bytes_of(values: Any) -> int:
+    """Return the bytes of the tensors among some values."""
+    return sum(value.nbytes for value in tree_leaves(values) if isinstance(value, torch.Tensor))

@@ -32,8 +32,11 @@ def _reduce(tensor: torch.Tensor) -> Any:
     with torch._C.DisableTorchFunction():
         if tensor.device.type != policy.KIND:
             return _reduce_tensor(tensor)
-        if thread_state.state.context is not None:
-            thread_state.state.context.report("a tensor for another process", "a copy of it", Fidelity.APPROXIMATE)
+        context = thread_state.state.context
+        if context is not None:
+            entry = context.note("a tensor for another process", "a copy of it", Fidelity.APPROXIMATE)
+            if entry is not None:
+                entry.bytes += tensor.nbytes
         values, index = tensor.detach().cpu(), tensor.device.index
         return _received, (values, index, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch.overrides
 
 from torchdevice import thread_state
-from torchdevice.journal import user_frame
+from torchdevice.call_sites import caller_frame
 from torchdevice.patching import Patch, Replaced
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -34,7 +34,7 @@ def _show(original: Any) -> Any:
     def show(message: Any) -> None:
         if thread_state.state.context is not None and _is_ours(message.filename):
             _forget(message)
-            _warn_at(user_frame(), message)
+            _warn_at(caller_frame(), message)
         else:
             original(message)
 

@@ -1,0 +1,367 @@
+"""The command line: what each command takes, shows and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from conftest import run_command, run_python
+
+import torchdevice
+from torchdevice.cli import examinations, main, programs
+
+COMMANDS = ("run", "doctor", "report", "devices", "coverage")
+
+MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
+
+
+class TestParsing:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_help_has_an_example(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main.main([command, "--help"])
+        shown = capsys.readouterr()
+        assert ended.value.code == 0 and f"  torchdevice {command}" in shown.out.partition("example")[2]
+        assert shown.err == ""
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_a_flag_that_is_none_shows_the_usage_of_the_command(
+        self, command: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = {"run": ["x.py"], "report": ["x.json"]}.get(command, [])
+        with pytest.raises(SystemExit) as ended:
+            main.main([command, "--bogus", *words])
+        shown = capsys.readouterr().err
+        assert ended.value.code == 2 and shown.startswith(f"usage: torchdevice {command} ")
+        assert f"torchdevice {command}: error: unrecognized arguments: --bogus" in shown
+
+    @pytest.mark.parametrize(
+        ("words", "meant"),
+        [
+            (["run", "--targett", "cpu", "x.py"], "--target"),
+            (["run", "--devcies=2", "x.py"], "--devices"),
+            (["docter"], "doctor"),
+            (["doctor", "--jsn"], "--json"),
+        ],
+    )
+    def test_what_was_probably_meant(self, words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main.main(words)
+        assert f"(did you mean '{meant}'?)" in capsys.readouterr().err
+
+    def test_run_needs_a_program(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for words in (["run"], ["run", "--strict"], ["run", "--"]):
+            with pytest.raises(SystemExit) as ended:
+                main.main(words)
+            assert ended.value.code == 2 and "which program?" in capsys.readouterr().err
+        for flag in ("-m", "-c"):
+            with pytest.raises(SystemExit) as ended:
+                main.main(["run", flag])
+            assert ended.value.code == 2 and f"torchdevice: {flag} needs" in capsys.readouterr().err
+
+
+class TestTargets:
+    @pytest.mark.parametrize(
+        ("target", "meant"),
+        [
+            ("gpu", "simulated:cuda"),
+            ("GPU", "simulated:cuda"),
+            ("metal", "mps"),
+            ("Simulated:CUDA", "simulated:cuda"),
+            ("Simulated:cuda:3", "simulated:cuda:3"),
+            ("simulated:cuda:x", "simulated:cuda"),
+            ("simulated:cuds", "simulated:cuda"),
+            ("simulatedcuda", "simulated:cuda"),
+            ("CPU", "cpu"),
+            ("cpu:0", "cpu"),
+            ("abacus", None),
+        ],
+    )
+    def test_what_was_probably_meant(self, target: str, meant: str | None) -> None:
+        with pytest.raises(torchdevice.errors.UnknownTargetError) as raised:
+            torchdevice.portable(target).__enter__()
+        assert raised.value.meant == meant and (f"Did you mean {meant!r}?" in str(raised.value)) == bool(meant)
+        if meant is not None and meant != "mps":
+            with torchdevice.portable(meant):
+                pass
+
+
+# ---- what run runs ---------------------------------------------------------------------------------------------------
+
+
+def both(folder: Path, *words: str, text: str | None = None) -> list[tuple[int, str, str]]:
+    """Run words under Python, and under the command."""
+    found = []
+    for command in ([], ["-m", "torchdevice", "run", "--quiet", "--target", "cpu"]):
+        result = subprocess.run(
+            [sys.executable, *command, *words], cwd=folder, input=text, capture_output=True, text=True, timeout=300
+        )
+        found.append((result.returncode, result.stdout, result.stderr))
+    return found
+
+
+SEEN = """
+import sys
+names = sorted(name for name in globals() if name != "__annotations__")
+print(names, __name__, __package__, __spec__, __loader__, sys.argv, sys.path)
+print(vars(sys.modules["__main__"]) is globals())
+"""
+
+
+class TestRun:
+    @pytest.mark.parametrize("code", [SEEN, "1 / 0", "def broken(:", "import sys; sys.exit(3)", "print('é')"])
+    @pytest.mark.parametrize("way", ["-c", "-"])
+    def test_code_and_stdin_are_as_under_python(self, way: str, code: str, tmp_path: Path) -> None:
+        words = ["-c", code] if way == "-c" else ["-"]
+        plain, run = both(tmp_path, *words, "-c", "--target", "x", "", text=None if way == "-c" else code)
+        assert run == plain
+
+    def test_code_in_one_word(self, tmp_path: Path) -> None:
+        plain, run = both(tmp_path, "-cimport sys; print(sys.argv)", "x")
+        assert run == plain == (0, "['-c', 'x']\n", "")
+
+    def test_code_that_begins_as_a_flag(self, tmp_path: Path) -> None:
+        plain, run = both(tmp_path, "-c", "-1; print(2)")
+        assert run == plain == (0, "2\n", "")
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["python", "program.py", "a", "--b"],
+            ["python3", "program.py", "a", "--b"],
+            [sys.executable, "program.py", "a", "--b"],
+            ["python", "-u", "-W", "ignore", "-X", "utf8", "program.py", "a", "--b"],
+            ["--", "program.py", "a", "--b"],
+        ],
+    )
+    def test_python_is_this_one(self, words: list[str], tmp_path: Path) -> None:
+        (tmp_path / "program.py").write_text(MOVES)
+        result = run_command("run", "--quiet", *words, cwd=tmp_path)
+        assert result.stdout == "2.0 True ['program.py', 'a', '--b']\n", result.stderr
+
+    def test_flags_of_python_are_in_force(self, tmp_path: Path) -> None:
+        code = "import sys, torch; print(sys.flags.optimize, sys.flags.dev_mode, torch.cuda.device_count())"
+        words = ["--devices=3", "--target=cpu", "python", "-O", "-X", "dev", "-c", code]
+        result = run_command("run", "--quiet", *words, cwd=tmp_path)
+        assert result.stdout == "1 True 3\n", result.stderr
+        assert run_command("run", "python", "--version").stdout.startswith("Python 3.")
+
+    def test_python_with_modules_and_stdin(self, tmp_path: Path) -> None:
+        (tmp_path / "module.py").write_text(MOVES)
+        assert "2.0 True" in run_command("run", "python", "-m", "module", cwd=tmp_path).stdout
+        command = [sys.executable, "-m", "torchdevice", "run", "--quiet", "python"]
+        result = subprocess.run(command, input=MOVES, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        assert result.stdout == "2.0 True ['-']\n", result.stderr
+
+    def test_a_file_of_that_name_comes_first(self, tmp_path: Path) -> None:
+        for name in ("python", "pytest"):
+            (tmp_path / name).write_text("print('mine')")
+            assert run_command("run", "--quiet", name, cwd=tmp_path).stdout == "mine\n"
+
+    def test_pytest(self, tmp_path: Path) -> None:
+        (tmp_path / "test_it.py").write_text("import torch\ndef test(): assert torch.cuda.is_available()")
+        path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+        result = run_command("run", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path, PATH=path)
+        assert result.returncode == 0 and "1 passed" in result.stdout, result.stdout + result.stderr
+
+    def test_torchrun(self, tmp_path: Path) -> None:
+        program = """if True:
+            import torch, torch.distributed as dist
+            dist.init_process_group("nccl")
+            x = torch.ones(1, device="cuda")
+            dist.all_reduce(x)
+            print(x.item())
+            dist.destroy_process_group()
+        """
+        (tmp_path / "program.py").write_text(program)
+        path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+        words = ["run", "torchrun", "--standalone", "--nproc-per-node=2", "program.py"]
+        result = run_command(*words, cwd=tmp_path, PATH=path)
+        assert result.stdout.split() == ["2.0", "2.0"], result.stderr[-2000:]
+
+    @pytest.mark.skipif(os.name == "nt", reason="Windows has no shell of this kind")
+    def test_other_commands_lead_their_programs(self, tmp_path: Path) -> None:
+        """They are started as they are, Python programs in them follow, and their status is the status."""
+        (tmp_path / "program.py").write_text(MOVES)
+        script = f"{sys.executable} program.py x && exit 7"
+        words = ["--quiet", "--target", "cpu", "--report=r.json", "sh", "-c", script]
+        result = run_command("run", *words, cwd=tmp_path)
+        assert (result.returncode, result.stdout, result.stderr) == (7, "2.0 True ['program.py', 'x']\n", "")
+        rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+        assert [(row["asked"], row["count"]) for row in rows] == [("cuda:0", 1)]
+        assert run_command("run", "--quiet", "sh", "-c", "kill -TERM $$").returncode == 128 + 15
+
+    def test_what_is_neither_a_file_nor_a_command(self, tmp_path: Path) -> None:
+        plain, run = both(tmp_path, "nothing-of-that-name")
+        assert run == plain and run[0] == 2
+
+    def test_what_programs_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("x.py").write_text("1")
+        assert programs.named(["-mpackage.x", "a"]).module == "package.x"
+        assert programs.named(["python3.11", "-OO", "x.py"]).interpreter == ("-OO",)
+        assert programs.named(["python", "x.py", "-O"]) == programs.named(["x.py", "-O"])
+        shell = shutil.which("sh")
+        if shell is not None:
+            assert programs.named(["sh", "x"]).is_command and programs.named(["sh", "x"]).argv == [shell, "x"]
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["--memory", "1G", "--target", "cpu", "sh", "-c", "echo started"],
+            ["--target", "simulated:cuda:2", "--devices", "3", "-c", "print('started')"],
+            ["--target", "abacus", "python", "-c", "print('started')"],
+        ],
+    )
+    def test_contradictions_are_one_line(self, words: list[str]) -> None:
+        result = run_command("run", *words)
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert result.stderr.startswith("torchdevice: ")
+
+
+# ---- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def findings(**environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    result = run_command("doctor", "--json", **environment)
+    data = json.loads(result.stdout)
+    subjects: dict[str, list[dict[str, str]]] = {}
+    for finding in data["findings"]:
+        subjects.setdefault(finding["subject"], []).append(finding)
+    assert data["ok"] == (result.returncode == 0)
+    return result.returncode, subjects
+
+
+class TestDoctor:
+    def test_it_says_what_would_stand_in_and_why(self) -> None:
+        result = run_command("doctor", "--target", "cpu")
+        assert "cpu would stand in: " in result.stdout and "(asked for)" in result.stdout
+        for subject in ("torch", "memory", "bfloat16", "float16", "compiler", "patchers", "packages", "variables"):
+            assert f" {subject} " in result.stdout
+        assert result.stderr == ""
+        assert "TORCHDEVICE_TARGET says so" in run_command("doctor", TORCHDEVICE_TARGET="cpu").stdout
+
+    def test_data_and_variables(self) -> None:
+        code, subjects = findings(TORCHDEVICE_DEVICES="many", TORCHDEVICE_TRAGET="cpu", TORCHDEVICE_LOG="loud")
+        said = [(each["status"], each["said"], each["remedy"]) for each in subjects["variables"]]
+        assert code == 1
+        assert said[0] == (
+            "warning",
+            "TORCHDEVICE_TRAGET is not a variable of torchdevice",
+            "did you mean TORCHDEVICE_TARGET?",
+        )
+        assert [status for status, *_ in said] == ["warning", "problem", "problem", "ok"]
+        assert "TORCHDEVICE_DEVICES='many'" in said[1][1] and "TORCHDEVICE_LOG='loud'" in said[2][1]
+
+    def test_a_target_that_cannot_be_had(self) -> None:
+        result = run_command("doctor", "--target", "gpu")
+        assert result.returncode == 1 and "problem  device" in result.stdout and "Did you mean" in result.stdout
+
+    def test_an_activated_process_is_looked_at_without_its_scope(self) -> None:
+        assert "cpu would stand in" in run_command("doctor", TORCHDEVICE="1", TORCHDEVICE_TARGET="cpu").stdout
+
+    @pytest.mark.parametrize(
+        ("package", "files", "said"),
+        [
+            ("torchada", {"torchada/__init__.py": ""}, ("patchers", "warning", "torchada replaces parts of torch")),
+            (
+                "torchvision",
+                {"torchvision/__init__.py": "1 / 0", "torchvision/version.py": "cuda: Optional[str] = '99.9'\n"},
+                ("packages", "problem", "torchvision is for CUDA 99.9, and torch "),
+            ),
+            (
+                "torchaudio",
+                {"torchaudio/__init__.py": "1 / 0", "torchaudio/version.py": "__version__ = '2.13.0+cu999'\n"},
+                ("packages", "problem", "torchaudio is for CUDA 99.9, and torch "),
+            ),
+            (
+                "torchdevice",
+                {"torchdevice-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torchdevice\nVersion: 1.0\n"},
+                ("packages", "problem", "another project of that name, torchdevice 1.0, is installed in its place"),
+            ),
+        ],
+    )
+    def test_packages_that_are_in_the_way(
+        self, package: str, files: dict[str, str], said: tuple[str, str, str], tmp_path: Path
+    ) -> None:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        _, subjects = findings(PYTHONPATH=path)
+        found = [(each["subject"], each["status"], each["said"]) for each in subjects[said[0]]]
+        assert any(each[:2] == said[:2] and each[2].startswith(said[2]) for each in found), found
+        assert all(each["remedy"] for each in subjects[said[0]] if each["status"] != "ok")
+
+    def test_what_is_lacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CXX", raising=False)
+        (compiler,) = examinations._compiler()
+        assert compiler.status == "warning" and "g++" in compiler.remedy
+        little = types.SimpleNamespace(available=1 << 30, total=2 << 30)
+        monkeypatch.setattr(examinations.psutil, "virtual_memory", lambda: little)
+        assert examinations._memory()[0].status == "warning"
+        monkeypatch.setattr(examinations, "_multiplication", lambda dtype: {4: 1.0, 2: 3.0}[dtype.itemsize])
+        assert [each.status for each in examinations._speed()] == ["warning", "warning"]
+        monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+        assert examinations._activation()[0].status == "warning"
+
+    def test_it_takes_about_as_long_as_importing_torch(self) -> None:
+        """Measured by processor time, which does not depend on what else runs; the examinations are a small part."""
+        program = """if True:
+            import time
+            start = time.process_time()
+            import torch
+            imported = time.process_time()
+            from torchdevice.cli import examinations
+            examinations.examine(None)
+            print((time.process_time() - imported) / (imported - start))
+        """
+        ratios = [float(run_python("-c", program).stdout) for _ in range(3)]
+        assert min(ratios) < 0.6, ratios
+
+
+# ---- the other commands ----------------------------------------------------------------------------------------------
+
+
+def test_devices() -> None:
+    rows = {row["target"]: row for row in json.loads(run_command("devices", "--json").stdout)}
+    assert rows["cpu"]["available"] and rows["simulated:mps"]["available"] and "cuda" in rows
+    lines = run_command("devices", TORCHDEVICE="1").stdout.splitlines()
+    assert len(lines) == len(rows) and any(line.startswith("cpu ") and " available " in line for line in lines)
+
+
+def test_coverage() -> None:
+    rows = json.loads(run_command("coverage", "torch.cuda.mem", "--json", "--target", "cpu").stdout)
+    kinds = {row["name"]: row["fidelity"] for row in rows}
+    assert kinds["torch.cuda.memory_allocated"] == "approximate" and kinds["torch.cuda.MemPool"] == "unsupported"
+    simulated = json.loads(run_command("coverage", "memory_allocated", "--json", "--target", "simulated").stdout)
+    assert {row["fidelity"] for row in simulated} == {"exact"}
+    only = run_command("coverage", "--fidelity", "unsupported").stdout.splitlines()
+    assert len(only) > 10 and all("  unsupported  " in line for line in only)
+    assert any(
+        line.startswith("torch.cuda ") and "exact" in line for line in run_command("coverage").stdout.splitlines()
+    )
+    nothing = run_command("coverage", "memory_alocated")
+    assert nothing.returncode == 2 and "did you mean 'memory_allocated'" in nothing.stderr
+
+
+def test_report(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(f"import torch\ntorch.ones(1, device='cuda')  # {name}")
+        run_command("run", "--quiet", "--target", "cpu", f"--report={name}.json", f"{name}.py", cwd=tmp_path)
+    shown = run_command("report", "one.json", "two.json", cwd=tmp_path)
+    assert "# one" in shown.stdout and "# two" in shown.stdout and "ran elsewhere: 2 calls at 2 lines" in shown.stdout
+    assert run_command("report", "one.json", "--html", "one.html", cwd=tmp_path).stdout == ""
+    assert (tmp_path / "one.html").read_text().startswith("<!doctype html>")
+    (tmp_path / "other.json").write_text("[]")
+    for name, said in {"other.json": "this is not a report", "none.json": "No such file"}.items():
+        refused = run_command("report", name, cwd=tmp_path)
+        assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1
+        assert refused.stderr.startswith("torchdevice: ")

@@ -1,0 +1,60 @@
+"""``torchdevice devices``: what can stand in, and what of it is here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from torchdevice.cli.refusals import refusals
+from torchdevice.switch import SWITCH
+
+_EXAMPLES = """examples:
+  torchdevice devices
+  torchdevice devices --json
+  torchdevice run --target simulated:cuda train.py"""
+
+
+def add(commands: Any) -> None:
+    """Add the command to a command line."""
+    parser = commands.add_parser(
+        "devices",
+        help="list what can stand in, as --target takes it",
+        description="List what can stand in, as --target takes it.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--json", action="store_true", help="print data")
+    parser.set_defaults(action=_devices)
+
+
+def _devices(options: argparse.Namespace) -> int:
+    os.environ.pop(SWITCH, None)  # or torch, when it is imported now, would show what a scope shows
+    with refusals():
+        rows = _rows()
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    width = max(len(row["target"]) for row in rows)
+    for row in rows:
+        said = "available" if row["available"] else "not available"
+        print(f"{row['target']:{width}}  {said:13}  {row['name']}".rstrip())
+    return 0
+
+
+def _rows() -> list[dict[str, Any]]:
+    from torchdevice import choosing
+    from torchdevice.devices.registry import runtime
+    from torchdevice.simulation.profiles import PROFILES
+
+    rows = []
+    for target in choosing.target_names():
+        found = runtime(target)
+        there = found.is_available()
+        name = found.name(0) if there else ""
+        rows.append({"target": target, "available": there, "count": found.device_count() if there else 0, "name": name})
+    for profile in PROFILES.values():
+        many = "" if profile.single else f", several as {choosing.SIMULATED}:{profile.name}:2"
+        name = f"real values in CPU memory, by the rules of the profile {profile.name!r}{many}"
+        rows.append({"target": f"{choosing.SIMULATED}:{profile.name}", "available": True, "count": 1, "name": name})
+    return rows

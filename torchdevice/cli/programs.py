@@ -1,0 +1,109 @@
+"""Which program a command line names: a script, a module, code, stdin, or a command such as ``torchrun``."""
+
+from __future__ import annotations
+
+import io
+import os
+import pkgutil
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_PYTHON = re.compile(r"python(?:3(?:\.[0-9]+t?)?)?(?:\.exe)?")
+
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""Flags of the interpreter that take the next word, too."""
+
+
+class Program(NamedTuple):
+    """A program, and what it finds in ``sys.argv``.
+
+    Attributes:
+        argv: The program's ``sys.argv``, as Python sets it before the program begins.
+        module: The name of a module that is to be run; else None.
+        path: The absolute path of a script, or of a folder or archive that holds a ``__main__.py``; or empty.
+        source: The program, as bytes or text, which may be compiled already; None for what runpy has to find.
+        interpreter: Flags of Python, for which another interpreter must be started.
+        is_command: Whether this is no program of Python's, and is to be started as a process.
+    """
+
+    argv: list[str]
+    module: str | None = None
+    path: str = ""
+    source: bytes | str | None = None
+    interpreter: tuple[str, ...] = ()
+    is_command: bool = False
+
+    @property
+    def file(self) -> str:
+        """What tracebacks call the file of the source."""
+        return self.path or ("<string>" if self.argv[0] == "-c" else "<stdin>")
+
+
+def named(words: Sequence[str]) -> Program:
+    """Return the program that words name as they do after ``python``; or after ``python`` itself, or a command.
+
+    Raises:
+        SystemExit: With status 2, as Python does, if the file cannot be read.
+        ValueError: A flag is there without what it needs.
+    """
+    first, *arguments = words
+    if first[:2] in ("-m", "-c"):
+        given = [first[2:], *arguments] if len(first) > 2 else arguments
+        if not given:
+            raise ValueError(f"{first} needs {'a module' if first == '-m' else 'code'} after it.")
+        what, *rest = given
+        argv = [first[:2], *rest]
+        return Program(argv, module=what) if first[1] == "m" else Program(argv, source=what)
+    if first == "-":
+        return Program([first, *arguments], source=sys.stdin.buffer.read())
+    if _is_this_python(first):
+        return _after_python(arguments)
+    found = None if os.path.dirname(first) or os.path.exists(first) else shutil.which(first)
+    if found is None:
+        return _script(first, arguments)
+    return _script(found, arguments) if _is_python_script(found) else Program([found, *arguments], is_command=True)
+
+
+def _script(path: str, arguments: list[str]) -> Program:
+    absolute = os.path.join(os.getcwd(), path)  # not normalized, as Python does not
+    argv = [path, *arguments]
+    if pkgutil.get_importer(absolute) is not None:
+        return Program(argv, path=absolute)
+    try:
+        with io.open_code(absolute) as file:
+            return Program(argv, path=absolute, source=file.read())
+    except OSError as error:
+        reason = f"[Errno {error.errno}] {error.strerror}"  # Python's own words
+        print(f"{sys.executable}: can't open file {absolute!r}: {reason}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _is_this_python(word: str) -> bool:
+    """Return whether a word names the interpreter: by its name alone, or by a path to the one that runs this."""
+    if not _PYTHON.fullmatch(os.path.basename(word)):
+        return False
+    if os.path.dirname(word):
+        return os.path.realpath(word) == os.path.realpath(sys.executable)
+    return not os.path.exists(word)
+
+
+def _after_python(words: list[str]) -> Program:
+    """Return the program that the words after ``python`` name."""
+    flags: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "-" and rest[0][:2] not in ("-m", "-c"):
+        flags.append(rest.pop(0))
+        if flags[-1] in _WITH_VALUE and rest:
+            flags.append(rest.pop(0))
+    if flags:
+        return Program(rest, interpreter=tuple(flags))
+    return named(rest or ["-"])
+
+
+def _is_python_script(path: str) -> bool:
+    with open(path, "rb") as file:
+        first = file.readline(200)
+    return first.startswith(b"#!") and b"python" in first

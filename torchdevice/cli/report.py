@@ -1,0 +1,51 @@
+"""``torchdevice report``: show reports that ``torchdevice run --report=FILE.json`` wrote."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from torchdevice.cli.refusals import refusals
+
+_EXAMPLES = """examples:
+  torchdevice report monday.json
+  torchdevice report monday.json tuesday.json --html both.html"""
+
+
+def add(commands: Any) -> None:
+    """Add the command to a command line."""
+    parser = commands.add_parser(
+        "report",
+        help="show what 'run --report=FILE.json' wrote",
+        description="Show what 'torchdevice run --report=FILE.json' wrote; several files as one report.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that 'run --report=FILE.json' wrote")
+    parser.add_argument("--html", metavar="FILE", help="write one page instead of printing")
+    parser.add_argument("--json", metavar="FILE", help="write data instead of printing")
+    parser.set_defaults(action=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    with refusals():
+        from torchdevice.report import Report
+
+        first, *others = [_read(Report, path) for path in options.files]
+        report = first.joined(others)
+        if options.html:
+            Path(options.html).write_text(report.to_html(), encoding="utf-8")
+        if options.json:
+            Path(options.json).write_text(report.to_json(), encoding="utf-8")
+    if not options.html and not options.json:
+        report.show()
+    return 0
+
+
+def _read(kind: Any, path: str) -> Any:
+    try:
+        return kind.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        said = str(error) if str(error).startswith("this is") else "this is not a report of torchdevice."
+        raise ValueError(f"{path}: {said}") from None

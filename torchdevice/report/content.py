@@ -1,0 +1,180 @@
+"""What a report says, as data: what a program asked for and what was done instead, by line of the program."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+
+from torchdevice import __version__
+from torchdevice.journal import Journal
+from torchdevice.options import Options
+from torchdevice.report.rows import Group, Row, merged, rows_of
+
+C = TypeVar("C", bound="Content")
+
+_FORMAT = 1
+"""The version of what :meth:`Content.to_dict` returns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One process of a run.
+
+    Attributes:
+        name: ``"main"``, ``"rank 1"``, or what multiprocessing calls it.
+        pid: Its number.
+        end: ``"reported"``; ``"running"`` when the report was made; ``"lost"`` where it was killed before it could say
+            what it did.
+        calls: How many calls it counted.
+    """
+
+    name: str
+    pid: int
+    end: str = "reported"
+    calls: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Figures of the whole report, or of one group of its rows."""
+
+    calls: int
+    lines: int
+    seconds: float
+    bytes: int
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Totals:
+        """Return the figures of some rows."""
+        rows = list(rows)
+        return cls(
+            calls=sum(row.count for row in rows),
+            lines=len({(row.file, row.line) for row in rows}),
+            seconds=sum(row.seconds for row in rows),
+            bytes=sum(row.bytes for row in rows),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """What a program asked for and what was done instead, by line of the program.
+
+    Attributes:
+        program: The command line.
+        target: The device that stood in.
+        written_for: The accelerator that the program is written for.
+        versions: Versions of this package, of torch and of Python.
+        rows: What happened, the most important first.
+        processes: The processes it happened in.
+        left_out: How many calls were not told apart because there were too many different ones.
+    """
+
+    program: tuple[str, ...]
+    target: str
+    written_for: str
+    versions: dict[str, str]
+    rows: tuple[Row, ...]
+    processes: tuple[Process, ...]
+    left_out: int = 0
+
+    @classmethod
+    def of(cls: type[C], journal: Journal, options: Options, target: str, process: str = "main") -> C:
+        """Return the report of one journal of this process."""
+        rows = rows_of(journal.entries, process)
+        calls = sum(row.count for row in rows) + journal.overflow
+        return cls(
+            program=tuple(sys.argv),
+            target=target,
+            written_for=options.written_for,
+            versions={"torchdevice": __version__, "torch": torch.__version__, "Python": platform.python_version()},
+            rows=tuple(rows),
+            processes=(Process(process, os.getpid(), calls=calls),),
+            left_out=journal.overflow,
+        )
+
+    def joined(self: C, others: Iterable[Content], lost: Iterable[Process] = ()) -> C:
+        """Return one report of this process and of others.
+
+        Args:
+            others: Their reports.
+            lost: The processes that made none.
+        """
+        others = list(others)
+        return dataclasses.replace(
+            self,
+            rows=tuple(merged(row for report in (self, *others) for row in report.rows)),
+            processes=(*self.processes, *(each for report in others for each in report.processes), *lost),
+            left_out=self.left_out + sum(report.left_out for report in others),
+        )
+
+    def renamed(self: C, name: str) -> C:
+        """Return the report of one process with another name for the process."""
+        rows = tuple(dataclasses.replace(row, processes=[name]) for row in self.rows)
+        return dataclasses.replace(self, rows=rows, processes=(dataclasses.replace(self.processes[0], name=name),))
+
+    @property
+    def totals(self) -> Totals:
+        """The figures of all rows."""
+        return Totals.of(self.rows)
+
+    @property
+    def groups(self) -> dict[Group, tuple[Row, ...]]:
+        """The rows by what they mean for the program; without groups that have none."""
+        found = {group: tuple(row for row in self.rows if row.group is group) for group in Group}
+        return {group: rows for group, rows in found.items() if rows}
+
+    @property
+    def fallbacks(self) -> dict[str, Totals]:
+        """What ran on the CPU because the target lacks it: operator -> figures, the longest time first."""
+        names = dict.fromkeys(row.asked for row in self.rows if row.seconds)
+        found = {name: Totals.of(row for row in self.rows if row.seconds and row.asked == name) for name in names}
+        return dict(sorted(found.items(), key=lambda item: -item[1].seconds))
+
+    # ---- forms -------------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, which JSON can hold."""
+        return {
+            "format": _FORMAT,
+            "program": list(self.program),
+            "target": self.target,
+            "written_for": self.written_for,
+            "versions": dict(self.versions),
+            "totals": {
+                **dataclasses.asdict(self.totals),
+                **{group.value: dataclasses.asdict(Totals.of(rows)) for group, rows in self.groups.items()},
+            },
+            "left_out": self.left_out,
+            "processes": [dataclasses.asdict(process) for process in self.processes],
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    @classmethod
+    def from_dict(cls: type[C], data: dict[str, Any]) -> C:
+        """Return the report that :meth:`to_dict` described.
+
+        Raises:
+            ValueError: The data are not those of a report.
+        """
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            raise ValueError("this is not a report of torchdevice. Use a file that 'run --report=FILE.json' wrote.")
+        return cls(
+            program=tuple(data["program"]),
+            target=data["target"],
+            written_for=data["written_for"],
+            versions=data["versions"],
+            rows=tuple(Row.from_dict(row) for row in data["rows"]),
+            processes=tuple(Process(**process) for process in data["processes"]),
+            left_out=data["left_out"],
+        )
+
+    def to_json(self, indent: int | None = 1) -> str:
+        """Return :meth:`to_dict` as text."""
+        return json.dumps(self.to_dict(), indent=indent)

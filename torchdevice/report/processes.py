@@ -1,0 +1,145 @@
+"""One report of all processes of a run: each writes its part into the run's folder, and the first one joins them.
+
+A process that asks for an accelerator notes that it began, so that the first one can tell which were killed before they
+could report.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing import current_process, util
+from pathlib import Path
+
+from torchdevice import run_folder
+from torchdevice.journal import Journal
+from torchdevice.report.content import Process
+from torchdevice.report.report import Report
+from torchdevice.switch import REPORT
+
+Describe = Callable[[], Report]
+"""Returns the report of this process alone."""
+
+
+def lead(journal: Journal, describe: Describe, show: Callable[[Report], None]) -> None:
+    """Let the processes of the run that this one leads report to it, and show all of it at the end.
+
+    Args:
+        journal: What this process counts.
+        describe: Returns the report of this process.
+        show: What becomes of the report of all processes.
+    """
+    os.environ[REPORT] = "1"
+    member = _Member(journal, describe)
+    util.Finalize(None, lambda: show(member.joined()), exitpriority=_LAST)
+
+
+def follow(journal: Journal, describe: Describe) -> None:
+    """Let this process report to the run that it belongs to."""
+    if run_folder.leads():  # the first process has become another program, and nobody is left to read
+        del os.environ[REPORT]
+        return
+    util.Finalize(None, _Member(journal, describe).end, exitpriority=_LAST)
+
+
+_LAST = -100
+"""The priority with which multiprocessing calls what is to run after its processes were waited for."""
+
+_members: list[_Member] = []
+
+
+class _Member:
+    """This process as one of a run.
+
+    Multiprocessing calls finalizers at the end of its own processes too, which run no handlers of ``atexit``.
+    """
+
+    def __init__(self, journal: Journal, describe: Describe):
+        self._journal = journal
+        self._describe = describe
+        self._token = secrets.token_hex(4)
+        journal.began = self.begin
+        _members.append(self)  # multiprocessing holds it weakly
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self._forked)
+        util.register_after_fork(self, _Member._started)
+
+    def begin(self) -> None:
+        """Note that this process has something to report."""
+        folder = None if run_folder.leads() else run_folder.path()
+        if folder is not None:
+            with contextlib.suppress(OSError):  # a run must not fail for its report
+                folder.mkdir(mode=0o700, exist_ok=True)
+                self._own(folder, ".begun").write_text(json.dumps({"name": _name(), "pid": os.getpid()}))
+
+    def end(self) -> None:
+        """Write what this process did. May be called again, when it has done more."""
+        folder = None if run_folder.leads() else run_folder.path()
+        if folder is None:
+            self._forget()
+        elif len(self._journal):
+            with contextlib.suppress(OSError):  # the folder is gone where the first process has ended
+                unfinished = self._own(folder, ".part")
+                unfinished.write_text(self._describe().renamed(_name()).to_json(indent=None))
+                unfinished.replace(self._own(folder, ".json"))
+                self._own(folder, ".begun").unlink(missing_ok=True)
+
+    def _forget(self) -> None:
+        """Take back what was noted for a first process that was killed, as the last process with the folder."""
+        folder = os.environ.get(run_folder.VARIABLE)
+        if folder and not run_folder.leads():
+            with contextlib.suppress(OSError):
+                self._own(Path(folder), ".begun").unlink(missing_ok=True)
+                if not any(path.is_file() for path in Path(folder).iterdir()):
+                    shutil.rmtree(folder)
+
+    def joined(self) -> Report:
+        """Return the report of all processes."""
+        own, folder = self._describe(), run_folder.path()
+        if folder is None or not folder.is_dir():
+            return own
+        reports = [Report.from_dict(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+        lost = [Process(**json.loads(path.read_text())) for path in sorted(folder.glob("*.begun"))]
+        reports.sort(key=lambda report: report.processes[0].name)
+        return own.joined(_told_apart(reports), map(_without_report, lost))
+
+    def _own(self, folder: Path, suffix: str) -> Path:
+        return folder / f"{os.getpid()}-{self._token}{suffix}"
+
+    def _forked(self) -> None:
+        """Count anew in a forked process. One that multiprocessing did not start runs the handlers of ``atexit``."""
+        self._token = secrets.token_hex(4)
+        self._journal.clear()
+        atexit.register(self.end)
+
+    def _started(self) -> None:
+        """Report at the end of a process of multiprocessing, which is just beginning."""
+        util.Finalize(None, self.end, exitpriority=_LAST)
+
+
+def _name() -> str:
+    """Return what to call this process."""
+    parts = [f"rank {os.environ['RANK']}"] if os.environ.get("RANK") else []
+    if current_process().name != "MainProcess":
+        parts.append(current_process().name)
+    return ", ".join(parts) or os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+
+
+def _told_apart(reports: list[Report]) -> Iterator[Report]:
+    """Yield reports of one process each, with the number of the process where several have the same name."""
+    names = Counter(report.processes[0].name for report in reports)
+    for report in reports:
+        process = report.processes[0]
+        yield report.renamed(f"{process.name} ({process.pid})") if names[process.name] > 1 else report
+
+
+def _without_report(process: Process) -> Process:
+    return dataclasses.replace(process, end="running" if run_folder.is_running(process.pid) else "lost")

@@ -1,0 +1,160 @@
+"""The rows of a report: what a line of the program asked for and what was done, each kind of thing once."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from torchdevice.fidelity import Fidelity
+from torchdevice.journal import Entry
+from torchdevice.report import source
+
+
+class Group(enum.Enum):
+    """What a row means for the program. A report shows the groups in this order."""
+
+    NUMBERS = "changed numbers"
+    ELSEWHERE = "ran elsewhere"
+    OTHER = "the rest"
+
+
+@dataclasses.dataclass(frozen=True)
+class Passage:
+    """A line of a library that asked on behalf of the program's line, and how often."""
+
+    file: str
+    line: int
+    function: str
+    count: int
+
+
+@dataclasses.dataclass
+class Row:
+    """What one line of the program asked for, and what was done.
+
+    Attributes:
+        file: Path of the source file.
+        line: Line number, from 1.
+        function: Qualified name of the function.
+        first: Number of the first line of ``passage``.
+        passage: The source around the line; empty where it is not to be had.
+        asked: What was asked for.
+        done: What was done instead.
+        fidelity: How close that is.
+        count: How often.
+        seconds: How long it took altogether, where that was measured; else 0.
+        bytes: How many bytes were read and written, where they were counted; else 0.
+        libraries: The lines of libraries that asked on behalf of the line, the most frequent first.
+        processes: The names of the processes in which it happened.
+    """
+
+    file: str
+    line: int
+    function: str
+    first: int
+    passage: list[str]
+    asked: str
+    done: str
+    fidelity: Fidelity
+    count: int
+    seconds: float
+    bytes: int
+    libraries: list[Passage]
+    processes: list[str]
+
+    @property
+    def group(self) -> Group:
+        """What the row means for the program."""
+        if self.fidelity.changes_numbers:
+            return Group.NUMBERS
+        return Group.ELSEWHERE if self.fidelity is Fidelity.EXACT else Group.OTHER
+
+    @property
+    def source(self) -> str:
+        """The text of the line; empty where it is not to be had."""
+        offset = self.line - self.first
+        return self.passage[offset].strip() if 0 <= offset < len(self.passage) else ""
+
+    @property
+    def place(self) -> str:
+        """Where the line is, as a person writes it."""
+        return source.place(self.file, self.line)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain data."""
+        return {**dataclasses.asdict(self), "fidelity": self.fidelity.value, "group": self.group.value}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Row:
+        """Return the row that :meth:`to_dict` described."""
+        known = {field.name: data[field.name] for field in dataclasses.fields(cls)}
+        libraries = [Passage(**each) for each in data["libraries"]]
+        return cls(**{**known, "fidelity": Fidelity(data["fidelity"]), "libraries": libraries})
+
+
+def rows_of(entries: Iterable[Entry], process: str) -> list[Row]:
+    """Return the rows of a journal's entries."""
+    return merged(_row(entry, process) for entry in entries)
+
+
+def _row(entry: Entry, process: str) -> Row:
+    site, library = entry.site, entry.library
+    first, passage = source.around(site.file, site.line)
+    return Row(
+        file=site.file,
+        line=site.line,
+        function=site.function,
+        first=first,
+        passage=passage,
+        asked=entry.requested,
+        done=entry.done,
+        fidelity=entry.fidelity,
+        count=entry.count,
+        seconds=entry.seconds,
+        bytes=entry.bytes,
+        libraries=[Passage(library.file, library.line, library.function, entry.count)] if library else [],
+        processes=[process],
+    )
+
+
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """Return rows with those that say the same of the same line made one, in the order in which a report shows them."""
+    found: dict[Any, Row] = {}
+    for row in rows:
+        key = row.file, row.line, row.asked, row.done, row.fidelity
+        known = found.get(key)
+        found[key] = row if known is None else _sum(known, row)
+    return _ordered(found.values())
+
+
+def _ordered(rows: Collection[Row]) -> list[Row]:
+    """Return rows by group; in a group the lines with the longest time first, then those with the most calls."""
+    lines: dict[Any, list[Row]] = {}
+    for row in rows:
+        lines.setdefault((row.group, row.file, row.line), []).append(row)
+    groups = list(Group)
+
+    def rank(row: Row) -> Any:
+        line = lines[row.group, row.file, row.line]
+        weight = -sum(each.seconds for each in line), -sum(each.count for each in line)
+        return groups.index(row.group), *weight, row.file, row.line, -row.count, row.asked, row.done
+
+    return sorted(rows, key=rank)
+
+
+def _sum(one: Row, other: Row) -> Row:
+    counts: dict[tuple[str, int, str], int] = {}
+    for each in (*one.libraries, *other.libraries):
+        key = each.file, each.line, each.function
+        counts[key] = counts.get(key, 0) + each.count
+    libraries = [Passage(*key, count) for key, count in counts.items()]
+    return dataclasses.replace(
+        one,
+        count=one.count + other.count,
+        seconds=one.seconds + other.seconds,
+        bytes=one.bytes + other.bytes,
+        libraries=sorted(libraries, key=lambda each: -each.count),
+        processes=list(dict.fromkeys((*one.processes, *other.processes))),
+    )

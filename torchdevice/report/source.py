@@ -1,0 +1,54 @@
+"""The source text of a line of the program, and how its place is written."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+
+AROUND = 3
+"""How many lines are kept on each side of a line."""
+
+_INSTALLED = re.compile(r".*[/\\](?:site-packages|dist-packages|lib[/\\]python3\.[0-9]+t?)[/\\]")
+
+_given: dict[str, list[str]] = {}
+
+
+def remember(file: str, text: str) -> None:
+    """Note the text of a program that is in no file, such as that of ``-c``."""
+    _given[file] = text.splitlines()
+
+
+def around(file: str, line: int) -> tuple[int, list[str]]:
+    """Return the number of the first line of a passage, and the passage around a line, without blank lines at its ends.
+
+    The passage is empty where the source is not to be had.
+    """
+    lines = _given.get(file) or [each.rstrip("\n") for each in linecache.getlines(file)]
+    if not 0 < line <= len(lines):
+        return line, []
+    first, last = max(1, line - AROUND), min(len(lines), line + AROUND)
+    while first < line and not lines[first - 1].strip():
+        first += 1
+    while last > line and not lines[last - 1].strip():
+        last -= 1
+    return first, lines[first - 1 : last]
+
+
+def place(file: str, line: int) -> str:
+    """Return a place as a person writes it: relative to the working folder, or to where packages are installed."""
+    return f"{short(file)}:{line}"
+
+
+def short(file: str) -> str:
+    """Return the name of a file without the folders that say nothing."""
+    if not os.path.isabs(file):
+        return file
+    installed = _INSTALLED.match(file)
+    if installed:
+        return file[installed.end() :]
+    try:
+        relative = os.path.relpath(file)
+    except (OSError, ValueError):  # the working folder is gone, or on another drive
+        return file
+    return file if relative.startswith("..") else relative

@@ -1,0 +1,57 @@
+"""A report as a table in colours. This is imported only when one is shown: it needs rich."""
+
+from __future__ import annotations
+
+from rich.console import Group as Stack
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from torchdevice.fidelity import Fidelity
+from torchdevice.report import text, wording
+from torchdevice.report.content import Content
+from torchdevice.report.rows import Row
+
+_COLOURS = {
+    Fidelity.APPROXIMATE: "yellow",
+    Fidelity.DOWNCAST: "magenta",
+    Fidelity.FELL_BACK: "red",
+    Fidelity.UNSUPPORTED: "bold red",
+    Fidelity.EXACT: "green",
+}
+
+
+def rendered(report: Content) -> RenderableType:
+    """Return what rich prints for a report."""
+    first, *rest = text.heading(report)
+    head = [Text(first, style="bold"), *map(Text, rest)]
+    return Stack(*head, *(_table(title, rows, report) for title, rows in _titled(report)))
+
+
+def _titled(report: Content) -> list[tuple[str, tuple[Row, ...]]]:
+    return [(wording.HEADINGS[group], rows) for group, rows in report.groups.items()]
+
+
+def _table(title: str, rows: tuple[Row, ...], report: Content) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", expand=True, box=None, padding=(0, 2, 0, 0))
+    table.add_column("line", ratio=5, overflow="fold")
+    table.add_column("asked, and done", ratio=3, overflow="fold")
+    table.add_column("fidelity")
+    table.add_column("count", justify="right")
+    costly = any(wording.costs(row) for row in rows)
+    if costly:
+        table.add_column("time, bytes", justify="right")
+    for row in rows:
+        cells = [_line(row, report), Text(f"{row.asked} → {row.done}")]
+        cells += [Text(row.fidelity.value, style=_COLOURS.get(row.fidelity, "dim")), Text(f"{row.count:,}")]
+        table.add_row(*cells, *([Text(wording.costs(row))] if costly else []))
+    return table
+
+
+def _line(row: Row, report: Content) -> Text:
+    line = Text(row.place, style="cyan")
+    line.append(f"  {row.source}", style="default")
+    for word, text_ in (("by", wording.libraries(row)), ("in", wording.processes(row, report))):
+        if text_:
+            line.append(f"\n{word} {text_}", style="dim")
+    return line

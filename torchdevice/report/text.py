@@ -1,0 +1,46 @@
+"""A report as plain text."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from torchdevice.report import wording
+from torchdevice.report.content import Content, Totals
+from torchdevice.report.rows import Row
+
+
+def rendered(report: Content) -> str:
+    """Return the text of a report, without a line break at its end."""
+    return "\n".join([*heading(report), *_rows(report)])
+
+
+def heading(report: Content) -> list[str]:
+    """Return the totals, and what is not in the report."""
+    lines = [f"torchdevice: report of {wording.program(report)}, run on {wording.device(report)}"]
+    if len(report.processes) > 1:
+        lines.append(f"  {wording.plural(len(report.processes), 'process')}")
+    lines.extend(f"  {sentence}" for sentence in wording.missing(report))
+    if not report.rows:
+        lines.append("  nothing was rewritten or supplied: the program asked for no accelerator")
+    for group, rows in report.groups.items():
+        lines.append(f"  {wording.HEADINGS[group].lower()}: {wording.extent(Totals.of(rows))}")
+    return lines
+
+
+def _rows(report: Content) -> list[str]:
+    lines = []
+    for group, rows in report.groups.items():
+        lines += ["", f"{wording.HEADINGS[group]}: {wording.EXPLANATIONS[group]}"]
+        for (place, text), same in groupby(rows, key=lambda row: (row.place, row.source)):
+            lines.append(f"  {place}  {text}".rstrip())
+            lines.extend(_row(row, report) for row in same)
+    return lines
+
+
+def _row(row: Row, report: Content) -> str:
+    parts = [f"{row.count:>8,} x {row.asked} -> {row.done} [{row.fidelity.value}]", wording.costs(row)]
+    if row.libraries:
+        parts.append(f"by {wording.libraries(row)}")
+    where = wording.processes(row, report)
+    parts.append(f"in {where}" if where else "")
+    return "  ".join(part for part in parts if part)
