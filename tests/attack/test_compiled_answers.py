@@ -150,6 +150,7 @@ def test_every_option_is_in_the_key() -> None:
         "identity": "program",
         "strict": True,
         "float64": "error",
+        "autocast": "float32",
         "capability": (9, 0),
         "memory": 1 << 30,
         "properties": {"name": "a GPU"},
