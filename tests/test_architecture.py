@@ -52,6 +52,7 @@ ROOMS = [
     "installed",
     "report",
     "scope",
+    "activation",
     "transfer",
     "autoload",
     "cli",

@@ -82,7 +82,7 @@ class TestWaysIn:
     def test_bad_arguments(self) -> None:
         with pytest.raises(UnknownTargetError, match=r"'simulated:tpu' is not a target.*simulated:strict"):
             torchdevice.simulate("tpu").__enter__()
-        with pytest.raises(ValueError, match="cannot have .* devices: the profile has one"):
+        with pytest.raises(ValueError, match=r"cannot have .* devices: the profile has one"):
             torchdevice.simulate("mps", count=2).__enter__()
         with pytest.raises(ValueError, match=r"memory=0 is not a number of bytes\. Use an int"):
             torchdevice.simulate(memory=0)

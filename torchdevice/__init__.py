@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchdevice import errors as errors
+    from torchdevice.activation import current as current
+    from torchdevice.activation import disable as disable
+    from torchdevice.activation import enable as enable
+    from torchdevice.activation import portable as portable
+    from torchdevice.activation import simulate as simulate
     from torchdevice.call_sites import Site as Site
     from torchdevice.choosing import TorchDevice as TorchDevice
     from torchdevice.devices.module import ModuleRuntime as ModuleRuntime
@@ -28,11 +33,6 @@ if TYPE_CHECKING:
     from torchdevice.options import Options as Options
     from torchdevice.report import Report as Report
     from torchdevice.scope import Scope as Scope
-    from torchdevice.scope import current as current
-    from torchdevice.scope import disable as disable
-    from torchdevice.scope import enable as enable
-    from torchdevice.scope import portable as portable
-    from torchdevice.scope import simulate as simulate
     from torchdevice.transfer import DeviceSpec as DeviceSpec
     from torchdevice.transfer import Prefetcher as Prefetcher
     from torchdevice.transfer import ToDevice as ToDevice
@@ -56,12 +56,12 @@ _MODULES = {
     "Stat": "devices.runtime",
     "ToDevice": "transfer",
     "TorchDevice": "choosing",
-    "current": "scope",
-    "disable": "scope",
-    "enable": "scope",
-    "portable": "scope",
+    "current": "activation",
+    "disable": "activation",
+    "enable": "activation",
+    "portable": "activation",
     "register_runtime": "devices.registry",
-    "simulate": "scope",
+    "simulate": "activation",
 }
 """The public names, and where each is defined."""
 

@@ -18,10 +18,10 @@ def activate() -> None:
     if not switched_on():
         return
     try:
-        from torchdevice import options, run_folder, scope
+        from torchdevice import activation, options, run_folder
 
-        if scope.current() is None:
-            enabled = scope.enable_chosen(options.Options(**options.from_environment()), propagate=False)
+        if activation.current() is None:
+            enabled = activation.enable_chosen(options.Options(**options.from_environment()), propagate=False)
             if run_folder.path() is None:
                 os.environ.pop(REPORT, None)
                 run_folder.begin()

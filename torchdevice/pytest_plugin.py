@@ -31,11 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
     given = _given(config)
     if "target" not in given:
         return
-    from torchdevice import errors, scope
+    from torchdevice import activation, errors
 
     try:
         chosen = _options.Options(**{**_defaults(given["target"]), **_options.from_environment(), **given})
-        config.stash[_scopes] = scope.enable_chosen(chosen, propagate=True)
+        config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True)
     except (errors.TorchDeviceError, ValueError, TypeError) as error:
         raise pytest.UsageError(f"--torchdevice={given['target']}: {error}") from error
 
@@ -43,10 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave the scope."""
     if config.stash.get(_scopes, None) is not None:
-        from torchdevice import scope
+        from torchdevice import activation
 
         del config.stash[_scopes]
-        scope.disable()
+        activation.disable()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -133,11 +133,11 @@ def _start_python(options: argparse.Namespace, program: Program) -> int:
 def _start_command(options: argparse.Namespace, program: Program) -> int:
     """Run a command that is not Python's, with the variables by which Python processes that it starts follow."""
     with refusals():
-        from torchdevice import scope
+        from torchdevice import activation
 
         configure_logging()
-        wanted = scope.Scope(_chosen(options))
-        _options.set_environment(scope.variables_of(wanted))
+        wanted = activation.Scope(_chosen(options))
+        _options.set_environment(activation.variables_of(wanted))
         _begin_run(options, wanted)
     process = subprocess.Popen(program.argv)
     while True:
@@ -207,9 +207,9 @@ def _loader(path: str, source: bytes | str) -> Any:
 def _activate(options: argparse.Namespace, program: Program) -> None:
     """Enable the scope for this process and those it starts, and have the report made if that was asked for."""
     os.environ.pop(SWITCH, None)  # otherwise the import of torch below would enable another scope
-    from torchdevice import scope
+    from torchdevice import activation
 
-    enabled = scope.enable_chosen(_chosen(options), propagate=True)
+    enabled = activation.enable_chosen(_chosen(options), propagate=True)
     if program.source is not None and not program.path and options.report is not None:
         from torchdevice.report import source
 
