@@ -320,7 +320,8 @@ def _reads_kind(accelerator: str, getter: Any) -> None:
 
 
 for _family in FAMILIES:
-    _reads_kind(_family, getattr(torch.Tensor, f"is_{_family}").__get__)
+    if hasattr(torch.Tensor, f"is_{_family}"):
+        _reads_kind(_family, getattr(torch.Tensor, f"is_{_family}").__get__)
 
 
 def native_device(tensor: torch.Tensor) -> torch.device:

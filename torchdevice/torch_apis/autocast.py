@@ -5,6 +5,8 @@ similar functions report that. A second autocast object, for the target, is ente
 
 torch accepts any dtype for cuda; for other devices torch warns of some and leaves autocast off. The operators that
 autocast casts make no such difference, so autocast of the target accepts any dtype too.
+
+The dtype in which the target computes is chosen by ``autocast_dtype`` of its runtime, for a CPU in ``devices/cpu.py``.
 """
 
 from __future__ import annotations
