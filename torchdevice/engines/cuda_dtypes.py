@@ -134,7 +134,9 @@ _COMPUTING = ("torch.nn.functional", "torch.functional", "torch._tensor")
 
 def lacking(error: BaseException) -> Lacking | None:
     """Return what an error says the CPU lacks, if CUDA has it and it can be computed."""
-    text = str(error)
+    text = error.args[0] if error.args else None
+    if not isinstance(text, str):  # an error of the program's, which may have no text
+        return None
     found = _NOT_IMPLEMENTED.fullmatch(text)
     return KERNELS.get((found[1], found[2])) if found else TEXTS.get(text)
 
