@@ -860,6 +860,7 @@ class TestPrefetcher:
     @pytest.mark.parametrize("depth", [1, 3])
     def test_it_holds_no_more_than_its_depth(self, depth: int) -> None:
         held: list[int] = []
+        torch.cuda.reset_peak_memory_stats(1)
         batches = iter(Prefetcher((torch.ones(1 << 18) for _ in range(6)), "cuda:1", depth=depth))
         for batch in batches:
             held.append(torch.cuda.memory_allocated(1) >> 20)
