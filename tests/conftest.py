@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -52,6 +53,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--engine", choices=("mode", "wrap"), default="mode", help="the engine of scopes that name none")
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out two thirds of the tests marked slow, drawn with the seed, unless the sweeps are complete."""
+    if config.getoption("--sweep") == "full":
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    kept = set(random.Random(config.getoption("--sweep-seed")).sample(slow, -(-len(slow) // 3)))
+    left_out = [item for item in slow if item not in kept]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,9 @@ COMMANDS = ("run", "doctor", "report", "devices", "coverage")
 
 MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
 
+# Each test starts processes, so the default run takes a sample.
+pytestmark = pytest.mark.slow
+
 
 class TestParsing:
     @pytest.mark.parametrize("command", COMMANDS)

@@ -66,6 +66,9 @@ STARTS = {
 
 needs_safe_path = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has -P since 3.11")
 
+# Each test starts processes, so the default run takes a sample.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
