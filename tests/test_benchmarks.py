@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from conftest import run_python
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +38,7 @@ def test_growth_is_drawn(tmp_path: Path) -> None:
     assert plot.read_text().count("<polyline") == 4
 
 
+@pytest.mark.slow
 def test_instructions_are_counted_where_valgrind_is() -> None:
     ran = run_python("-m", "benchmarks", "--instructions", "--only", "ordinary", cwd=ROOT)
     if shutil.which("valgrind") is None:
