@@ -87,6 +87,12 @@ OTHER_VALUES: dict[str, Any] = {
 }
 
 
+def test_every_option_is_in_the_key() -> None:
+    assert OTHER_VALUES.keys() == record.declarations().keys()
+    keys = {record.Options(**{name: value}).key for name, value in OTHER_VALUES.items()}
+    assert len({*keys, record.Options().key}) == len(OTHER_VALUES) + 1
+
+
 def test_what_children_are_told_is_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(**OTHER_VALUES)
     for name, value in record.to_environment(options).items():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torchdevice.transfer import Prefetcher as Prefetcher
     from torchdevice.transfer import ToDevice as ToDevice
 
-__version__ = "0.1.0"
+    __version__: str
 
 _MODULES = {
     "DeviceSpec": "transfer",
@@ -73,6 +73,8 @@ def __getattr__(name: str) -> Any:
     # it is installed. That must cost nothing, and must not fail where the installation is broken.
     if name == "errors":
         return importlib.import_module("torchdevice.errors")
+    if name == "__version__":
+        return importlib.import_module("torchdevice.version").__version__
     if name not in _MODULES:
         raise AttributeError(f"module 'torchdevice' has no attribute {name!r}")
     importlib.import_module("torch")  # first, so that its entry point finds this package whole

@@ -11,8 +11,10 @@ import re
 import site
 import sys
 import sysconfig
+import warnings
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
 
@@ -129,3 +131,16 @@ def program_line(above: int = 0) -> FrameType:
     """
     caller = caller_frame(1 + above)
     return program_frame(caller)[0] or caller
+
+
+def warn_at(frame: FrameType, message: Warning | str, category: type[Warning], source: Any = None) -> None:
+    """Give a warning as if the line at which a frame is had given it."""
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+        source=source,
+    )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import Any
 
 import torch
 
-from torchdevice.call_sites import program_line
+from torchdevice.call_sites import program_line, warn_at
 from torchdevice.context import Context
 from torchdevice.errors import PortabilityWarning
 from torchdevice.fidelity import Fidelity
@@ -67,11 +66,5 @@ def fit_conversion(
 
 def _warn_at_program(message: str) -> None:
     """Warn at the program's line, unless messages are not wanted."""
-    if not logger.isEnabledFor(logging.WARNING):
-        return
-    frame = program_line()
-    module = frame.f_globals.get("__name__", "<unknown>")
-    registry = frame.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(
-        message, PortabilityWarning, frame.f_code.co_filename, frame.f_lineno, module=module, registry=registry
-    )
+    if logger.isEnabledFor(logging.WARNING):
+        warn_at(program_line(), message, PortabilityWarning)

@@ -20,3 +20,9 @@ def require(owner: Any, name: str) -> Any:
     except AttributeError:
         label = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
         raise TorchVersionError(f"{label}.{name}", torch.__version__) from None
+
+
+# Names that more than one file uses.
+ExcludeDispatchKeyGuard = require(torch._C, "_ExcludeDispatchKeyGuard")
+is_torch_function_all_disabled = require(torch._C, "_is_torch_function_all_disabled")
+registrations_for_dispatch_key = require(torch._C, "_dispatch_get_registrations_for_dispatch_key")

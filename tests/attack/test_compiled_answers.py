@@ -12,7 +12,6 @@ import torch
 
 import torchdevice
 from torchdevice.errors import FidelityError
-from torchdevice.options import Options, declarations
 
 ENGINES = ["mode", "wrap"]
 
@@ -144,25 +143,6 @@ def test_strict_is_strict_in_compiled_code(engine: str, fullgraph: bool) -> None
             program(a)
     with torchdevice.portable("cpu", autocast="bfloat16", engine=engine):
         assert program(a).dtype is torch.bfloat16
-
-
-def test_every_option_is_in_the_key() -> None:
-    others = {
-        "target": "cpu",
-        "devices": 3,
-        "identity": "program",
-        "strict": True,
-        "float64": "error",
-        "autocast": "float32",
-        "capability": (9, 0),
-        "memory": 1 << 30,
-        "properties": {"name": "a GPU"},
-        "written_for": "mps",
-        "engine": "wrap",
-    }
-    assert others.keys() == declarations().keys()
-    keys = {Options(**{name: value}).key for name, value in others.items()}
-    assert len({*keys, Options().key}) == len(others) + 1
 
 
 @pytest.mark.parametrize("engine", ENGINES)

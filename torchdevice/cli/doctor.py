@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from typing import Any
 
-from torchdevice import __version__
 from torchdevice.cli.refusals import refusals
 from torchdevice.switch import SWITCH
+from torchdevice.version import versions
 
 _EXAMPLES = """A line says ok, warning or problem; what to do about it stands below. The status is 1 for a problem.
 
@@ -36,18 +35,16 @@ def add(commands: Any) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     switch = os.environ.pop(SWITCH, None)  # or torch, when it is imported now, would show what a scope shows
     with refusals():  # a broken installation is said in one line
-        import torch
-
         from torchdevice.cli import examinations
     if switch is not None:
         os.environ[SWITCH] = switch
     found = examinations.examine(options.target)
     well = all(finding.status != "problem" for finding in found)
     if options.json:
-        versions = {"torchdevice": __version__, "torch": torch.__version__, "Python": sys.version.split()[0]}
-        print(json.dumps({"ok": well, "versions": versions, "findings": [each._asdict() for each in found]}, indent=1))
+        data = {"ok": well, "versions": versions(), "findings": [each._asdict() for each in found]}
+        print(json.dumps(data, indent=1))
         return int(not well)
-    print(f"torchdevice {__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
+    print(", ".join(f"{name} {version}" for name, version in versions().items()))
     width = max(len(finding.subject) for finding in found)
     for finding in found:
         print(f"  {finding.status:8} {finding.subject:{width}}  {finding.said}")

@@ -20,6 +20,7 @@ from torchdevice import choosing
 from torchdevice import options as _options
 from torchdevice.devices.registry import runtime
 from torchdevice.errors import PATCHERS, TorchDeviceError
+from torchdevice.families import FAMILIES
 from torchdevice.logs import FILE, LEVEL, configure_logging
 from torchdevice.run_folder import VARIABLE as RUN_FOLDER
 from torchdevice.switch import REPORT, SAID, SWITCH
@@ -56,7 +57,7 @@ def _device(target: str | None) -> list[Finding]:
     elif options.target is not None:
         why = f"{_options.variable_of('target')} says so"
     else:
-        better = [name for name in ("cuda", "mps", "xpu") if not runtime(name).is_available()]
+        better = [name for name in FAMILIES if not runtime(name).is_available()]
         why = f"the best there is; not available: {', '.join(better)}" if better else "the best there is"
     said = f"{found.target} would stand in: {found.name(0)} ({why})"
     if found.degraded_notice:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchdevice import __version__
 from torchdevice.cli import coverage, devices, doctor, report, run
 from torchdevice.cli.parsing import CommandParser
+from torchdevice.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:

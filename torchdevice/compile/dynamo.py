@@ -63,7 +63,7 @@ class _Skipped:
             trace_rules.SKIP_DIRS_RE = self._before
 
 
-class _WhenImported:
+class _DynamoPatches:
     """The patches of Dynamo and of Inductor's compiled graphs, installed as soon as these modules are imported."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class _WhenImported:
             patch.remove()
 
 
-WHEN_IMPORTED = _WhenImported()
+WHEN_IMPORTED = _DynamoPatches()
 
 
 def _guard_by_key(context: Context, original: Any, self: Any) -> Any:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice.engines.rewriters import native_device
-from torchdevice.torch_internals import require
+from torchdevice.torch_internals import ExcludeDispatchKeyGuard, require
 
 _aten = torch.ops.aten
 
@@ -48,9 +48,6 @@ _UNINITIALISED = frozenset({_aten.empty.memory_format, _aten.empty_strided.defau
 
 
 _below_autograd = require(torch._C, "_AutoDispatchBelowAutograd")
-
-
-_exclude = require(torch._C, "_ExcludeDispatchKeyGuard")
 
 
 _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -253,5 +250,5 @@ def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 @contextlib.contextmanager
 def _as_kernels_do() -> Iterator[None]:
     """Write to tensors without autograd, as a replay on CUDA does."""
-    with torch._C.DisableTorchFunction(), torch.no_grad(), _below_autograd(), _exclude(_VERSIONS):
+    with torch._C.DisableTorchFunction(), torch.no_grad(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):
         yield

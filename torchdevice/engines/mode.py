@@ -11,11 +11,10 @@ from torchdevice.context import Context
 from torchdevice.engines import cuda_dtypes, lookup, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.thread_state import ContextMode
-from torchdevice.torch_internals import require
+from torchdevice.torch_internals import is_torch_function_all_disabled, require
 
 _UNSEEN = object()
 
-_all_disabled = require(torch._C, "_is_torch_function_all_disabled")
 _enable = require(torch._C, "_EnableTorchFunction")
 
 
@@ -77,7 +76,7 @@ def of_this_thread() -> ContextMode | None:
 
 def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function while a mode is active; a thread without one gets a mode on torch's stack for the call."""
-    if _all_disabled():  # by a kernel of the simulated device that calls operators above autograd
+    if is_torch_function_all_disabled():  # by a kernel of the simulated device that calls operators above autograd
         with _enable():
             return with_mode(context, function, *args, **kwargs)
     if of_this_thread() is not None:

@@ -24,11 +24,9 @@ from torchdevice.engines import cuda_dtypes, lookup, rewriters
 from torchdevice.engines.replace_new import Call, Constructor
 from torchdevice.patching import Installation, Patch, Replaced, stands_for
 from torchdevice.thread_state import ContextMode
-from torchdevice.torch_internals import require
+from torchdevice.torch_internals import is_torch_function_all_disabled
 
 _state = thread_state.state
-
-_all_disabled = require(torch._C, "_is_torch_function_all_disabled")
 
 
 def _ask(mode: ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,7 +52,7 @@ class EntryPoint:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         mode = _state.mode
-        if mode is None or _all_disabled():
+        if mode is None or is_torch_function_all_disabled():
             return self.original(*args, **kwargs)
         _state.mode = None  # _ask, inlined: a Python call less for each wrapped call
         try:
@@ -123,7 +121,7 @@ def _new_device(original: Call) -> Any:
 
     def __new__(cls: type, /, *args: Any, **kwargs: Any) -> torch.device:
         mode = _state.mode
-        if mode is None or _all_disabled():
+        if mode is None or is_torch_function_all_disabled():
             return original(cls, args, kwargs)
         return _ask(mode, cls, args, kwargs)
 
@@ -136,7 +134,7 @@ def _operator_call(original: Any) -> Any:
     @functools.wraps(original)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         mode: Any = _state.mode
-        if mode is None or lookup.rewriter_of(mode.table, self) is None or _all_disabled():
+        if mode is None or lookup.rewriter_of(mode.table, self) is None or is_torch_function_all_disabled():
             try:
                 return original(self, *args, **kwargs)
             except RuntimeError as error:
@@ -201,20 +199,21 @@ def _fails_first(function: Any) -> bool:
     return function in _LAST_RESORTS or (lookup.classify(function, {}) is None and cuda_dtypes.asked_last(function))
 
 
+def _is_wanted(function: Any) -> bool:
+    """Return whether a function takes a device by its schema, or may be made again."""
+    by_schema = isinstance(function, _BUILTINS) and (function in _WITHOUT_SCHEMA or lookup.takes_device(function))
+    return by_schema or cuda_dtypes.asked_last(function)
+
+
 def _for_every_scope() -> list[Patch]:
     """Return the patches for every scope.
 
     They are for what has a rewriter of its own, what takes a device by its schema, and what may be made again.
     """
-    by_schema = {
-        value
-        for _, _, value in _members()
-        if isinstance(value, _BUILTINS) and (value in _WITHOUT_SCHEMA or lookup.takes_device(value))
-    }
-    again = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS) and cuda_dtypes.asked_last(value)}
+    found = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS) and _is_wanted(value)}
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
-        *_listed(by_schema | again | rewriters.REGISTERED.keys()),
+        *_listed(found | rewriters.REGISTERED.keys()),
         *(Replaced(operator, "__call__", _operator_call) for operator in operators),
         Constructor(torch.device, _new_device),
         Replaced(torch.fx.node, "_find_module_of_method", _find_module),

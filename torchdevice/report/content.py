@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import platform
 import sys
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import torch
-
-from torchdevice import __version__
 from torchdevice.journal import Journal
 from torchdevice.options import Options
 from torchdevice.report.rows import Group, Row, merged, rows_of
+from torchdevice.version import versions
 
 C = TypeVar("C", bound="Content")
 
@@ -93,7 +90,7 @@ class Content:
             program=tuple(sys.argv),
             target=target,
             written_for=options.written_for,
-            versions={"torchdevice": __version__, "torch": torch.__version__, "Python": platform.python_version()},
+            versions=versions(),
             rows=tuple(rows),
             processes=(Process(process, os.getpid(), calls=calls),),
             left_out=journal.overflow,

@@ -21,7 +21,7 @@ class Group(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Passage:
+class LibraryLine:
     """A line of a library that asked on behalf of the program's line, and how often."""
 
     file: str
@@ -61,7 +61,7 @@ class Row:
     count: int
     seconds: float
     bytes: int
-    libraries: list[Passage]
+    libraries: list[LibraryLine]
     processes: list[str]
 
     @property
@@ -90,7 +90,7 @@ class Row:
     def from_dict(cls, data: dict[str, Any]) -> Row:
         """Return the row that :meth:`to_dict` described."""
         known = {field.name: data[field.name] for field in dataclasses.fields(cls)}
-        libraries = [Passage(**each) for each in data["libraries"]]
+        libraries = [LibraryLine(**each) for each in data["libraries"]]
         return cls(**{**known, "fidelity": Fidelity(data["fidelity"]), "libraries": libraries})
 
 
@@ -114,7 +114,7 @@ def _row(entry: Entry, process: str) -> Row:
         count=entry.count,
         seconds=entry.seconds,
         bytes=entry.bytes,
-        libraries=[Passage(library.file, library.line, library.function, entry.count)] if library else [],
+        libraries=[LibraryLine(library.file, library.line, library.function, entry.count)] if library else [],
         processes=[process],
     )
 
@@ -149,7 +149,7 @@ def _sum(one: Row, other: Row) -> Row:
     for each in (*one.libraries, *other.libraries):
         key = each.file, each.line, each.function
         counts[key] = counts.get(key, 0) + each.count
-    libraries = [Passage(*key, count) for key, count in counts.items()]
+    libraries = [LibraryLine(*key, count) for key, count in counts.items()]
     return dataclasses.replace(
         one,
         count=one.count + other.count,

@@ -15,12 +15,9 @@ import torch
 from torch._C import DispatchKey
 
 from torchdevice.simulation.policy import KIND
-from torchdevice.torch_internals import require
+from torchdevice.torch_internals import ExcludeDispatchKeyGuard
 
 _KEY = "AutocastPrivateUse1"
-
-
-_exclude = require(torch._C, "_ExcludeDispatchKeyGuard")
 
 
 _AUTOCAST = torch._C.DispatchKeySet(DispatchKey.AutocastPrivateUse1)
@@ -85,7 +82,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 def _casting(op: Any, dtype_of: Callable[[Any, Any], torch.dtype | None]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction(), _exclude(_AUTOCAST):
+        with torch._C.DisableTorchFunction(), ExcludeDispatchKeyGuard(_AUTOCAST):
             dtype = dtype_of(args, kwargs)
             if dtype is not None:
                 args = tuple(_cast(value, dtype) for value in args)
@@ -121,7 +118,7 @@ def _float32_result(op: Any) -> Callable[..., Any]:
     position = [argument.name for argument in op._schema.arguments].index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction(), _exclude(_AUTOCAST):
+        with torch._C.DisableTorchFunction(), ExcludeDispatchKeyGuard(_AUTOCAST):
             given = args[position] if len(args) > position else kwargs.get("dtype")
             if given is None and args and _is_eligible(args[0]):
                 args, kwargs = args[:position], {**kwargs, "dtype": torch.float32}

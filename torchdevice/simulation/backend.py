@@ -27,7 +27,7 @@ from torchdevice.simulation import (
     sparse,
 )
 from torchdevice.simulation.policy import KIND
-from torchdevice.torch_internals import require
+from torchdevice.torch_internals import registrations_for_dispatch_key, require
 
 _libraries: list[torch.library.Library] = []
 
@@ -158,13 +158,12 @@ def _register_kernels() -> None:
 
 def _shadowed() -> set[str]:
     """Return the operators with a CPU kernel for which torch would run a composite kernel, not the fallback."""
-    registered = require(torch._C, "_dispatch_get_registrations_for_dispatch_key")
     composite = {
         name
         for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
-        for name in registered(key)
+        for name in registrations_for_dispatch_key(key)
     }
-    shadowed = composite.intersection(registered("CPU"))
+    shadowed = composite.intersection(registrations_for_dispatch_key("CPU"))
     shadowed.update(name for name in composite if name.startswith("aten::_foreach_") or name in _RUN_WHOLE)
     return {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")}
 

@@ -104,7 +104,7 @@ def batch_norm_gather_stats(
     eps: float,
     count: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, where every process has as many elements of a channel."""
+    """Statistics of all processes together, where each process has ``count`` elements of a channel."""
     counts = torch.full((means.shape[0],), float(count))
     return batch_norm_gather_stats_with_counts(x, means, invstds, running_mean, running_var, momentum, eps, counts)
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torchdevice.simulation.allocator import fresh, meaning, with_bits
 from torchdevice.simulation.kernels import aliased, fresh_sparse, index_of, without_mode
 from torchdevice.simulation.relabel import on_cpu
-from torchdevice.torch_internals import require
+from torchdevice.torch_internals import registrations_for_dispatch_key
 
 _aten = torch.ops.aten
 
@@ -56,8 +56,8 @@ def register() -> list[torch.library.Library]:
     aten = torch.library.Library("aten", "IMPL")
     for name in _OF_PARTS:
         aten.impl(name, without_mode(_of_parts(getattr(_aten, name).default)), "SparsePrivateUse1")
-    registered = require(torch._C, "_dispatch_get_registrations_for_dispatch_key")
-    shadowed = set(registered("CompositeExplicitAutograd")).intersection(registered("SparseCPU"))
+    of_cpu = registrations_for_dispatch_key("SparseCPU")
+    shadowed = set(registrations_for_dispatch_key("CompositeExplicitAutograd")).intersection(of_cpu)
     names = {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")} | _RUN_WHOLE
     for name in sorted(names.difference(_OF_PARTS)):
         base, _, overload = name.partition(".")

@@ -73,18 +73,16 @@ class _Staging:
             tensor: A tensor of the target.
             written: Whether what the collective writes there is written to the tensor by :meth:`write_back`.
         """
-        self._group.check(tensor)
         tensor = tensor.detach()
-        host = self._group.runtime.host_alias(tensor)
-        is_copy = host is None
-        host = tensor.cpu() if host is None else host
+        alias = self._group.checked_alias(tensor)
+        host = tensor.cpu() if alias is None else alias
         flat = host.resolve_conj().resolve_neg().reshape(-1)
-        if written and (is_copy or flat.data_ptr() != host.data_ptr()):
+        if written and (alias is None or flat.data_ptr() != host.data_ptr()):
             self._copied.append((tensor, flat))
         return flat
 
     def bytes(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
-        """Return the same as bytes."""
+        """Return the bytes of a tensor's elements as one-dimensional CPU tensor, see :meth:`numbers`."""
         return self.numbers(tensor, written=written).view(torch.uint8)
 
     def write_back(self) -> None:
@@ -112,6 +110,17 @@ class _Received(dist.distributed_c10d.Work):
         return self._work.is_completed()
 
 
+def _for_each_pair(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method that does a collective for each pair of an output and an input of two lists."""
+
+    def coalesced(self: NcclOnGloo, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
+        for output, given in zip(outputs, inputs, strict=True):
+            collective(self, output, given, opts)
+        return _finished(outputs)
+
+    return coalesced
+
+
 class NcclOnGloo(dist.ProcessGroup):
     """NCCL's collectives for tensors of a target, by gloo.
 
@@ -123,26 +132,26 @@ class NcclOnGloo(dist.ProcessGroup):
         takes_cpu: Whether CPU tensors are taken too.
     """
 
-    supports_splitting = False
-
     def __init__(self, rank: int, size: int, gloo: Any, runtime: Runtime, takes_cpu: bool):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.gloo, self.runtime = gloo, runtime
         self._takes_cpu = takes_cpu or runtime.shares_host_memory
         self._name = self._description = ""
 
-    def check(self, tensor: torch.Tensor) -> None:
-        """Refuse what NCCL refuses.
+    def checked_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the CPU tensor with a tensor's memory, if there is one, and refuse what NCCL refuses.
 
         Raises:
             RuntimeError: The tensor is on a device that the group does not serve.
             ValueError: The tensor has gaps in memory, or shares memory with itself.
         """
-        is_on_cpu = self.runtime.host_alias(tensor) is tensor
+        alias = self.runtime.host_alias(tensor)
+        is_on_cpu = alias is tensor
         if not (self._takes_cpu if is_on_cpu else tensor.device.type == self.runtime.device_type):
             raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
         if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             raise ValueError("Tensors must be contiguous")
+        return alias
 
     # ---- what torch asks of a group --------------------------------------------------------------------------------
 
@@ -241,11 +250,7 @@ class NcclOnGloo(dist.ProcessGroup):
             self._reduce_scatter(staging.numbers(output, written=True), flats, _op_of(opts))
         return _finished(output)
 
-    def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
-        """Do a reduce-scatter for each pair of an output and an input."""
-        for output, given in zip(outputs, inputs, strict=True):
-            self.reduce_scatter_single(output, given, opts)
-        return _finished(outputs)
+    reduce_scatter_single_coalesced = _for_each_pair(reduce_scatter_single)
 
     # The names before torch 2.12.
     _reduce_scatter_base = reduce_scatter_single
@@ -318,11 +323,7 @@ class NcclOnGloo(dist.ProcessGroup):
                 self._all_gather(list(parts), given)
         return _finished(output)
 
-    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
-        """Do an all-gather for each pair of an output and an input."""
-        for output, given in zip(outputs, inputs, strict=True):
-            self.all_gather_single(output, given, opts)
-        return _finished(outputs)
+    all_gather_single_coalesced = _for_each_pair(all_gather_single)
 
     # The names before torch 2.12.
     _allgather_base = all_gather_single

@@ -17,7 +17,7 @@ from typing import Any
 import torch.overrides
 
 from torchdevice import thread_state
-from torchdevice.call_sites import caller_frame
+from torchdevice.call_sites import caller_frame, warn_at
 from torchdevice.patching import Patch, Replaced
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -34,7 +34,7 @@ def _show(original: Any) -> Any:
     def show(message: Any) -> None:
         if thread_state.state.context is not None and _is_ours(message.filename):
             _forget(message)
-            _warn_at(caller_frame(), message)
+            warn_at(caller_frame(), message.message, message.category, message.source)
         else:
             original(message)
 
@@ -50,18 +50,6 @@ def _forget(message: Any) -> None:
         frame = frame.f_back
     once = getattr(warnings, "onceregistry", {})
     once.pop((str(message.message), message.category), None)
-
-
-def _warn_at(frame: FrameType, message: Any) -> None:
-    warnings.warn_explicit(
-        message.message,
-        message.category,
-        frame.f_code.co_filename,
-        frame.f_lineno,
-        module=frame.f_globals.get("__name__"),
-        registry=frame.f_globals.setdefault("__warningregistry__", {}),
-        source=message.source,
-    )
 
 
 def patches() -> list[Patch]:

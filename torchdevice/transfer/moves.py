@@ -1,0 +1,248 @@
+"""Moves of batches between two devices.
+
+Two accelerators exchange tensors on a stream of their own. Every other move is torch's ``.to`` in the current stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from torchdevice.devices import registry
+from torchdevice.errors import WrongDeviceError
+from torchdevice.transfer.batches import leaves, mapped
+from torchdevice.transfer.specification import DeviceSpec, current_stream, is_same, own_specification
+
+
+class ToDevice(torch.nn.Module):
+    """Moves batches from one device to another: a linear operator, whose adjoint moves them back.
+
+    A batch is a tensor, a module, or a nesting of containers with tensors in it: mappings, lists, tuples, named tuples,
+    dataclasses, sets, ``PackedSequence``, the outputs and encodings of Hugging Face. Containers are made anew, and what
+    is no tensor is handed on; something else that has a ``to`` method is asked to move itself. A module is moved in
+    place, as ``module.to(...)`` does.
+
+    Between two accelerators of one kind the copy runs on the source's transfer stream. That stream first waits for the
+    compute streams of both devices, and the target's compute stream then waits for it, each by an event; the host waits
+    for nothing. A move to the host waits until the data is there. A move from the host does not wait where the tensor
+    is pinned and the device copies pinned memory as a whole.
+
+    Until a copy is done, what is moved must not be written to in place: a pinned tensor, and a tensor on the source
+    while its transfer stream is busy.
+
+    Args:
+        idevice: Where batches come from. None is the CPU.
+        odevice: Where they go. None is the CPU.
+
+    Attributes:
+        ispec: The source, a specification of this object's own.
+        ospec: The target.
+    """
+
+    def __init__(self, idevice: Any = None, odevice: Any = None):
+        super().__init__()
+        self.ispec = own_specification(idevice)
+        # The same object on both sides is the identity, see normal().
+        self.ospec = (
+            self.ispec if odevice is idevice and isinstance(idevice, DeviceSpec) else own_specification(odevice)
+        )
+        self.ispec.p2p_setup(self.ospec)
+        self.ospec.p2p_setup(self.ispec)
+
+    def forward(self, batch: Any, *, after: torch.Event | None = None) -> Any:
+        """Move a batch.
+
+        Args:
+            batch: The batch; every tensor in it must be on the source.
+            after: An event after which the batch is complete. A move between two accelerators waits for it in place of
+                everything that the source's compute stream has been given; any other move waits on the host.
+
+        Returns:
+            The batch on the target. Where it was there before, torch's ``.to`` decides what is new.
+
+        Raises:
+            WrongDeviceError: A tensor of the batch is on another device than the source. Nothing was moved.
+        """
+        _check(batch, self.ispec.here)
+        if self.ispec is self.ospec:
+            return batch
+        with _Passage(self.ispec, self.ospec, after) as passage:
+            return mapped(batch, passage.move)
+
+    def adjoint(self) -> ToDevice:
+        """Return the move from the target to the source."""
+        return type(self)(self.ospec, self.ispec)
+
+    def normal(self) -> ToDevice:
+        """Return the adjoint after this move: the identity on the source, which hands on what it is given."""
+        return type(self)(self.ispec, self.ispec)
+
+    @property
+    def H(self) -> ToDevice:
+        """The adjoint."""
+        return self.adjoint()
+
+    @property
+    def N(self) -> ToDevice:
+        """The normal operator."""
+        return self.normal()
+
+    def extra_repr(self) -> str:
+        return f"{self.ispec} -> {self.ospec}"
+
+
+def _check(batch: Any, expected: torch.device) -> None:
+    if isinstance(batch, torch.Tensor) and is_same(batch.device, expected):  # the usual case, at half the price
+        return
+    for name, leaf in leaves(batch):
+        for suffix, tensor in _tensors(leaf):
+            if not is_same(tensor.device, expected):
+                raise WrongDeviceError(name + suffix, tensor.device, expected)
+
+
+def _tensors(leaf: Any) -> Iterable[tuple[str, torch.Tensor]]:
+    if isinstance(leaf, torch.Tensor):
+        return (("", leaf),)
+    if isinstance(leaf, torch.nn.Module):
+        return [(f".{name}", tensor) for name, tensor in (*leaf.named_parameters(), *leaf.named_buffers())]
+    return ()
+
+
+class _Passage(contextlib.AbstractContextManager["_Passage"]):
+    """The streams of one batch's move: entered around it."""
+
+    def __init__(self, source: DeviceSpec, target: DeviceSpec, after: torch.Event | None = None):
+        self._source = source
+        self._target = target
+        self._device = target.here
+        self._after = after
+        self._transfer: torch.Stream | None = None
+        self._computing: torch.Stream | None = None
+        self._awaiting: torch.Stream | None = None
+        self._entered: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> _Passage:
+        way = self._source._way()
+        if way is not None:
+            self._listen(*way)
+        elif self._after is not None:
+            self._after.synchronize()
+        if self._transfer is not None or self._source._compute is not None or self._target._compute is not None:
+            self._enter_streams()
+        return self
+
+    def _enter_streams(self) -> None:
+        source, target = self._source, self._target
+        with contextlib.ExitStack() as entered:
+            # The target's too: the copy takes its memory from the stream that is current there.
+            for spec, stream in ((source, source._compute), (target, target._compute), (source, self._transfer)):
+                if stream is not None:
+                    entered.enter_context(torch.get_device_module(spec.here).stream(stream))
+            self._entered = entered.pop_all()
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._entered is not None:
+            with self._entered:
+                self.hold_up(self._awaiting)
+
+    def _listen(self, here: torch.device, there: torch.device) -> None:
+        """Let the transfer stream wait until the batch is complete, and until the target's memory is free."""
+        source, target = self._source, self._target
+        self._transfer = transfer = source._leaving_stream(here, there)
+        self._computing, self._awaiting = source._working_stream(here), target._working_stream(there)
+        ready = self._computing.record_event() if self._after is None else self._after
+        for event in (ready, self._awaiting.record_event()):
+            event.wait(transfer)
+
+    def hold_up(self, stream: torch.Stream | None) -> None:
+        """Let another stream wait for what the transfer stream was given, if there is one."""
+        if self._transfer is not None and stream is not None:
+            self._transfer.record_event().wait(stream)
+
+    def move(self, leaf: Any) -> Any:
+        """Return a leaf on the target: what is no tensor and cannot be moved, as it is."""
+        if not isinstance(leaf, torch.Tensor):
+            return self._move_other(leaf)
+        if self._transfer is None:
+            return leaf.to(self._device, non_blocking=may_copy_alone(leaf, self._device))
+        return _Exchange.apply(leaf, self)
+
+    def _move_other(self, leaf: Any) -> Any:
+        moved = moved_by_itself(leaf, self._device)
+        if moved is not leaf or isinstance(leaf, torch.nn.Module):
+            self.hold_up(self._computing)  # its memory is not known, so it cannot be kept until the copy is done
+        return moved
+
+    def exchange(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor on the transfer stream, and keep its memory until that is done."""
+        moved = tensor.to(self._device, non_blocking=True)
+        memory, transfer = memory_of(tensor), self._transfer
+        assert transfer is not None
+        for part in memory:
+            part.record_stream(transfer)
+        if not memory:
+            self.hold_up(self._computing)
+        return moved
+
+
+class _Exchange(torch.autograd.Function):
+    """A copy from accelerator to accelerator, for autograd. The gradient takes the transfer stream of its own way."""
+
+    @staticmethod
+    def forward(tensor: torch.Tensor, passage: _Passage) -> torch.Tensor:
+        return passage.exchange(tensor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, _Passage], output: torch.Tensor) -> None:
+        ctx.source, ctx.target = inputs[1]._source, inputs[1]._target
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        with _Passage(ctx.target, ctx.source) as back:
+            moved = back.move(gradient)
+        # The engine takes what a node returns to be ready on the stream that is current while the node runs
+        # (torch/csrc/autograd/input_buffer.cpp), and that is a stream of the target.
+        back.hold_up(current_stream(ctx.target.here))
+        return moved, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> torch.Tensor:  # type: ignore[override]
+        with _Passage(ctx.source, ctx.target) as passage:
+            return passage.move(tangent)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, tensor: torch.Tensor, passage: _Passage) -> tuple[torch.Tensor, Any]:
+        return _Exchange.apply(tensor, passage), in_dims[0]
+
+
+def moved_by_itself(leaf: Any, device: torch.device) -> Any:
+    """Return what a leaf that is no tensor makes of a move. Classes have methods too, and are not moved."""
+    move = None if isinstance(leaf, type) else getattr(leaf, "to", None)
+    return move(device) if callable(move) else leaf
+
+
+def may_copy_alone(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Return whether a copy to a device may go on while the host does: the host's memory stays in place until then."""
+    if torch.compiler.is_compiling():  # a graph cannot ask what is pinned
+        return False
+    if tensor.layout is not torch.strided or not tensor.is_pinned():
+        return False
+    runtime = registry.runtime(device.type)
+    return not (runtime.shares_host_memory or runtime.blocking_copies_only)
+
+
+def memory_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the plain tensors whose memory a tensor has; none where they are not known."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        inner = [memory_of(getattr(tensor, name)) for name in names]
+        return list(itertools.chain(*inner)) if all(inner) else []
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.detach()
+        return [tensor._indices(), tensor._values()]
+    return [tensor] if tensor.layout is torch.strided and not tensor.is_nested else []
