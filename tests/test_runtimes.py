@@ -15,7 +15,7 @@ import torch
 
 import torchdevice
 from torchdevice import choosing
-from torchdevice.devices import process_memory, registry
+from torchdevice.devices import cpu_memory, registry
 from torchdevice.devices.cpu import CpuRuntime
 from torchdevice.devices.module import ModuleRuntime
 from torchdevice.devices.mps import MpsRuntime
@@ -245,9 +245,9 @@ class _Named(Runtime):
 
 def test_cpu_peak_without_the_systems_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the high-water mark cannot be reset (macOS, some containers), the largest figure seen is the peak."""
-    monkeypatch.setattr(process_memory, "reset_high_water_mark", lambda: False)
+    monkeypatch.setattr(cpu_memory, "reset_high_water_mark", lambda: False)
     in_use = iter([100, 100, 100, 700, 300, 300, 300])
-    monkeypatch.setattr(process_memory, "heap_in_use", lambda: next(in_use))
+    monkeypatch.setattr(cpu_memory, "heap_in_use", lambda: next(in_use))
     runtime = CpuRuntime()
     assert runtime.memory(0).allocated == 0
     assert runtime.memory(0)[::2] == (600, 600)

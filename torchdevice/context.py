@@ -232,19 +232,6 @@ class Context:
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
-    def autocast_dtype(self, requested: torch.dtype, *, enabled: bool = True) -> torch.dtype:
-        """Return the dtype in which autocast of the target gives finite results where CUDA's does.
-
-        Raises:
-            FidelityError: It is another dtype than the requested one, and the scope is strict.
-        """
-        fitting = self.runtime.autocast_dtype(requested)
-        if requested is torch.float16 and fitting is not requested and self.options.autocast != "auto":
-            fitting = getattr(torch, self.options.autocast)
-        if enabled and fitting is not requested:
-            self.report(f"autocast({requested})", str(fitting), Fidelity.DOWNCAST)
-        return fitting
-
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Remember that the program pinned this tensor, on a target that needs no page-locked memory."""
         self._pinned[tensor] = True

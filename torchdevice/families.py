@@ -1,14 +1,22 @@
 """The accelerators that a program may be written for, and that torch has a module for: ``torch.cuda`` and its siblings.
 
-Another one begins here: its name in ``Family``, and a file for its module beside ``mps.py`` and ``xpu.py``, which
-``installed.py`` lists.
+Another one begins here: its name in ``Family``, and a file of that name for its module, as ``mps.py`` is.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Literal, get_args
+
+import torch
 
 Family = Literal["cuda", "mps", "xpu"]
 
 FAMILIES: tuple[str, ...] = get_args(Family)
 """By rank: the first that is available is the target where a program names none."""
+
+
+def conventional_modules() -> list[ModuleType]:
+    """Return the families' modules that follow torch's convention: they initialise the device when it is used."""
+    modules = [getattr(torch, family) for family in FAMILIES]
+    return [module for module in modules if hasattr(module, "_lazy_init")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torchdevice import accelerator, mps, supplied, xpu
+from importlib import import_module
+
+from torchdevice import accelerator, supplied
 from torchdevice.compile import torch_compile
 from torchdevice.cuda import (
     comm,
@@ -24,6 +26,7 @@ from torchdevice.cuda import (
     unsupported,
     versions,
 )
+from torchdevice.families import FAMILIES
 from torchdevice.patching import Installation, Patch
 from torchdevice.torch_apis import (
     autocast,
@@ -49,6 +52,9 @@ from torchdevice.torch_apis import (
     warned_lines,
 )
 
+FAMILY_MODULES = tuple(import_module(f"torchdevice.{family}") for family in FAMILIES if family != "cuda")
+"""``mps.py`` and the others beside it: each has the name of its family. CUDA has a folder, listed below."""
+
 AREAS = (
     devices,
     cudart,
@@ -61,9 +67,8 @@ AREAS = (
     comm,
     green_contexts,
     streams,
-    xpu,
+    *FAMILY_MODULES,
     graphs,
-    mps,
     accelerator,
     generator,
     legacy_types,

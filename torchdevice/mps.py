@@ -16,7 +16,7 @@ from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.cuda import memory
 from torchdevice.devices.runtime import Mark
-from torchdevice.fidelity import Fidelity
+from torchdevice.fidelity import Fidelity, declared
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.supplied import supplied_function, supplied_value
 
@@ -344,3 +344,87 @@ def patches() -> list[Patch]:
     if hasattr(torch.mps, "Stream"):  # torch 2.14 and later
         found.append(replaced_function(torch.mps.Stream, "__new__", _new_stream, native_to=_MPS))
     return found
+
+
+_OWN = {"mps": (Fidelity.EXACT, "torch's own.")}
+
+
+PUBLIC_NAMES = {
+    **declared("torch.mps", "is_available", "Return whether the program is written for MPS.", Fidelity.EXACT, _OWN),
+    **declared(
+        "torch.mps", "device_count", "Return 1 if the program is written for MPS, else 0.", Fidelity.EXACT, _OWN
+    ),
+    **declared("torch.mps", "synchronize", "Wait for the target's work.", Fidelity.EXACT, _OWN),
+    **declared("torch.mps", "empty_cache", "Release the target's unused cached memory.", Fidelity.EXACT, _OWN),
+    **declared(
+        "torch.mps", "get_rng_state set_rng_state manual_seed seed", "Use the target's generator.", Fidelity.EXACT, _OWN
+    ),
+    **declared(
+        "torch.mps",
+        "set_per_process_memory_fraction",
+        "Limit the memory of simulated devices.",
+        Fidelity.EXACT,
+        {**memory.LIMITS, **_OWN},
+    ),
+    **declared(
+        "torch.mps",
+        "current_allocated_memory driver_allocated_memory",
+        "Return the figures of the target's allocator.",
+        Fidelity.EXACT,
+        {**memory.APPROXIMATE_FIGURES, **_OWN},
+    ),
+    **declared(
+        "torch.mps",
+        "recommended_max_memory",
+        "Return the bytes of the memory in which the target computes.",
+        Fidelity.EXACT,
+        _OWN,
+    ),
+    **declared(
+        "torch.mps",
+        "Event Stream stream set_stream current_stream default_stream",
+        "Work as the names of `torch.cuda` do.",
+        Fidelity.EXACT,
+        _OWN,
+    ),
+    **declared(
+        "torch.mps", "compile_shader load_metallib profiler.metal_capture", "Need Metal.", Fidelity.UNSUPPORTED, _OWN
+    ),
+    **declared(
+        "torch.mps",
+        "profiler.start profiler.stop profiler.profile",
+        "No effect: there are no OS signposts.",
+        Fidelity.INERT,
+        _OWN,
+    ),
+    **declared(
+        "torch.mps",
+        "profiler.is_metal_capture_enabled profiler.is_capturing_metal",
+        "Return False.",
+        Fidelity.EXACT,
+        _OWN,
+    ),
+    **declared(
+        "torch.backends.mps",
+        "is_built is_available",
+        "Return whether the program is written for MPS.",
+        Fidelity.EXACT,
+        _OWN,
+    ),
+    **declared(
+        "torch.backends.mps",
+        "is_macos_or_newer is_macos13_or_newer",
+        "Answer as on macOS 14.0.",
+        Fidelity.APPROXIMATE,
+        _OWN,
+    ),
+    **declared("torch.backends.mps", "get_name", "Return the target's name.", Fidelity.EXACT, _OWN),
+    **declared(
+        "torch.backends.mps",
+        "get_core_count",
+        "Return the number of the target's parallel units.",
+        Fidelity.EXACT,
+        _OWN,
+    ),
+}
+"""The fidelity of each public name of ``torch.mps`` and ``torch.backends.mps``."""

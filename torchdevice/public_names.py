@@ -1,18 +1,19 @@
 """The fidelity of each public name, for the documentation and the tests. Nothing reads it at run time.
 
 ``torch.cuda``, ``torch.mps`` and the modules beside them are torch's own Python code, which calls supplied names. So
-the fidelity of most public names follows from that of supplied names. It is declared here for each public name, and a
-test uses each in a strict scope, where approximate names raise and no others.
+the fidelity of most public names follows from that of supplied names. It is declared for each public name, those of
+``torch.cuda`` here and those of its siblings in their own files, and a test uses each in a strict scope, where
+approximate names raise and no others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from torchdevice.cuda.memory import APPROXIMATE_FIGURES, LIMITS
 from torchdevice.cuda.memory_history import APPROXIMATE_SNAPSHOT
-from torchdevice.fidelity import Fidelity
+from torchdevice.fidelity import Declared, Fidelity, declared
+from torchdevice.installed import FAMILY_MODULES
 
 EXACT, DECLARED, APPROXIMATE, INERT, UNSUPPORTED = (
     Fidelity.EXACT,
@@ -27,21 +28,10 @@ TARGETS = ("mps", "cpu", "simulated")
 """The targets for which the fidelity of each name is declared."""
 
 
-class Declared(NamedTuple):
-    """The fidelity of a public name.
-
-    Attributes:
-        fidelity: How close the name comes to the accelerator's own.
-        note: What the name does.
-        on: Target -> fidelity and note, for the targets where these differ.
-    """
-
-    fidelity: Fidelity
-    note: str
-    on: Mapping[str, tuple[Fidelity, str]] = {}
-
-
 PUBLIC_NAMES: dict[str, Declared] = {}
+
+for _module in FAMILY_MODULES:
+    PUBLIC_NAMES.update(getattr(_module, "PUBLIC_NAMES", {}))
 
 
 def _declare(
@@ -51,8 +41,7 @@ def _declare(
     fidelity: Fidelity = EXACT,
     on: Mapping[str, tuple[Fidelity, str]] | None = None,
 ) -> None:
-    for name in names.split():
-        PUBLIC_NAMES[f"{module}.{name}"] = Declared(fidelity, note, on or {})
+    PUBLIC_NAMES.update(declared(module, names, note, fidelity, on))
 
 
 _TENSORS = "BFloat16 Byte Char Double Float Half Int Long Short"
@@ -457,82 +446,6 @@ _declare("torch.backends.cudnn", "flags set_flags", "torch's own flags, stored a
 
 
 _declare("torch.version", "cuda", "The CUDA version of the build, or 12.8 in a build without CUDA.", DECLARED)
-
-
-_M = "torch.mps"
-
-
-_NATIVE = {"mps": (EXACT, "torch's own.")}
-
-
-_declare(_M, "is_available", "Return whether the program is written for MPS.", EXACT, _NATIVE)
-
-
-_declare(_M, "device_count", "Return 1 if the program is written for MPS, else 0.", EXACT, _NATIVE)
-
-
-_declare(_M, "synchronize", "Wait for the target's work.", EXACT, _NATIVE)
-
-
-_declare(_M, "empty_cache", "Release the target's unused cached memory.", EXACT, _NATIVE)
-
-
-_declare(_M, "get_rng_state set_rng_state manual_seed seed", "Use the target's generator.", EXACT, _NATIVE)
-
-
-_declare(_M, "set_per_process_memory_fraction", "Limit the memory of simulated devices.", EXACT, {**LIMITS, **_NATIVE})
-
-
-_declare(
-    _M,
-    "current_allocated_memory driver_allocated_memory",
-    "Return the figures of the target's allocator.",
-    EXACT,
-    {**APPROXIMATE_FIGURES, **_NATIVE},
-)
-
-
-_declare(_M, "recommended_max_memory", "Return the bytes of the memory in which the target computes.", EXACT, _NATIVE)
-
-
-_declare(
-    _M,
-    "Event Stream stream set_stream current_stream default_stream",
-    "Work as the names of `torch.cuda` do.",
-    EXACT,
-    _NATIVE,
-)
-
-
-_declare(_M, "compile_shader load_metallib profiler.metal_capture", "Need Metal.", UNSUPPORTED, _NATIVE)
-
-
-_declare(
-    _M,
-    "profiler.start profiler.stop profiler.profile",
-    "No effect: there are no OS signposts.",
-    INERT,
-    _NATIVE,
-)
-
-
-_declare(_M, "profiler.is_metal_capture_enabled profiler.is_capturing_metal", "Return False.", EXACT, _NATIVE)
-
-
-_declare(
-    "torch.backends.mps", "is_built is_available", "Return whether the program is written for MPS.", EXACT, _NATIVE
-)
-
-
-_declare(
-    "torch.backends.mps", "is_macos_or_newer is_macos13_or_newer", "Answer as on macOS 14.0.", APPROXIMATE, _NATIVE
-)
-
-
-_declare("torch.backends.mps", "get_name", "Return the target's name.", EXACT, _NATIVE)
-
-
-_declare("torch.backends.mps", "get_core_count", "Return the number of the target's parallel units.", EXACT, _NATIVE)
 
 
 _SANITIZERS_OWN = """

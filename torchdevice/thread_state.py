@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchdevice.context import Context
 from torchdevice.errors import NotSupportedError
+from torchdevice.families import conventional_modules
 from torchdevice.fidelity import Fidelity
 from torchdevice.torch_internals import require
 
@@ -27,7 +28,7 @@ _stack_at = require(torch._C, "_get_function_stack_at")
 _push = require(torch._C, "_push_on_torch_function_stack")
 _pop = require(torch._C, "_pop_torch_function_stack")
 
-_initializing = [require(torch.cuda, "_tls"), require(torch.xpu, "_tls")]
+_initializing = [require(module, "_tls") for module in conventional_modules()]
 
 
 class ContextMode(TorchFunctionMode):

@@ -29,6 +29,7 @@ from torchdevice.patching import (
     replaced_function,
 )
 from torchdevice.spelling import ACCELERATORS
+from torchdevice.torch_apis.autocast import dtype_on_target
 from torchdevice.torch_internals import require
 
 _PACKAGE = Path(__file__).parent.parent
@@ -194,7 +195,7 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
     if device_type not in ACCELERATORS and dtype not in (None, torch.float16, torch.bfloat16):
         enabled = False  # as torch says, with a warning, where it is made outside a graph
     if device_type in ACCELERATORS or device_type == context.device_type:
-        fitting = context.autocast_dtype(dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
+        fitting = dtype_on_target(context, dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
         found.target_values = [context.device_type, fitting, enabled, *rest]
     return found
 

@@ -1,7 +1,8 @@
 """The history of allocations, for ``torch.cuda.memory._record_memory_history``.
 
 A device with an allocator of its own tells a :class:`History` of each allocation. On other targets an
-:class:`~torchdevice.devices.allocations.OperatorWatcher` tells it of the storages that operators of one thread return.
+:class:`~torchdevice.devices.allocation_events.OperatorWatcher` tells it of the storages that operators of one thread
+return.
 Such a watcher sees neither the temporary memory of a kernel nor the storages that existed before it started.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdevice.context import Context
-from torchdevice.devices.allocations import Block
+from torchdevice.devices.allocation_events import Block
 from torchdevice.fidelity import Fidelity
 from torchdevice.supplied import supplied_function
 

@@ -19,6 +19,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Mark
+from torchdevice.families import conventional_modules
 from torchdevice.patching import Patch, Replaced, replaced_function, subclass_in_place_of
 from torchdevice.spelling import Spelling
 from torchdevice.supplied import supplied_function
@@ -388,10 +389,14 @@ def _new_generic_event(cls: type, device: Any = None, **kwargs: Any) -> Any:
 _Stream, _Event = torch.Stream, torch.Event
 
 
-_GenericStream = subclass_in_place_of(_Stream, _new_generic_stream, also=(torch.cuda.Stream, torch.xpu.Stream))
+def _of_accelerators(name: str) -> tuple[type, ...]:
+    return tuple(getattr(module, name) for module in conventional_modules())
 
 
-_GenericEvent = subclass_in_place_of(_Event, _new_generic_event, also=(torch.cuda.Event, torch.xpu.Event))
+_GenericStream = subclass_in_place_of(_Stream, _new_generic_stream, also=_of_accelerators("Stream"))
+
+
+_GenericEvent = subclass_in_place_of(_Event, _new_generic_event, also=_of_accelerators("Event"))
 
 
 def patches() -> list[Patch]:

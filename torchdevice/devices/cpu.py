@@ -6,10 +6,11 @@ import functools
 import platform
 import re
 
-import psutil
 import torch
 
-from torchdevice.devices import process_memory
+from torchdevice.devices import cpu_memory
+from torchdevice.devices.cpu_memory import ProcessMemory
+from torchdevice.devices.processor import processor_name
 from torchdevice.devices.runtime import Memory, Runtime, device_of
 from torchdevice.torch_internals import require
 
@@ -28,26 +29,20 @@ _has_amx = require(torch.cpu, "_is_amx_tile_supported")
 
 
 class CpuRuntime(Runtime):
-    """The CPU standing in for an accelerator.
-
-    Memory figures are those of the process heap since the first use: what malloc has handed out (psutil reads the
-    C library's own statistics). The peak is the largest figure seen when asked, or the growth of the resident set's
-    high-water mark where the system reports one. Both include what the program allocates outside torch.
-    """
+    """The CPU standing in for an accelerator. Memory figures are those of the process (see ``cpu_memory.py``)."""
 
     device_type = "cpu"
     compiles_flex_backward = False
     shares_host_memory = True
+    # CPU autocast in float16 leaves exp, softmax, layer_norm, sum and others in half: a public toy task gives NaN at
+    # its first step.
+    float16_autocast_is_finite = False
     degraded_notice = "no accelerator is in use: what the program asks of CUDA runs on the CPU"
     exact_memory = False
     is_torch_accelerator = False
 
     def __init__(self) -> None:
-        self._heap_base = process_memory.heap_in_use()
-        self._resident_base = psutil.Process().memory_info().rss
-        self._peak_allocated = self._peak_reserved = 0
-        self._high_water_base: tuple[int, int] | None = None
-        self.reset_peak_memory(0)
+        self._memory = ProcessMemory()
 
     def is_available(self) -> bool:
         return True
@@ -56,47 +51,25 @@ class CpuRuntime(Runtime):
         return device_of("cpu", None)
 
     def name(self, index: int) -> str:
-        return f"{process_memory.processor_name()} (CPU standing in)"
+        return f"{processor_name()} (CPU standing in)"
 
     def memory(self, index: int) -> Memory:
-        allocated = max(0, process_memory.heap_in_use() - self._heap_base)
-        reserved = max(allocated, psutil.Process().memory_info().rss - self._resident_base)
-        peak = allocated
-        if self._high_water_base is not None:
-            high_water, allocated_then = self._high_water_base
-            peak = max(peak, allocated_then + (process_memory.high_water_mark() or 0) - high_water)
-        self._peak_allocated = max(self._peak_allocated, peak)
-        self._peak_reserved = max(self._peak_reserved, reserved, self._peak_allocated)
-        return Memory(allocated, reserved, self._peak_allocated, self._peak_reserved)
+        return self._memory.figures()
 
     def reset_peak_memory(self, index: int) -> None:
-        self._peak_allocated = self._peak_reserved = 0
-        self._high_water_base = None
-        allocated = self.memory(0).allocated
-        if process_memory.reset_high_water_mark() and (mark := process_memory.high_water_mark()) is not None:
-            self._high_water_base = (mark, allocated)
+        self._memory.reset_peak()
 
     def empty_cache(self) -> None:
-        if hasattr(psutil, "heap_trim"):
-            psutil.heap_trim()
+        cpu_memory.trim_heap()
 
     def processes(self, index: int) -> list[tuple[int, int]]:
-        own = psutil.Process()
-        return [
-            (each.pid, process_memory.resident(each))
-            for each in (own, *own.children(recursive=True))
-            if each.is_running()
-        ]
+        return cpu_memory.processes()
 
     def default_generator(self, index: int) -> torch.Generator:
         return torch.default_generator
 
-    def autocast_dtype(self, requested: torch.dtype) -> torch.dtype:
-        # In float16, CPU autocast leaves exp, softmax, layer_norm, sum and others in half where CUDA computes them in
-        # float32: a public toy task gives NaN at its first step. bfloat16 has float32's range.
-        if requested is not torch.float16:
-            return requested
-        return torch.bfloat16 if computes_in_bfloat16() else torch.float32
+    def multiplies_in_bfloat16(self) -> bool:
+        return computes_in_bfloat16()
 
     def out_of_memory(self, error: BaseException) -> str | None:
         found = re.search(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchdevice.devices import process_memory
+from torchdevice.devices.processor import processor_name
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 
 
@@ -30,7 +30,7 @@ class MpsRuntime(Runtime):
         return torch.backends.mps.is_available()
 
     def name(self, index: int) -> str:
-        return f"{process_memory.processor_name()} (MPS)"
+        return f"{processor_name()} (MPS)"
 
     def total_memory(self, index: int) -> int:
         return torch.mps.recommended_max_memory()
@@ -69,9 +69,6 @@ class MpsRuntime(Runtime):
     def supports_bfloat16(self) -> bool:
         # Metal has bfloat16 since macOS 14 (torch raises "BFloat16 is not supported on MPS" before that).
         return torch.backends.mps.is_macos_or_newer(14, 0)
-
-    def autocast_dtype(self, requested: torch.dtype) -> torch.dtype:
-        return torch.float16 if requested is torch.bfloat16 and not self.supports_bfloat16() else requested
 
     def out_of_memory(self, error: BaseException) -> str | None:
         text = str(error)

@@ -13,6 +13,9 @@ from torchdevice.families import FAMILIES
 
 _registered: dict[str, Runtime] = {}
 
+_WITHOUT_CONVENTION: dict[str, Callable[[], Runtime]] = {"cpu": CpuRuntime, "mps": MpsRuntime}
+"""Devices without a module that follows torch's convention, as those of CUDA, XPU and PrivateUse1 do."""
+
 _OWN = ("cpu", "simulated", *FAMILIES)
 
 
@@ -66,8 +69,5 @@ def runtime(device_type: str) -> Runtime:
 
 @functools.cache
 def _own_runtime(device_type: str) -> Runtime:
-    if device_type == "cpu":
-        return CpuRuntime()
-    if device_type == "mps":
-        return MpsRuntime()
-    return ModuleRuntime(device_type)
+    made = _WITHOUT_CONVENTION.get(device_type)
+    return ModuleRuntime(device_type) if made is None else made()

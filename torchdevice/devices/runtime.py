@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 import torch
 
-from torchdevice.devices.allocations import Block, Observer, OperatorWatcher, held_by_python
+from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, held_by_python
 
 MEMORY_FRACTION = "memory fraction"
 """With an ordinal, the key in ``Context.settings`` of the fraction of a device's memory that the process may have."""
@@ -80,6 +80,7 @@ class Runtime:
         is_torch_accelerator: Whether torch itself reports this device in ``torch.accelerator``.
         is_asynchronous: Whether calls return before the device has done the work.
         is_integrated: Whether the device computes in the host's memory.
+        float16_autocast_is_finite: Whether float16 autocast computes exp, softmax and sums in float32, as CUDA's does.
         compiles: Whether Inductor makes code for the device.
         compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
         makes_triton_code: Whether Inductor's code for the device is written in Triton.
@@ -102,6 +103,7 @@ class Runtime:
     is_torch_accelerator = True
     is_asynchronous = False
     is_integrated = True
+    float16_autocast_is_finite = True
     compiles = True
     compiles_flex_backward = True
     makes_triton_code = False
@@ -236,9 +238,9 @@ class Runtime:
         """Return whether the device computes in bfloat16."""
         return True
 
-    def autocast_dtype(self, requested: torch.dtype) -> torch.dtype:
-        """Return the dtype in which autocast of ``requested`` gives finite results where CUDA does."""
-        return requested
+    def multiplies_in_bfloat16(self) -> bool:
+        """Return whether the device multiplies matrices in bfloat16 faster than in float32."""
+        return self.supports_bfloat16()
 
     def out_of_memory(self, error: BaseException) -> str | None:
         """Return the text for an out-of-memory message if ``error`` says that memory ran out, else None."""

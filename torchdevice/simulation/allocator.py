@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.devices.allocations import Block, Observer
+from torchdevice.devices.allocation_events import Block, Observer
 from torchdevice.devices.runtime import Memory, Stat
-from torchdevice.simulation import policy
+from torchdevice.simulation import enforcement
 from torchdevice.simulation.relabel import on_cpu, on_device
 
 _conj = torch._C._VariableFunctions._conj
@@ -166,7 +166,7 @@ class Device:
         with self._lock:
             if not self._reuses(requested):
                 self._settle()
-                if policy.watching:
+                if enforcement.watching:
                     self._check(size)
                 self._grow(pool, size, requested)
             pool.note(size, requested)
@@ -190,7 +190,7 @@ class Device:
 
     def _check(self, size: int) -> None:
         try:
-            policy.check_memory(self._index, size, self._all.allocated, self._all.reserved)
+            enforcement.check_memory(self._index, size, self._all.allocated, self._all.reserved)
         except torch.OutOfMemoryError:
             self._failures += 1
             raise
@@ -363,8 +363,8 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         TypeError: The active profile does not support the dtype.
         torch.OutOfMemoryError: The tensor would exceed the active scope's memory limit.
     """
-    if policy.watching:
-        policy.check_dtype(result.dtype)
+    if enforcement.watching:
+        enforcement.check_dtype(result.dtype)
     if result.dtype in _COMPLEX and result.is_conj():
         return _conj(fresh(_conj(result), index))
     requested = result.nbytes

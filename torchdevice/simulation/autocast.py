@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch._C import DispatchKey
 
-from torchdevice.simulation.policy import KIND
+from torchdevice.simulation.enforcement import KIND
 from torchdevice.torch_internals import ExcludeDispatchKeyGuard
 
 _KEY = "AutocastPrivateUse1"

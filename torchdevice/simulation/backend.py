@@ -19,14 +19,14 @@ from torchdevice.simulation import (
     allocator,
     autocast,
     batch_norm,
+    enforcement,
     guard,
     handwritten_kernels,
     kernels,
-    policy,
     sharing,
     sparse,
 )
-from torchdevice.simulation.policy import KIND
+from torchdevice.simulation.enforcement import KIND
 from torchdevice.torch_internals import registrations_for_dispatch_key, require
 
 _libraries: list[torch.library.Library] = []
@@ -133,7 +133,7 @@ def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwar
         device = torch.device(device)
         if device.type != KIND:
             return original(cls, *args, device=device, **kwargs)
-        policy.check_scope()
+        enforcement.check_scope()
         size = args[0] if args else kwargs.get("size", 0)
         memory = (
             torch.empty(size, dtype=torch.uint8) if isinstance(size, int) else torch.tensor(size, dtype=torch.uint8)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.attention
 from torch._C import DispatchKey
 
-from torchdevice.simulation import policy, random
+from torchdevice.simulation import enforcement, random
 from torchdevice.simulation.allocator import fresh, meant
 from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
 from torchdevice.simulation.relabel import on_cpu
@@ -56,19 +56,19 @@ def _index(device: torch.device | None) -> int:
 
 @special("empty.memory_format")
 def _empty(size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any = None, **options: Any) -> Any:
-    policy.check_scope()
+    enforcement.check_scope()
     return fresh(_aten.empty.memory_format(size, device=_CPU, **options), _index(device))
 
 
 @special("empty_strided")
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
-    policy.check_scope()
+    enforcement.check_scope()
     return fresh(_aten.empty_strided(size, stride, dtype=dtype, device=_CPU), _index(device))
 
 
 @special("_efficientzerotensor")
 def _efficient_zeros(size: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
-    policy.check_scope()
+    enforcement.check_scope()
     return fresh(torch.zeros(size, dtype=dtype, device=_CPU), _index(device))
 
 
@@ -81,7 +81,7 @@ def _clone(self: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
 
 
 def _name(index: int) -> str:
-    return "cpu" if index < 0 else f"{policy.KIND}:{index}"
+    return "cpu" if index < 0 else f"{enforcement.KIND}:{index}"
 
 
 def _count(source: torch.Tensor, destination: torch.Tensor) -> None:
@@ -97,9 +97,9 @@ def _to_copy(
     self: torch.Tensor, *, device: Any = None, pin_memory: Any = None, non_blocking: bool = False, **options: Any
 ) -> torch.Tensor:
     if index_of(self) < 0:
-        policy.check_scope()
+        enforcement.check_scope()
     result = _aten._to_copy(_memory(self), device=_CPU, **options)
-    if device is not None and device.type != policy.KIND:
+    if device is not None and device.type != enforcement.KIND:
         if device.type != "cpu":
             return result.to(device)
         destination, index = result, -1
@@ -265,7 +265,7 @@ def attend(
         same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
             map(_is_real, tensors)
         )
-        if same and not (attn_mask is not None and attn_mask.requires_grad) and policy.provides(_FLASH_KERNEL):
+        if same and not (attn_mask is not None and attn_mask.requires_grad) and enforcement.provides(_FLASH_KERNEL):
             memory = [_memory(each.detach()) for each in tensors[:3]]
             mask = None if attn_mask is None else _memory(attn_mask.detach())
             if _aten._fused_sdp_choice(*memory, mask, dropout_p, is_causal, **options) == _FLASH:

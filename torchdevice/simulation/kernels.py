@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 
 from torchdevice import thread_state
 from torchdevice.engines import cuda_dtypes
-from torchdevice.simulation import placement, policy
+from torchdevice.simulation import enforcement, placement
 from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
     CANNOT_GROW,
@@ -206,8 +206,8 @@ def _plain(op: Any) -> Kernel:
         if _mode_enabled():
             with torch._C.DisableTorchFunction():
                 return plain(*args, **kwargs)
-        if policy.watching and policy.falls_back(op):
-            return policy.run_fallback(op, plain, args, kwargs)
+        if enforcement.watching and enforcement.falls_back(op):
+            return enforcement.run_fallback(op, plain, args, kwargs)
         taken, index, odd = take(args)
         named = kwargs
         if kwargs:
@@ -243,9 +243,9 @@ def _factory(op: Any) -> Kernel:
     run, random = on_cpu_as(op), device_random.kind_of(op)
 
     def factory(*args: Any, **kwargs: Any) -> Any:
-        if policy.watching and policy.falls_back(op):
-            return policy.run_fallback(op, factory, args, kwargs)
-        policy.check_scope()
+        if enforcement.watching and enforcement.falls_back(op):
+            return enforcement.run_fallback(op, factory, args, kwargs)
+        enforcement.check_scope()
         index = kwargs["device"].index or 0
         kwargs = {**kwargs, "device": _CPU}
         if "pin_memory" in kwargs:
@@ -270,8 +270,8 @@ class _Outgoing:
         self._results = _Results(op)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        if policy.watching and policy.falls_back(self._op):
-            return policy.run_fallback(self._op, self.run, args, kwargs)
+        if enforcement.watching and enforcement.falls_back(self._op):
+            return enforcement.run_fallback(self._op, self.run, args, kwargs)
         given = {**dict(zip(self._arguments.names, args, strict=False)), **kwargs}
         outs = _Outs()
         while True:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchdevice.simulation import policy
+from torchdevice.simulation import enforcement
 from torchdevice.simulation.profiles import is_structured, unchecked_operators
 
 
@@ -71,7 +71,7 @@ def _refuse_in_iterator(one: str, other: str) -> NoReturn:
 
 
 def _spelled(index: int) -> str:
-    return "cpu" if index < 0 else policy.spelled(index)
+    return "cpu" if index < 0 else enforcement.spelled(index)
 
 
 def _name(op: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.simulation import policy
+from torchdevice.simulation import enforcement
 
 Drawing = Callable[[Callable[..., Any], int, list[Any], dict[str, Any]], Any]
 
@@ -34,7 +34,7 @@ class Generator(torch.Generator):
     def device(self) -> torch.device:  # type: ignore[override]
         """The device for which this generator draws numbers."""
         with torch._C.DisableTorchFunction():
-            return torch.device(policy.spelled(self.index))
+            return torch.device(enforcement.spelled(self.index))
 
     def clone_state(self) -> Generator:
         """Return a new generator in this generator's state, which will draw equal numbers."""
@@ -91,7 +91,7 @@ def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs:
     on = _index_by_identity.get(given._cdata)
     if on is None and index >= 0:
         raise RuntimeError(
-            f"Expected a {policy.spelled(index).split(':')[0]!r} device type for generator but found 'cpu'"
+            f"Expected a {enforcement.spelled(index).split(':')[0]!r} device type for generator but found 'cpu'"
         )
     return run(*args, **kwargs)
 

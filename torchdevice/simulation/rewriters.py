@@ -12,7 +12,7 @@ from torch.utils.dlpack import DLDeviceType
 from torchdevice.context import Context
 from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.fidelity import Fidelity
-from torchdevice.simulation import policy
+from torchdevice.simulation import enforcement
 from torchdevice.simulation.allocator import meaning
 from torchdevice.torch_internals import require
 
@@ -22,10 +22,10 @@ _preserve_version = require(torch.autograd.grad_mode, "_unsafe_preserve_version_
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """``Tensor.__repr__`` and ``__format__``, which compute in float64 and name the device."""
-    with policy.lifted():  # the device may lack float64
+    with enforcement.lifted():  # the device may lack float64
         text = func(*args, **kwargs)
     named = f"device='{context.options.written_for}:"
-    return text.replace(f"device='{policy.KIND}:", named) if context.says_program else text
+    return text.replace(f"device='{enforcement.KIND}:", named) if context.says_program else text
 
 
 def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,7 +74,7 @@ def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: di
 def _is_shared(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """``Tensor.is_shared``, which CUDA answers with True for each of its tensors."""
     with torch._C.DisableTorchFunction():
-        return args[0].device.type == policy.KIND or func(*args)
+        return args[0].device.type == enforcement.KIND or func(*args)
 
 
 def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -89,13 +89,13 @@ def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries refuse."""
     with torch._C.DisableTorchFunction():
         device = args[0].device
-    return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.KIND else func(*args, **kwargs)
+    return (DLDeviceType.kDLExtDev, device.index) if device.type == enforcement.KIND else func(*args, **kwargs)
 
 
 def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
         kinds = {one.device.type, other.device.type}
-    return kinds == {"cpu", policy.KIND}
+    return kinds == {"cpu", enforcement.KIND}
 
 
 _NAMING_DEVICES = (

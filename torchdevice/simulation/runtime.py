@@ -12,9 +12,9 @@ import psutil
 import torch
 
 from torchdevice.devices import registry
-from torchdevice.devices.allocations import Block, Observer
+from torchdevice.devices.allocation_events import Block, Observer
 from torchdevice.devices.runtime import Memory, Runtime
-from torchdevice.simulation import allocator, backend, handwritten_kernels, policy, random, rewriters
+from torchdevice.simulation import allocator, backend, enforcement, handwritten_kernels, random, rewriters
 from torchdevice.simulation.kernels import aliased, index_of
 from torchdevice.simulation.profiles import PROFILES, Profile
 from torchdevice.torch_internals import require
@@ -52,7 +52,7 @@ class SimulatedRuntime(Runtime):
         copied_bytes: Copies between devices in this process: (source, destination) -> bytes.
     """
 
-    device_type = policy.KIND
+    device_type = enforcement.KIND
     takes_device_ids = True
     is_torch_accelerator = False
     compiles = False
@@ -67,7 +67,7 @@ class SimulatedRuntime(Runtime):
         self.fallbacks: Counter[str] = Counter()
         self.copies = handwritten_kernels.copies
         self.copied_bytes = handwritten_kernels.copied_bytes
-        self.limits = policy.Limits(profile, memory_limit, self.fallbacks)
+        self.limits = enforcement.Limits(profile, memory_limit, self.fallbacks)
         self._count = count
 
     @property
@@ -94,10 +94,10 @@ class SimulatedRuntime(Runtime):
         _thread.entries.add(entry)
         _settle_multithreading()
         if self._refuses_anything():
-            policy.watch(entry)
+            enforcement.watch(entry)
 
     def leave_thread(self, entry: object) -> None:
-        policy.unwatch(entry)
+        enforcement.unwatch(entry)
         _thread.entries.discard(entry)
         _settle_multithreading()
 
@@ -141,7 +141,7 @@ class SimulatedRuntime(Runtime):
         allocator.device(index).reset_peak()
 
     def limit_memory(self, index: int, fraction: float | None) -> bool:
-        policy.watch_from_now_on()
+        enforcement.watch_from_now_on()
         return True
 
     def empty_cache(self) -> None:

@@ -15,7 +15,7 @@ import torch.multiprocessing.reductions
 from torchdevice import thread_state
 from torchdevice.errors import ScopeError
 from torchdevice.fidelity import Fidelity
-from torchdevice.simulation import policy
+from torchdevice.simulation import enforcement
 from torchdevice.torch_internals import require
 
 _reduce_tensor = require(torch.multiprocessing.reductions, "reduce_tensor")
@@ -30,7 +30,7 @@ def register() -> None:
 
 def _reduce(tensor: torch.Tensor) -> Any:
     with torch._C.DisableTorchFunction():
-        if tensor.device.type != policy.KIND:
+        if tensor.device.type != enforcement.KIND:
             return _reduce_tensor(tensor)
         context = thread_state.state.context
         if context is not None:

@@ -6,7 +6,7 @@ similar functions report that. A second autocast object, for the target, is ente
 torch accepts any dtype for cuda; for other devices torch warns of some and leaves autocast off. The operators that
 autocast casts make no such difference, so autocast of the target accepts any dtype too.
 
-The dtype in which the target computes is chosen by ``autocast_dtype`` of its runtime, for a CPU in ``devices/cpu.py``.
+The dtype in which the target computes is chosen by :func:`dtype_on_target`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.amp.autocast_mode import autocast
 
 from torchdevice import thread_state
 from torchdevice.context import Context
+from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, Replaced, replaced_function
 from torchdevice.spelling import ACCELERATORS
 from torchdevice.torch_internals import require
@@ -27,6 +28,30 @@ from torchdevice.torch_internals import require
 _COMPANIONS = "_torchdevice_companions"
 
 _InGraph = require(autocast_mode, "_UnmanagedAutocast")
+
+
+def dtype_on_target(context: Context, requested: torch.dtype, *, enabled: bool = True) -> torch.dtype:
+    """Return the dtype in which autocast of the target gives finite results where CUDA's does.
+
+    Raises:
+        FidelityError: It is another dtype than the requested one, and the scope is strict.
+    """
+    fitting = _finite_dtype(context, requested)
+    if enabled and fitting is not requested:
+        context.report(f"autocast({requested})", str(fitting), Fidelity.DOWNCAST)
+    return fitting
+
+
+def _finite_dtype(context: Context, requested: torch.dtype) -> torch.dtype:
+    runtime = context.runtime
+    if requested is torch.bfloat16 and not runtime.supports_bfloat16():
+        return torch.float16
+    if requested is not torch.float16 or runtime.float16_autocast_is_finite:
+        return requested
+    if context.options.autocast != "auto":
+        return getattr(torch, context.options.autocast)
+    # bfloat16 has float32's range. Without instructions for it, products are many times slower than in float32.
+    return torch.bfloat16 if runtime.multiplies_in_bfloat16() else torch.float32
 
 
 class _Companion:
@@ -86,7 +111,7 @@ def _companion(context: Context, requested: autocast) -> _Companion | None:
     # A program that writes torch.autocast(device.type) spells the target, because device was rewritten.
     if requested.device != device_type and requested.device not in ACCELERATORS:
         return None
-    dtype = context.autocast_dtype(requested.fast_dtype, enabled=enabled)
+    dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
     if requested.device == device_type and dtype is requested.fast_dtype:
         return None
     for_target = _of_any_dtype(device_type, dtype, enabled, requested._cache_enabled)
