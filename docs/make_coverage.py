@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from torchdevice import installed, public_names, supplied
-from torchdevice.engines import cuda_dtypes
+from torchdevice.engines import dtype_gaps
 
 PAGE = Path(__file__).with_name("coverage.md")
 
@@ -76,10 +76,10 @@ def row(name: str, declared: supplied.Supplied | public_names.Declared) -> str:
 
 def dtypes() -> str:
     """Return the section on dtypes that the CPU lacks."""
-    kernels = [(kernel, dtype, lacked) for (kernel, dtype), lacked in cuda_dtypes.KERNELS.items()]
-    kernels += [(text, "", lacked) for text, lacked in cuda_dtypes.TEXTS.items()]
+    kernels = [(kernel, dtype, lacked) for (kernel, dtype), lacked in dtype_gaps.KERNELS.items()]
+    kernels += [(text, "", lacked) for text, lacked in dtype_gaps.TEXTS.items()]
     rows = "".join(f"| `{name}` | {dtype} | {what.done} | {what.fidelity.value} |\n" for name, dtype, what in kernels)
-    left_out = "".join(f"| `{name}` | {reason} |\n" for name, reason in cuda_dtypes.LEFT_OUT.items())
+    left_out = "".join(f"| `{name}` | {reason} |\n" for name, reason in dtype_gaps.LEFT_OUT.items())
     return _DTYPES + rows + _LEFT_OUT + left_out
 
 

@@ -16,8 +16,12 @@ import torch
 import torch._dynamo.testing
 import torch.fx.experimental.proxy_tensor
 from conftest import plain_torch, run_program, run_python
+from torch import _higher_order_ops as higher_order
 from torch._dynamo.testing import CompileCounter
+from torch._higher_order_ops.map import map as higher_order_map
 from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 import torchdevice
 from torchdevice.devices import cpu as cpu_runtime
@@ -128,6 +132,63 @@ def test_whole_graphs(cuda: torchdevice.Scope, kind: str, backend: str, function
     x = torch.rand(3).cuda()
     compiled = torch.compile(function, backend=backend, fullgraph=True)(x)
     assert compiled.device.type == kind and torch.allclose(compiled, function(x))
+
+
+def moved_and_more(x: torch.Tensor) -> torch.Tensor:
+    return x.cuda() * 2 + torch.ones(3, device="cuda")
+
+
+def filled(x: torch.Tensor) -> torch.Tensor:
+    return torch.full((3,), 2.0, device=torch.device("cuda")) - x.to("cuda")
+
+
+HIGHER_ORDER: dict[str, Callable[[torch.Tensor], Any]] = {
+    "cond": lambda x: torch.cond(x.sum() > 1, moved_and_more, filled, (x,)),
+    "while_loop": lambda x: higher_order.while_loop(
+        lambda i, x: i < torch.full((), 3, device="cuda"),
+        lambda i, x: (i + 1, moved_and_more(x)),
+        (torch.zeros((), dtype=torch.int64, device="cuda"), x),
+    ),
+    "scan": lambda x: higher_order.scan(
+        lambda carry, x: (carry + moved_and_more(x), filled(x)), x, torch.stack([x, x])
+    ),
+    "map": lambda x: higher_order_map(moved_and_more, torch.stack([x, x])),
+    "associative_scan": lambda x: higher_order.associative_scan(
+        lambda a, b: a + filled(b), torch.stack([x, x]), dim=0, combine_mode="generic"
+    ),
+    "checkpoint": lambda x: checkpoint(moved_and_more, x, use_reentrant=False),
+    "grad": lambda x: torch.func.grad(lambda x: (moved_and_more(x) * filled(x)).sum())(x),
+    "vmap": lambda x: torch.vmap(moved_and_more)(torch.stack([x, x])),
+}
+"""Operators that trace functions of the program, which speak of devices."""
+
+
+def by_hand(name: str, x: torch.Tensor) -> Any:
+    """Return what the higher-order operator of that name gives, computed without it."""
+    more, full = x * 2 + 1, 2 - x
+    values: dict[str, Callable[[], Any]] = {
+        "cond": lambda: more if x.sum() > 1 else full,
+        "while_loop": lambda: (torch.tensor(3), x * 8 + 7),
+        "scan": lambda: (x + 2 * more, torch.stack([full, full])),
+        "map": lambda: torch.stack([more, more]),
+        "associative_scan": lambda: torch.stack([x, x + full]),
+        "checkpoint": lambda: more,
+        "grad": lambda: 3 - 4 * x,
+        "vmap": lambda: torch.stack([more, more]),
+    }
+    return values[name]()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", HIGHER_ORDER)
+def test_functions_of_higher_order_operators(cuda: torchdevice.Scope, kind: str, name: str, compiled: bool) -> None:
+    function: Any = HIGHER_ORDER[name]
+    if compiled:
+        function = torch.compile(function, backend="eager", fullgraph=True)
+    for x in (torch.rand(3) + 1, -torch.rand(3)):
+        results = pytree.tree_leaves(function(x.cuda()))
+        assert {each.device.type for each in results} == {kind}
+        torch.testing.assert_close([each.cpu() for each in results], pytree.tree_leaves(by_hand(name, x)))
 
 
 @pytest.mark.parametrize("function", [factory, to_a_device, attention, autocast], ids=lambda f: f.__name__)
@@ -443,6 +504,8 @@ class TestTracing:
         program = """
             import torch
             from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
             from torch.distributed.tensor import DTensor, Shard
             from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -29,6 +29,7 @@ from torchdevice.patching import (
     replaced_function,
 )
 from torchdevice.spelling import ACCELERATORS
+from torchdevice.thread_state import ContextMode
 from torchdevice.torch_apis.autocast import dtype_on_target
 from torchdevice.torch_internals import require
 
@@ -117,6 +118,11 @@ class _DynamoPatches:
             ),
             replaced_function(torch._dynamo.variables.tensor.TensorVariable, "method_attr_device", _read_device),
             replaced_function(torch._dynamo.variables.tensor.TensorVariable, "method_attr_is_cuda", _read_is_cuda),
+            replaced_function(
+                require(torch._dynamo.variables.torch_function, "SymbolicTorchFunctionState"),
+                "call_torch_function_mode",
+                _call_higher_order,
+            ),
             Callback(_add_constants, _remove_constants),
             *unstacked_mode.patches(),
             self._interfaces,
@@ -213,6 +219,19 @@ def _read_is_cuda(context: Context, original: Any, self: Any, tx: Any) -> Any:
     if device is None or not context.says_program or device.type != context.device_type:
         return original(self, tx)
     return torch._dynamo.variables.VariableTracker.build(tx, context.options.written_for == "cuda")
+
+
+def _call_higher_order(context: Context, original: Any, self: Any, tx: Any, fn: Any, types: Any, *call: Any) -> Any:
+    """Stand in for ``SymbolicTorchFunctionState.call_torch_function_mode``: call higher-order operators with the mode.
+
+    torch takes a mode off the stack while the mode handles a call. The functions that a higher-order operator traces
+    in that time, such as the branches of ``torch.cond``, would be traced without it.
+    """
+    higher_order = require(torch._dynamo.variables.higher_order_ops, "TorchHigherOrderOperatorVariable")
+    serves = isinstance(self.mode_stack[-1].realize().value, ContextMode)
+    if serves and isinstance(fn, higher_order) and not types.items:
+        return require(fn, "_call_function")(tx, *call)
+    return original(self, tx, fn, types, *call)
 
 
 def _add_constants() -> None:

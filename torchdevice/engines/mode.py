@@ -8,7 +8,7 @@ import torch
 
 from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.engines import cuda_dtypes, lookup, rewriters
+from torchdevice.engines import dtype_gaps, lookup, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.thread_state import ContextMode
 from torchdevice.torch_internals import is_torch_function_all_disabled, require
@@ -57,11 +57,11 @@ class DeviceMode(ContextMode):
             if self.context is None:
                 raise
             reword(self.context, error)
-            lacked = cuda_dtypes.lacking(error)
-            if lacked is None or not cuda_dtypes.can_be_repeated(func):
+            lacked = dtype_gaps.lacking(error)
+            if lacked is None or not dtype_gaps.can_be_repeated(func):
                 raise
         name = func.__name__.partition(".")[0]
-        return cuda_dtypes.compute(self.context, lacked, func, name, args, kwargs or {})
+        return dtype_gaps.compute(self.context, lacked, func, name, args, kwargs or {})
 
 
 def of_this_thread() -> ContextMode | None:

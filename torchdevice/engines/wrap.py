@@ -20,7 +20,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Runtime
-from torchdevice.engines import cuda_dtypes, lookup, rewriters
+from torchdevice.engines import dtype_gaps, lookup, rewriters
 from torchdevice.engines.replace_new import Call, Constructor
 from torchdevice.patching import Installation, Patch, Replaced, stands_for
 from torchdevice.thread_state import ContextMode
@@ -138,7 +138,7 @@ def _operator_call(original: Any) -> Any:
             try:
                 return original(self, *args, **kwargs)
             except RuntimeError as error:
-                if mode is None or cuda_dtypes.lacking(error) is None:
+                if mode is None or dtype_gaps.lacking(error) is None:
                     raise
         return _ask(mode, self, args, kwargs)
 
@@ -196,13 +196,13 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
 
 def _fails_first(function: Any) -> bool:
     """Return whether the mode is needed for a function only where torch's own fails."""
-    return function in _LAST_RESORTS or (lookup.classify(function, {}) is None and cuda_dtypes.asked_last(function))
+    return function in _LAST_RESORTS or (lookup.classify(function, {}) is None and dtype_gaps.asked_last(function))
 
 
 def _is_wanted(function: Any) -> bool:
     """Return whether a function takes a device by its schema, or may be made again."""
     by_schema = isinstance(function, _BUILTINS) and (function in _WITHOUT_SCHEMA or lookup.takes_device(function))
-    return by_schema or cuda_dtypes.asked_last(function)
+    return by_schema or dtype_gaps.asked_last(function)
 
 
 def _for_every_scope() -> list[Patch]:

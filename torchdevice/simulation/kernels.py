@@ -16,7 +16,7 @@ from torch._C import DispatchKey
 from torch.autograd.graph import increment_version
 
 from torchdevice import thread_state
-from torchdevice.engines import cuda_dtypes
+from torchdevice.engines import dtype_gaps
 from torchdevice.simulation import enforcement, placement
 from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
@@ -231,11 +231,11 @@ def _plain(op: Any) -> Kernel:
 
 def _again(error: RuntimeError, op: Any, call: Kernel, taken: list[Any], named: dict[str, Any]) -> Any:
     """Return what an operator gives in a dtype that only CUDA has a kernel for; raise any other error again."""
-    lacked = cuda_dtypes.lacking(error)
+    lacked = dtype_gaps.lacking(error)
     if lacked is None:
         raise error
     name = op._schema.name.removeprefix("aten::")
-    return cuda_dtypes.compute(thread_state.state.context, lacked, call, name, taken, named)
+    return dtype_gaps.compute(thread_state.state.context, lacked, call, name, taken, named)
 
 
 def _factory(op: Any) -> Kernel:

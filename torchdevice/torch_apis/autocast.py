@@ -12,6 +12,7 @@ The dtype in which the target computes is chosen by :func:`dtype_on_target`.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ from torchdevice.torch_internals import require
 
 _COMPANIONS = "_torchdevice_companions"
 
-_InGraph = require(autocast_mode, "_UnmanagedAutocast")
+# The function by which graphs of Dynamo enter autocast. Only torch 2.11 and later make objects of a class of their own.
+_ENTER_IN_GRAPH = require(autocast_mode, "_enter_autocast").__code__
 
 
 def dtype_on_target(context: Context, requested: torch.dtype, *, enabled: bool = True) -> torch.dtype:
@@ -130,7 +132,8 @@ def _init_in_graph(original: Any) -> Any:
     @functools.wraps(original)
     def __init__(self: autocast, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         state = thread_state.state
-        chosen = type(self) is _InGraph and (state.compiling or state.context is not None)
+        in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH
+        chosen = in_graph and (state.compiling or state.context is not None)
         original(self, device_type, torch.bfloat16 if chosen else dtype, *args, **kwargs)
         if chosen:
             self.fast_dtype = dtype

@@ -1,7 +1,7 @@
 """Dtypes in which CUDA has a kernel and the CPU has none: the call is made again in a wider dtype.
 
 Nothing is asked beforehand: torch's error for the missing kernel leads here, and says which kernel and dtype it is.
-What is made again is listed, so that what CUDA lacks too stays an error. ``tests/test_cuda_dtypes.py`` holds the list
+What is made again is listed, so that what CUDA lacks too stays an error. ``tests/test_dtype_gaps.py`` holds the list
 against torch's own database of operators, the difference between its ``dtypesIfCUDA`` and ``dtypes``.
 """
 

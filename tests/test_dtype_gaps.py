@@ -13,7 +13,7 @@ from conftest import plain_torch
 from torch.testing._internal import common_methods_invocations as database
 
 import torchdevice
-from torchdevice.engines import cuda_dtypes
+from torchdevice.engines import dtype_gaps
 from torchdevice.errors import FidelityError
 from torchdevice.fidelity import Fidelity
 
@@ -87,7 +87,7 @@ def lacks_nothing(op: Any, dtype: torch.dtype) -> bool:
 
 def is_left_alone(target: str, op: Any, dtype: torch.dtype) -> bool:
     """Whether ``engine="wrap"`` leaves the function alone: on a CPU target, short ones that lack only complex32."""
-    asked = op.name.startswith("fft.") or op.name.rpartition(".")[2] in cuda_dtypes.ASKED_LAST
+    asked = op.name.startswith("fft.") or op.name.rpartition(".")[2] in dtype_gaps.ASKED_LAST
     return target == "cpu" and os.environ["TORCHDEVICE_ENGINE"] == "wrap" and dtype is torch.complex32 and not asked
 
 
@@ -99,7 +99,7 @@ def test_what_only_cuda_has(cuda: torchdevice.Scope, target: str, name: str) -> 
         if lacks_nothing(op, dtype):
             return
     for sample in given:
-        if op.name in cuda_dtypes.LEFT_OUT or is_left_alone(target, op, dtype):
+        if op.name in dtype_gaps.LEFT_OUT or is_left_alone(target, op, dtype):
             with pytest.raises(RuntimeError):
                 run(function_of(op), sample, "cuda", {})
             continue
@@ -194,4 +194,4 @@ class TestForms:
 
 def test_each_reason_is_still_true() -> None:
     names = {op.name for op in database.op_db}
-    assert names >= cuda_dtypes.LEFT_OUT.keys()
+    assert names >= dtype_gaps.LEFT_OUT.keys()
