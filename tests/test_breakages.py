@@ -181,10 +181,10 @@ def test_row_24_ints(kind: str) -> None:
     assert torch.nn.Linear(1, 1).to(0).weight.device.type == kind
 
 
-def test_row_25_lightning_finds_a_gpu() -> None:
+def test_row_25_lightning_finds_a_gpu(kind: str) -> None:
     lightning = pytest.importorskip("lightning", reason="install with the [test] extra")
     for accelerator in ("gpu", "cuda"):
-        assert lightning.Fabric(accelerator=accelerator, devices=1).device.type == "cuda"
+        assert lightning.Fabric(accelerator=accelerator, devices=1).device.type == kind
 
 
 def test_row_26_device_map(tmp_path: Path, kind: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,33 @@ from conftest import run_command
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+def torchrun(target: str, program: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in two processes, on a target with two devices where the target is simulated."""
+    devices = f"{target}:2" if target.startswith("simulated") else target
+    return run_command(
+        "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program), *arguments,
+        TORCHDEVICE_TARGET=devices, **environment,
+    )  # fmt: skip
+
+
+def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
 @pytest.mark.parametrize("backend", ["nccl", "mesh"])  # a mesh begins the group for CPU tensors too
 def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
-    devices = f"{target}:2" if target.startswith("simulated") else target
-    done = run_command(
-        "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        str(PROGRAMS / "collectives.py"), backend, TORCHDEVICE_TARGET=devices,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    done = torchrun(target, PROGRAMS / "collectives.py", backend)
+    assert_succeeded(done)
     assert done.stdout.count("22 cases") == 2, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["test_ops", "test_script", "test_sync", "test_ddp_comm_hook", "test_distributed_data_loop"]
+)
+def test_accelerates_own_tests(target: str, name: str) -> None:
+    if name == "test_distributed_data_loop":
+        pytest.importorskip("torchdata", reason="install with the [test] extra")
+    (accelerate,) = find_spec("accelerate").submodule_search_locations  # type: ignore[union-attr]
+    script = Path(accelerate, "test_utils", "scripts", f"{name}.py")
+    assert_succeeded(torchrun(target, script, ACCELERATE_DEBUG_MODE="1"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,23 @@ def test_accelerate(target: str, precision: str) -> None:
         assert (accelerator.scaler is not None) == (precision == "fp16")
 
 
+@pytest.mark.usefixtures("fresh_accelerate")
+@pytest.mark.parametrize("precision", ["no", "fp16"])
+def test_accelerates_device_is_that_of_its_tensors(target: str, precision: str) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, PartialState
+
+    with torchdevice.portable(target):
+        accelerator = Accelerator(mixed_precision=precision)
+        (weight, _) = accelerator.prepare(torch.nn.Linear(2, 2)).parameters()
+        again = pickle.loads(pickle.dumps(accelerator))
+        states = [accelerator, accelerator.state, PartialState(), again, again.state]
+        assert {state.device.type for state in states} == {weight.device.type}
+        assert {state.device for state in states} == {torch.device("cuda")}
+        assert weight.device.type == torch.ones(1, device=again.device).device.type
+    assert not hasattr(AcceleratorState, "device") and not hasattr(PartialState, "device")
+
+
 def test_peft_lora_step(target: str) -> None:
     peft = pytest.importorskip("peft", reason="install with the [test] extra")
     with torchdevice.portable(target):
@@ -303,6 +321,14 @@ def test_peft_lora_step(target: str) -> None:
             optimizer.zero_grad()
             losses.append(loss.item())
         assert losses[-1] < losses[0]
+
+
+def test_lightnings_device_is_that_of_its_tensors(target: str) -> None:
+    lightning = pytest.importorskip("lightning", reason="install with the [test] extra")
+    with torchdevice.portable(target):
+        fabric = lightning.Fabric(accelerator="gpu", devices=1)
+        module = fabric.setup(torch.nn.Linear(2, 2))
+        assert fabric.device.type == module.device.type == module.weight.device.type == target.partition(":")[0]
 
 
 @pytest.mark.parametrize("accelerator", ["gpu", "cuda"])

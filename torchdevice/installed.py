@@ -32,6 +32,7 @@ from torchdevice.torch_apis import (
     autocast,
     autograd,
     cpp_extension,
+    cuda_checks,
     data_parallel,
     default_device,
     distributed,
@@ -92,6 +93,7 @@ AREAS = (
     data_parallel,
     distributed,
     dtensor,
+    cuda_checks,
 )
 """The modules of this package with a function ``patches()``."""
 

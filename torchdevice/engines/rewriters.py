@@ -54,18 +54,8 @@ def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter],
 # ---- construction ----------------------------------------------------------------------------------------------------
 
 
-INSISTS_ON_CUDA = frozenset(
-    {
-        "accelerate.state",  # leaves mixed precision off, without a word, on a device that says cpu
-        "lightning.fabric.accelerators.cuda",  # these raise "Device should be GPU"
-        "lightning.pytorch.accelerators.cuda",
-        "lightning_fabric.accelerators.cuda",
-        "pytorch_lightning.accelerators.cuda",
-        "torch.random",  # fork_rng of torch before 2.13 finds the module of the generator by it
-    }
-)
-"""Modules that make a device and later check that its type is cuda. In them ``torch.device`` is not rewritten; the
-device is rewritten where it is used."""
+_FINDS_MODULE_BY_TYPE = "torch.random" if torch.__version__ < "2.13" else None
+"""The module of torch whose ``fork_rng``, before torch 2.13, makes a device only to find ``torch.cuda`` by its type."""
 
 
 def _calling_module() -> str:
@@ -93,7 +83,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return device or func(lone)
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
     keeps = context.says_program and made.type == context.options.written_for
-    if keeps or (made.type == "cuda" and _calling_module() in INSISTS_ON_CUDA):
+    if keeps or (_FINDS_MODULE_BY_TYPE and made.type == "cuda" and _calling_module() == _FINDS_MODULE_BY_TYPE):
         return made
     if context.runtime.shares_host_memory and placement.spells_host(context, args[0] if args else kwargs.get("type")):
         return placement.host_device(made.type, made.index)
