@@ -12,6 +12,7 @@ The dtype in which the target computes is chosen by ``autocast_dtype`` of its ru
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torchdevice.torch_internals import require
 
 _COMPANIONS = "_torchdevice_companions"
 
-_InGraph = require(autocast_mode, "_UnmanagedAutocast")
+_enter_in_graph = require(autocast_mode, "_enter_autocast")
 
 
 class _Companion:
@@ -105,7 +106,8 @@ def _init_in_graph(original: Any) -> Any:
     @functools.wraps(original)
     def __init__(self: autocast, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         state = thread_state.state
-        chosen = type(self) is _InGraph and (state.compiling or state.context is not None)
+        in_graph = sys._getframe(1).f_code is _enter_in_graph.__code__
+        chosen = in_graph and (state.compiling or state.context is not None)
         original(self, device_type, torch.bfloat16 if chosen else dtype, *args, **kwargs)
         if chosen:
             self.fast_dtype = dtype
