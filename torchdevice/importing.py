@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import sys
 from collections.abc import Callable
@@ -13,15 +14,16 @@ from torchdevice.patching import Patch
 
 
 class Importing:
-    """A finder of modules that finds one as Python does, lets it see the machine as it is, and says when it is there.
+    """A finder of modules that finds one as Python does, and says when it is there.
 
     Args:
         name: The module's full name.
         imported: Called when it has been imported.
+        sees_the_machine: Whether the module sees the machine as it is while it is imported, not as the scope shows it.
     """
 
-    def __init__(self, name: str, imported: Callable[[], None]):
-        self._name, self._imported = name, imported
+    def __init__(self, name: str, imported: Callable[[], None], *, sees_the_machine: bool = True):
+        self._name, self._imported, self._sees_the_machine = name, imported, sees_the_machine
 
     def install(self) -> None:
         if self not in sys.meta_path:
@@ -36,22 +38,23 @@ class Importing:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._imported)  # type: ignore[assignment]
+            spec.loader = _Loader(spec.loader, self._imported, self._sees_the_machine)  # type: ignore[assignment]
         return spec
 
 
 class _Loader:
     """Loads a module by another loader, to which it belongs afterwards."""
 
-    def __init__(self, loader: Any, imported: Callable[[], None]):
-        self._loader, self._imported = loader, imported
+    def __init__(self, loader: Any, imported: Callable[[], None], sees_the_machine: bool):
+        self._loader, self._imported, self._sees_the_machine = loader, imported, sees_the_machine
 
     def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
         module.__loader__ = module.__spec__.loader = self._loader
-        with thread_state.suspended(compiling=True):
+        truth = thread_state.suspended(compiling=True) if self._sees_the_machine else contextlib.nullcontext()
+        with truth:
             self._loader.exec_module(module)
         self._imported()
 
@@ -62,11 +65,12 @@ class WhenImported:
     Args:
         name: The module's full name.
         make: Returns the patches of the module.
+        sees_the_machine: Whether the module sees the machine as it is while it is imported, not as the scope shows it.
     """
 
-    def __init__(self, name: str, make: Callable[[ModuleType], list[Patch]]):
+    def __init__(self, name: str, make: Callable[[ModuleType], list[Patch]], *, sees_the_machine: bool = True):
         self._name, self._make = name, make
-        self._importing = Importing(name, self._put_in)
+        self._importing = Importing(name, self._put_in, sees_the_machine=sees_the_machine)
         self._patches: list[Patch] | None = None
 
     def install(self) -> None:
