@@ -18,8 +18,12 @@ run`, a flag of pytest. If the call leaves the option out, it has the value of i
 `TORCHDEVICE=1` makes `import torch` enable a scope with the options of the variables. `torchdevice run` and
 `enable(propagate=True)` set all variables for the processes that a program starts.
 
-A variable is set for the whole process, so the variable of `identity`, `memory` or `devices` is ignored where it
-contradicts the target of one call. An option that the call itself gives raises an error instead.
+In a configuration file of pytest the key of an option is its flag without dashes, as in `torchdevice_memory = 8GiB`
+([testing](testing.md)). The file comes after the variables.
+
+A variable is set for the whole process and a file for a whole project, so `identity`, `memory` and `devices` of a
+variable or a file are ignored where they contradict the target of one call. An option that the call itself gives raises
+an error instead.
 
 """
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -52,6 +54,26 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
             found = _simulated(options.target, simulated[1] or "cuda", count, fitting.memory)
         assert found is not None
         return found, fitting
+
+
+def options_of_tests(given: Mapping[str, Any], **configured: Any) -> Options:
+    """Return the options with which tests run.
+
+    On a simulated device tensors report the program's accelerator (``identity="program"``) unless an option says
+    otherwise, because tests check that tensors are there.
+
+    Args:
+        given: The options of the call. The value None leaves an option out.
+        **configured: Options that the tests' project has configured.
+
+    Raises:
+        TypeError: An option does not exist, or a value has a wrong type.
+        ValueError: A value is not valid for its option.
+    """
+    found: Options = _options.chosen(given, **configured)
+    if found.identity is not None or not is_simulated(found.target):
+        return found
+    return _options.chosen(given, **{**configured, "identity": "program"})  # type: ignore[return-value]
 
 
 def is_simulated(target: object) -> bool:

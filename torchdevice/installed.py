@@ -49,6 +49,7 @@ from torchdevice.torch_apis import (
     serialization,
     storage,
     subclasses,
+    test_case,
     threads,
     warned_lines,
 )
@@ -84,6 +85,7 @@ AREAS = (
     autograd,
     library,
     cpp_extension,
+    test_case,
     serialization,
     threads,
     warned_lines,

@@ -172,7 +172,7 @@ class Options:
     """The options of a scope. Every value is checked.
 
     Attributes:
-        from_variables: The names of the options whose values come from variables, not from the call.
+        implied: The names of the options whose values the call did not give: those of variables and of files.
     """
 
     target: str | torch.device | None = dataclasses.field(
@@ -249,7 +249,7 @@ class Options:
         _engine,
         choices=_ENGINES["choices"],
     )
-    from_variables: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
+    implied: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, declaration in declarations(type(self)).items():
@@ -263,8 +263,8 @@ class Options:
     def for_target(self, *, simulated: bool, shares_host_memory: bool, names_count: bool) -> Options:
         """Return these options without those that contradict the target.
 
-        A variable is set for the whole process, so its option is dropped where it contradicts the target of one call.
-        An option that the call gives raises instead.
+        A variable is set for the whole process and a file for a whole project, so their options are dropped where they
+        contradict the target of one call. An option that the call gives raises instead.
 
         Args:
             simulated: Whether the target is a simulated device.
@@ -291,7 +291,7 @@ class Options:
         }
         left_out: dict[str, Any] = {}
         for name, message in contradictions.items():
-            if message and name not in self.from_variables:
+            if message and name not in self.implied:
                 raise ValueError(message)
             if message:
                 left_out[name] = None
@@ -330,8 +330,8 @@ def chosen(given: Mapping[str, Any], *, record: type = Options, **defaults: Any)
     if unknown:
         raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations(record))}.")
     said = {name: value for name, value in given.items() if value is not None}
-    variables = {name: value for name, value in from_environment(record).items() if name not in said}
-    return record(**{**defaults, **variables, **said}, from_variables=frozenset(variables))
+    others = {**defaults, **from_environment(record)}
+    return record(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
 
 
 def variable_of(name: str) -> str:
@@ -349,20 +349,42 @@ def pytest_flag_of(name: str) -> str:
     return "--torchdevice" if name == "target" else f"--torchdevice-{name.replace('_', '-')}"
 
 
+def pytest_key_of(name: str) -> str:
+    """Return the key of an option in a configuration file of pytest: its flag, spelled as pytest's keys are."""
+    return pytest_flag_of(name)[2:].replace("-", "_")
+
+
 def from_environment(record: type = Options) -> dict[str, Any]:
     """Return the options whose variables are set.
 
     Raises:
         ValueError: A variable's text is not valid for its option; the message names the variable.
     """
+    return from_texts(variable_of, os.environ.get, "Or unset the variable.", record)
+
+
+def from_texts(
+    key_of: Callable[[str], str], read: Callable[[str], str | None], remedy: str, record: type = Options
+) -> dict[str, Any]:
+    """Return the options that are given as texts.
+
+    Args:
+        key_of: Returns the key of an option.
+        read: Returns the text at a key; nothing where the option is not given.
+        remedy: What the message of an error says last.
+        record: The class of the record.
+
+    Raises:
+        ValueError: A text is not valid for its option; the message names the key.
+    """
     found = {}
     for name, declaration in declarations(record).items():
-        text = os.environ.get(variable_of(name))
+        text = read(key_of(name))
         if text:
             try:
                 found[name] = declaration.check(declaration.parse(text))
             except (ValueError, TypeError) as error:
-                raise ValueError(f"{variable_of(name)}={text!r}: {error} Or unset the variable.") from None
+                raise ValueError(f"{key_of(name)}={text!r}: {error} {remedy}") from None
     return found
 
 

@@ -1,43 +1,60 @@
 """The pytest plugin: ``pytest --torchdevice=simulated:cuda:2`` runs a project's tests in a scope.
 
 The scope is entered before the first test module is imported, so that ``skipif(not torch.cuda.is_available())`` does
-not skip.
+not skip. Every option of a scope is a flag, and a key of pytest's configuration file. The mark ``torchdevice`` and the
+fixtures give a scope to single tests.
 
-pytest imports this file wherever the package is installed, so torch is imported only if an option asks for a scope.
+pytest imports this file wherever the package is installed, so torch is imported only if a test or an option asks for a
+scope.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from torchdevice import options as _options
+from torchdevice.switch import switched_off, switched_on
 
 if TYPE_CHECKING:
     from torchdevice import Scope
 
+_MARK = "torchdevice"
+
 _scopes = pytest.StashKey["Scope"]()
+
+_scopes_of_marks = pytest.StashKey["Scope"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--torchdevice`` for the target, and a flag for each other option of a scope."""
+    """Add ``--torchdevice`` for the target, a flag for each other option of a scope, and a key for each option."""
     _options.add_flags(parser.getgroup("torchdevice").addoption, _options.pytest_flag_of)
+    for name in _options.declarations():
+        parser.addini(_options.pytest_key_of(name), f"the same as {_options.pytest_flag_of(name)}", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Enter the scope, and set the variables that give it to processes that tests start."""
-    given = _given(config)
-    if "target" not in given:
-        return
-    from torchdevice import activation, errors
-
+    config.addinivalue_line("markers", f"{_MARK}(profile, **options): run the test on a simulated device, or target=")
     try:
-        chosen = _options.Options(**{**_defaults(given["target"]), **_options.from_environment(), **given})
-        config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True)
-    except (errors.TorchDeviceError, ValueError, TypeError) as error:
-        raise pytest.UsageError(f"--torchdevice={given['target']}: {error}") from error
+        given, configured = _given(config), _configured(config)
+        # A configuration file says where tests run, unless `torchdevice run pytest` does.
+        if "target" in given or ("target" in configured and not switched_on()):
+            with switched_off():
+                from torchdevice import activation, choosing
+            chosen = choosing.options_of_tests(given, **configured)
+            config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True)
+    except _errors() as error:
+        raise pytest.UsageError(f"torchdevice: {error}") from error
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """Return what is raised for options that cannot be had."""
+    from torchdevice.errors import TorchDeviceError
+
+    return TorchDeviceError, ValueError, TypeError
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -55,24 +72,100 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None if scope is None else f"torchdevice: {scope.runtime.target}"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Enter the scope of a test's mark, before its fixtures are made."""
+    mark = item.get_closest_marker(_MARK)
+    if mark is not None:
+        try:
+            item.stash[_scopes_of_marks] = _scope_of_mark(item.config, mark).__enter__()
+        except _errors() as error:
+            raise pytest.fail.Exception(f"torchdevice: {error}", pytrace=False) from None
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Leave the scope of a test's mark, after its fixtures are gone."""
+    yield
+    _leave_scope_of_mark(item)
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Leave the scope of a test's mark where Ctrl-C kept the teardown from running."""
+    yield
+    _leave_scope_of_mark(item)
+
+
+def _leave_scope_of_mark(item: pytest.Item) -> None:
+    scope = item.stash.get(_scopes_of_marks, None)
+    if scope is not None:
+        del item.stash[_scopes_of_marks]
+        scope.__exit__(None, None, None)
+
+
+@pytest.fixture
+def torchdevice_scope(request: pytest.FixtureRequest) -> Iterator[Scope]:
+    """The scope in which the test runs: that of its mark or of ``--torchdevice``, else a new one."""
+    from torchdevice import activation
+
+    active = activation.current()
+    if active is not None:
+        yield active
+        return
+    with _scope_with(request.config, {}) as scope:
+        yield scope
+
+
 @pytest.fixture
 def simulated_accelerator(request: pytest.FixtureRequest) -> Iterator[Scope]:
-    """A scope on simulated devices, active during the test: that of ``--torchdevice``, else one with the profile cuda.
+    """A scope on simulated devices, active during the test: that of its mark or of ``--torchdevice``, else a new one.
 
     A test chooses others by ``@pytest.mark.parametrize("simulated_accelerator", ["cuda:2", "mps"], indirect=True)``.
     """
+    from torchdevice import activation, choosing
+
+    chosen = getattr(request, "param", None)
+    active = activation.current()
+    if chosen is None and active is not None and choosing.is_simulated(active.runtime.target):
+        yield active
+        return
+    with _scope_on(request.config, chosen or "cuda", {}) as scope:
+        yield scope
+
+
+def _scope_of_mark(config: pytest.Config, mark: pytest.Mark) -> Scope:
+    """Return the scope that a mark asks for.
+
+    Raises:
+        TypeError: The mark names no option, or more than one device.
+        ValueError: A value is not valid for its option.
+    """
+    options = dict(mark.kwargs)
+    devices = [*mark.args, *(options.pop(name) for name in ("profile", "target") if name in options)]
+    if len(devices) > 1:
+        raise TypeError(
+            f"pytest.mark.torchdevice names {len(devices)} devices: {devices!r}. Give one profile such as 'cuda:2', or "
+            f"target=, and the options by name."
+        )
+    if "target" in mark.kwargs:
+        return _scope_with(config, mark.kwargs)
+    return _scope_on(config, devices[0] if devices else "cuda", options)
+
+
+def _scope_on(config: pytest.Config, profile: str, options: Mapping[str, Any]) -> Scope:
+    """Return a scope on the simulated devices that a text such as ``"cuda:2"`` names."""
+    from torchdevice.choosing import SIMULATED
+
+    return _scope_with(config, {**options, "target": f"{SIMULATED}:{str(profile).removeprefix(f'{SIMULATED}:')}"})
+
+
+def _scope_with(config: pytest.Config, options: Mapping[str, Any]) -> Scope:
+    """Return a scope with options that a test gives, and for the rest those of the configuration."""
     from torchdevice import choosing
     from torchdevice.scope import Scope
 
-    chosen = getattr(request, "param", None)
-    scope = request.config.stash.get(_scopes, None)
-    if chosen is None and scope is not None and choosing.is_simulated(scope.runtime.target):
-        yield scope
-        return
-    given = {name: value for name, value in _given(request.config).items() if name != "target"}
-    target = f"simulated:{chosen or 'cuda'}"
-    with Scope(_options.chosen({"target": target, **given}, **_defaults(target))) as scope:
-        yield scope
+    return Scope(choosing.options_of_tests(options, **{**_configured(config), **_given(config)}))
 
 
 def _given(config: pytest.Config) -> dict[str, Any]:
@@ -81,10 +174,6 @@ def _given(config: pytest.Config) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def _defaults(target: object) -> dict[str, Any]:
-    """Return the defaults that differ from those of a scope: on a simulated device, ``identity="program"``."""
-    from torchdevice import choosing
-
-    # Tests check that tensors are on the program's accelerator.
-
-    return {"identity": "program"} if choosing.is_simulated(target) else {}
+def _configured(config: pytest.Config) -> dict[str, Any]:
+    """Return the options that the configuration file gives."""
+    return _options.from_texts(_options.pytest_key_of, config.getini, "Or leave the key out.")

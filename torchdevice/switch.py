@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 SWITCH = "TORCHDEVICE"
 
@@ -16,3 +18,14 @@ SAID = "TORCHDEVICE_SAID"
 def switched_on() -> bool:
     """Return whether the environment asks ``import torch`` to enable a scope."""
     return os.environ.get(SWITCH, "").lower() not in ("", "0", "false", "no", "off")
+
+
+@contextlib.contextmanager
+def switched_off() -> Iterator[None]:
+    """Let ``import torch`` enable no scope meanwhile."""
+    before = os.environ.pop(SWITCH, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[SWITCH] = before

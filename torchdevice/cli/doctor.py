@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import Any
 
 from torchdevice.cli.refusals import refusals
-from torchdevice.switch import SWITCH
+from torchdevice.switch import switched_off
 from torchdevice.version import versions
 
 _EXAMPLES = """A line says ok, warning or problem; what to do about it stands below. The status is 1 for a problem.
@@ -33,11 +32,9 @@ def add(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    switch = os.environ.pop(SWITCH, None)  # or torch, when it is imported now, would show what a scope shows
-    with refusals():  # a broken installation is said in one line
+    # A broken installation is said in one line. In a scope torch would show what the scope shows.
+    with refusals(), switched_off():
         from torchdevice.cli import examinations
-    if switch is not None:
-        os.environ[SWITCH] = switch
     found = examinations.examine(options.target)
     well = all(finding.status != "problem" for finding in found)
     if options.json:

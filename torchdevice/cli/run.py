@@ -136,7 +136,7 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
         from torchdevice import activation
 
         configure_logging()
-        wanted = activation.Scope(_chosen(options))
+        wanted = activation.Scope(_chosen(options, program))
         _options.set_environment(activation.variables_of(wanted))
         _begin_run(options, wanted)
     process = subprocess.Popen(program.argv)
@@ -148,8 +148,11 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
             pass
 
 
-def _chosen(options: argparse.Namespace) -> Any:
-    return _options.chosen({name: getattr(options, name) for name in _options.declarations()})
+def _chosen(options: argparse.Namespace, program: Program) -> _options.Options:
+    from torchdevice import choosing
+
+    given = {name: getattr(options, name) for name in _options.declarations()}
+    return choosing.options_of_tests(given) if program.runs_tests else _options.chosen(given)
 
 
 def _set_first_path(program: Program) -> None:
@@ -209,7 +212,7 @@ def _activate(options: argparse.Namespace, program: Program) -> None:
     os.environ.pop(SWITCH, None)  # otherwise the import of torch below would enable another scope
     from torchdevice import activation
 
-    enabled = activation.enable_chosen(_chosen(options), propagate=True)
+    enabled = activation.enable_chosen(_chosen(options, program), propagate=True)
     if program.source is not None and not program.path and options.report is not None:
         from torchdevice.report import source
 
