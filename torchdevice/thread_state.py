@@ -36,9 +36,12 @@ class ContextMode(TorchFunctionMode):
 
     Attributes:
         context: The context of the innermost entry that the mode serves; None where it serves none any more.
+        is_pushed: Whether the mode is on torch's stack, or was taken off by torch itself for the time of a call. False
+            while this package puts it there or takes it off.
     """
 
     context: Context | None
+    is_pushed = False
 
     def serve(self, context: Context | None) -> None:
         """Serve a context from now on."""
@@ -108,7 +111,8 @@ class ThreadState(threading.local):
         compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
         answers: False while ``context``, ``for_cuda``, ``compiling`` and torch's own flags are being set, and after an
             interrupt in between.
-        stacked: The modes that entries of this thread have put on torch's stack.
+        stacked: The modes that entries of this thread have put on torch's stack; a dictionary, because one call takes a
+            key out, whether or not it is there.
         lifted: Modes of other packages that were taken off torch's stack to reach a mode below, and must be put back.
     """
 
@@ -120,7 +124,7 @@ class ThreadState(threading.local):
         self.traced: ContextMode | None = None
         self.compiling = False
         self.answers = True
-        self.stacked: list[ContextMode] = []
+        self.stacked: dict[ContextMode, None] = {}
         self.lifted: list[_Lifted] = []
 
 
@@ -171,8 +175,9 @@ def enter(entry: Entry) -> None:
     state.entries.append(entry)
     if mode is not None and mode is not entry.unstacked and mode not in state.stacked:
         mode.serve(entry.context)
-        state.stacked.append(mode)
+        state.stacked[mode] = None
         _push(mode)
+        mode.is_pushed = True
     state.mode = entry.unstacked if state.entries[-1] is entry else state.mode
     settle()
 
@@ -208,7 +213,7 @@ def settle() -> None:
     while True:
         entries = list(state.entries)
         _answer_for(entries[-1] if entries else None)
-        for mode in state.stacked[:]:
+        for mode in list(state.stacked):
             mode.serve(_served_by(mode))
             # A new entry never takes a mode that serves nothing, so this condition stays true.
             if _served_by(mode) is None:
@@ -270,12 +275,15 @@ def _retire(mode: ContextMode) -> None:
         # Each change is on one line, so that a signal handler between lines finds nothing half done.
         try:
             if top is mode:
-                state.stacked.remove(_pop()) if _is_top(mode) else None
+                mode.is_pushed = False
+                _pop() if _is_top(mode) else None
             else:
                 state.lifted.append(_Lifted(len(stack) - 1, top, mode))
                 _pop() if _is_top(top) else None
         except RuntimeError:
             continue  # a signal handler came within the line, and the stack is empty now
+    if not mode.is_pushed:
+        state.stacked.pop(mode, None)
 
 
 def _is_top(mode: Any) -> bool:
