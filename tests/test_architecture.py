@@ -12,6 +12,8 @@ import pytest
 
 import torchdevice
 
+pytestmark = pytest.mark.one_engine
+
 PACKAGE = Path(torchdevice.__file__).parent
 
 # From the bottom up. A folder is one room. Each room may import the rooms before it, also for types and in functions.

@@ -9,6 +9,8 @@ from conftest import run_command, run_program, run_python
 
 import torchdevice
 
+pytestmark = pytest.mark.one_engine
+
 MOVES = "import torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available())"
 
 

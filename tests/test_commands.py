@@ -20,8 +20,7 @@ COMMANDS = ("run", "doctor", "report", "devices", "coverage")
 
 MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
 
-# Each test starts processes, so the default run takes a sample.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.one_engine
 
 
 class TestParsing:

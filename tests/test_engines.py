@@ -28,6 +28,8 @@ from torchdevice import thread_state
 from torchdevice.engines import lookup, replace_new, rewriters, wrap
 from torchdevice.errors import EngineUnavailableError, FidelityError
 
+pytestmark = pytest.mark.one_engine
+
 BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 
 

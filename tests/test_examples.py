@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import run_command, run_python
 
+pytestmark = pytest.mark.one_engine
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 ARGUMENTS = {

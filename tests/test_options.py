@@ -15,6 +15,8 @@ import torchdevice
 from torchdevice import options as record
 from torchdevice.options import Options
 
+pytestmark = pytest.mark.one_engine
+
 ROOT = Path(__file__).parent.parent
 
 

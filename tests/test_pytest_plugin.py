@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from conftest import run_python
+
+pytestmark = pytest.mark.one_engine
 
 PROJECT = """
 import pytest

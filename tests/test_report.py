@@ -27,6 +27,8 @@ from torchdevice.journal import Journal
 from torchdevice.report import Report, plot, rows, source, wording
 from torchdevice.report.rows import Group
 
+pytestmark = pytest.mark.one_engine
+
 LIBRARY = """
 def ask(journal, times=1):
     for _ in range(times):
