@@ -117,6 +117,7 @@ print(vars(sys.modules["__main__"]) is globals())
 
 
 class TestRun:
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("code", [SEEN, "1 / 0", "def broken(:", "import sys; sys.exit(3)", "print('é')"])
     @pytest.mark.parametrize("way", ["-c", "-"])
     def test_code_and_stdin_are_as_under_python(self, way: str, code: str, tmp_path: Path) -> None:

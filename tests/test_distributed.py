@@ -10,6 +10,7 @@ from conftest import run_command
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["nccl", "mesh"])  # a mesh begins the group for CPU tensors too
 def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     devices = f"{target}:2" if target.startswith("simulated") else target

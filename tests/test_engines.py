@@ -305,6 +305,7 @@ class TestImportedByValue:
         with torchdevice.portable(engine="wrap"):
             assert module.zeros(2, device="cuda").device.type == kind
 
+    @pytest.mark.sampled(1)
     def test_a_program(self, tmp_path: Path, chosen: str) -> None:
         program = """
             from torch import device, tensor, zeros
