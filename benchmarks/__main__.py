@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -144,6 +145,12 @@ _mark, _MARK = threading.get_native_id, "PyThread_get_thread_native_id"
 
 def _counted(only: str) -> int:
     """Make the calls that callgrind counts, between marks, all in one process."""
+    # Until here valgrind only translated, because it takes a minute to count the import of torch.
+    begin = subprocess.Popen(["callgrind_control", "--instr=on", str(os.getpid())], stdout=subprocess.DEVNULL)
+    while begin.poll() is None:  # valgrind hears the command only while the process runs
+        pass
+    if begin.returncode:
+        return begin.returncode
     for case in _cases_counted(only):
         for condition in _CONDITIONS:
             with cases.CONDITIONS[condition]():
@@ -167,7 +174,12 @@ def _instructions(only: str) -> int:
         return 1
     with tempfile.TemporaryDirectory() as folder:
         watched = [sys.executable, "-m", "benchmarks", "--counted", only]
-        options = ["--tool=callgrind", f"--dump-before={_MARK}", f"--callgrind-out-file={folder}/out"]
+        options = [
+            "--tool=callgrind",
+            "--instr-atstart=no",
+            f"--dump-before={_MARK}",
+            f"--callgrind-out-file={folder}/out",
+        ]
         subprocess.run(["valgrind", *options, *watched], check=True, stderr=subprocess.DEVNULL)
         print(f"{'instructions of one call':34}" + "".join(f"{condition:>20}" for condition in _CONDITIONS))
         counted = _cases_counted(only)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ os.environ.pop("TORCHDEVICE_TARGET", None)
 
 import pytest
 import snapshot
+import sweeping
 import torch
 
 import torchdevice
@@ -55,16 +55,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
 
 
+def pytest_report_header(config: pytest.Config) -> str:
+    """Return the line of pytest's header that says what is run, and how the same is run again."""
+    if config.getoption("--sweep") == "full":
+        return f"engine: {config.getoption('--engine')}; sweeps: complete"
+    seed = config.getoption("--sweep-seed")
+    return f"engine: {config.getoption('--engine')}; sweeps: a sample, --sweep-seed={seed} (--sweep=full runs all)"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what names its engines itself: it does the same whatever ``--engine`` says."""
+    if "engine" in sweeping.parameters(item):
+        item.add_marker("one_engine")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out two thirds of the tests marked slow, drawn with the seed, unless the sweeps are complete."""
+    """Leave out what a sample of the sweeps does not contain, unless the sweeps are complete."""
     if config.getoption("--sweep") == "full":
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    kept = set(random.Random(config.getoption("--sweep-seed")).sample(slow, -(-len(slow) // 3)))
-    left_out = [item for item in slow if item not in kept]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    kept = sweeping.sample(items, config.getoption("--sweep-seed"))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.fixture(scope="session")

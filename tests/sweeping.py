@@ -1,11 +1,13 @@
-"""Samples for the sweeps over torch's own databases, and the comparison of results bit for bit."""
+"""Samples of sweeps, and the comparison of results bit for bit."""
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
 
@@ -25,6 +27,28 @@ def shuffled(items: Sequence[T], sweep: tuple[bool, int]) -> list[T]:
     """Return the items in their order in a complete sweep, else shuffled with the seed: the first few are a sample."""
     complete, seed = sweep
     return list(items) if complete else random.Random(seed).sample(items, len(items))
+
+
+def parameters(item: pytest.Item) -> dict[str, Any]:
+    """Return the values with which a test is parametrised."""
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def sample(items: Sequence[pytest.Item], seed: int) -> set[pytest.Item]:
+    """Return the tests of a sample: all but those marked ``sampled(n)``, and n cases of each function marked so.
+
+    A function's cases are drawn by the seed and the function's name, so other functions have no influence on them.
+    """
+    kept, cases = set(), defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None:
+            kept.add(item)
+        else:
+            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (function, size), of_one in cases.items():
+        kept.update(random.Random(f"{seed} {function}").sample(of_one, min(size, len(of_one))))
+    return kept
 
 
 def identical(expected: Any, actual: Any, kind: str = "cpu") -> str:

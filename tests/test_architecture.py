@@ -13,6 +13,8 @@ import pytest
 import torchdevice
 from torchdevice.families import FAMILIES
 
+pytestmark = pytest.mark.one_engine
+
 PACKAGE = Path(torchdevice.__file__).parent
 
 # From the bottom up. A folder is one room. Each room may import the rooms before it, also for types and in functions.

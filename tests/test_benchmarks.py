@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import run_python
 
+pytestmark = pytest.mark.one_engine
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -38,7 +40,6 @@ def test_growth_is_drawn(tmp_path: Path) -> None:
     assert plot.read_text().count("<polyline") == 4
 
 
-@pytest.mark.slow
 def test_instructions_are_counted_where_valgrind_is() -> None:
     ran = run_python("-m", "benchmarks", "--instructions", "--only", "ordinary", cwd=ROOT)
     if shutil.which("valgrind") is None:

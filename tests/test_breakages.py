@@ -70,6 +70,7 @@ def test_row_04_packages_that_need_cuda_are_not_imitated() -> None:
     assert model(torch.tensor([[1, 2]], device="cuda")).logits.shape == (1, 2, 9)
 
 
+@pytest.mark.sampled(1)
 def test_row_05_nccl(tmp_path: Path) -> None:
     result = run_program(
         tmp_path,
@@ -206,6 +207,7 @@ def test_row_33_compile() -> None:
         torch._dynamo.reset()
 
 
+@pytest.mark.sampled(1)
 def test_row_33_compile_of_operators_not_called_before(tmp_path: Path) -> None:
     result = run_program(
         tmp_path,
@@ -362,6 +364,7 @@ def test_row_53_tensors_between_processes(kind: str) -> None:
     assert torch.ones(2, device="cuda").share_memory_().is_shared()
 
 
+@pytest.mark.sampled(1)
 def test_row_54_distributed_data_parallel(tmp_path: Path) -> None:
     result = run_program(
         tmp_path,

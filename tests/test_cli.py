@@ -9,6 +9,8 @@ from conftest import run_command, run_program, run_python
 
 import torchdevice
 
+pytestmark = pytest.mark.one_engine
+
 MOVES = "import torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available())"
 
 
@@ -95,6 +97,7 @@ class TestRun:
         )
         assert result.stdout.strip().splitlines()[-1:] == ["2.0"], result.stderr[-2000:]
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -147,6 +150,7 @@ class TestActivation:
         result = run_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE="1")
         assert result.stdout == "2.0 True\n", result.stderr
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("switch", ["", "0", "off"])
     def test_switched_off(self, switch: str, tmp_path: Path) -> None:
         result = run_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE=switch)
@@ -159,6 +163,7 @@ class TestActivation:
         assert result.stdout == "['torchdevice', 'torchdevice.autoload', 'torchdevice.switch']\n", result.stderr
         assert result.stderr == ""
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         ("broken", "environment", "reason"),
         [

@@ -20,8 +20,7 @@ COMMANDS = ("run", "doctor", "report", "devices", "coverage")
 
 MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
 
-# Each test starts processes, so the default run takes a sample.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.one_engine
 
 
 class TestParsing:
@@ -118,6 +117,7 @@ print(vars(sys.modules["__main__"]) is globals())
 
 
 class TestRun:
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("code", [SEEN, "1 / 0", "def broken(:", "import sys; sys.exit(3)", "print('é')"])
     @pytest.mark.parametrize("way", ["-c", "-"])
     def test_code_and_stdin_are_as_under_python(self, way: str, code: str, tmp_path: Path) -> None:

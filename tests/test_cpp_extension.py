@@ -15,6 +15,8 @@ from torch.utils.cpp_extension import load as load_by_value
 import torchdevice
 from torchdevice.errors import ExtensionRefusedError, NotSupportedError
 
+pytestmark = pytest.mark.one_engine
+
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:

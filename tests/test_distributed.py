@@ -25,6 +25,7 @@ def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["nccl", "mesh"])  # a mesh begins the group for CPU tensors too
 def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     done = torchrun(target, PROGRAMS / "collectives.py", backend)
@@ -32,7 +33,7 @@ def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     assert done.stdout.count("22 cases") == 2, done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["test_ops", "test_script", "test_sync", "test_ddp_comm_hook", "test_distributed_data_loop"]
 )

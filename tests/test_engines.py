@@ -28,6 +28,8 @@ from torchdevice import thread_state
 from torchdevice.engines import lookup, replace_new, rewriters, wrap
 from torchdevice.errors import EngineUnavailableError, FidelityError
 
+pytestmark = pytest.mark.one_engine
+
 BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 
 
@@ -303,6 +305,7 @@ class TestImportedByValue:
         with torchdevice.portable(engine="wrap"):
             assert module.zeros(2, device="cuda").device.type == kind
 
+    @pytest.mark.sampled(1)
     def test_a_program(self, tmp_path: Path, chosen: str) -> None:
         program = """
             from torch import device, tensor, zeros

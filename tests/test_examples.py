@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import run_command, run_python
 
+pytestmark = pytest.mark.one_engine
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 ARGUMENTS = {
@@ -40,6 +42,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("name", names())
 def test_runs_in_a_scope(name: str, tmp_path: Path) -> None:
@@ -53,6 +56,7 @@ def test_runs_in_a_scope(name: str, tmp_path: Path) -> None:
         assert text in result.stdout
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("chosen")
 def test_a_run_can_be_resumed(tmp_path: Path) -> None:
     script = str(EXAMPLES / "train_nanogpt.py")
@@ -62,6 +66,7 @@ def test_a_run_can_be_resumed(tmp_path: Path) -> None:
     assert "resumed at step 5" in second.stdout and "step 10: loss" in second.stdout, second.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_losses_are_close_in_every_precision(dtype: str, tmp_path: Path) -> None:
@@ -72,6 +77,7 @@ def test_losses_are_close_in_every_precision(dtype: str, tmp_path: Path) -> None
     assert 2.2 < float(match[1]) < 2.7
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in names() if name != "demo_unsupported"])
 def test_fails_without_a_scope(name: str, tmp_path: Path) -> None:
     if name == "finetune_gpt2":

@@ -72,6 +72,7 @@ SCRIPTED = """
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_scripted_classes_find_the_names_they_use(target: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

@@ -23,6 +23,8 @@ from torchdevice.errors import FidelityError, NotSupportedError
 from torchdevice.fidelity import Fidelity
 from torchdevice.public_names import PUBLIC_NAMES, TARGETS, UNTOUCHED
 
+pytestmark = pytest.mark.one_engine
+
 FAMILIES = r"_cuda\w*|_Cuda\w+|_CUDA\w+|_cudart\w*|_nvtx\w*|_nccl\w+|_cudnn\w*|_gds\w+|_mps\w+|_MPS\w+"
 
 SUPPLIED_OTHERWISE = {

@@ -12,6 +12,8 @@ from conftest import run_program, run_python
 import torchdevice
 from torchdevice.journal import Journal
 
+pytestmark = pytest.mark.one_engine
+
 
 def test_entries_are_aggregated_by_line(target: str, kind: str) -> None:
     with torchdevice.portable(target) as scope:

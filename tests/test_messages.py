@@ -13,6 +13,8 @@ from conftest import run_command, run_program, run_python
 import torchdevice
 from torchdevice import logs
 
+pytestmark = pytest.mark.one_engine
+
 NOTICE = "torchdevice: no accelerator is in use: what the program asks of CUDA runs on the CPU\n"
 
 WORKERS = """
@@ -53,6 +55,7 @@ def own(text: str) -> str:
 
 
 class TestOnce:
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("arguments", [(), ("first",)])
     @pytest.mark.parametrize("way", ["run", "variable"])
     def test_in_all_kinds_of_children(self, way: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
@@ -109,6 +112,7 @@ class TestNone:
         program = "import torch; print(torch.ones(1).item(), torch.cuda.is_available(), torch.cuda.device_count())"
         assert run_program(tmp_path, program, options=["--target", "cpu"]).stderr == ""
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         ("options", "environment"),
         [(["--quiet"], {}), (["--quiet"], {"TORCHDEVICE_LOG": "INFO"}), ([], {"TORCHDEVICE_LOG": "ERROR"})],
@@ -134,6 +138,7 @@ class TestSettings:
         ({"TORCHDEVICE_LOG_FILE": "."}, "TORCHDEVICE_LOG_FILE='.' cannot be written: Is a directory. Name a file"),
     ]
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(("environment", "message"), BAD)
     def test_a_bad_one_is_one_line(self, environment: dict[str, str], message: str, tmp_path: Path) -> None:
         result = run_program(tmp_path, "print('started')", **environment)
@@ -169,6 +174,7 @@ class TestSettings:
         assert capsys.readouterr().err == "torchdevice: words\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
 @pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_colours_on_a_terminal(environment: dict[str, str], coloured: bool, tmp_path: Path) -> None:

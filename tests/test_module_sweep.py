@@ -52,7 +52,7 @@ def test_every_module_gives_the_same_bits(
     target: str, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     kind = target.partition(":")[0]
-    modules = choose(module_db, sweep, 60)
+    modules = choose(module_db, sweep, 30)
     compared, differences, empty = 0, [], []
     for info in modules:
         before = compared
@@ -138,6 +138,7 @@ def _train(info: Any, options: dict[str, Any], device: str) -> Any:
     return [p.detach().clone() for p in parameters]
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("info", optim_db, ids=lambda info: info.optim_cls.__name__)
 @pytest.mark.filterwarnings("ignore")

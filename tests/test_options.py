@@ -15,6 +15,8 @@ import torchdevice
 from torchdevice import options as record
 from torchdevice.options import Options
 
+pytestmark = pytest.mark.one_engine
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -128,6 +130,7 @@ print(options.strict, options.devices, options.float64, options.capability, torc
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", ["run", "import torch"])
 def test_variables_reach_a_program(tmp_path: Path, way: str) -> None:
     (tmp_path / "p.py").write_text(PROGRAM)

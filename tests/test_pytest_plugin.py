@@ -12,6 +12,8 @@ from test_options import OTHER_VALUES
 
 from torchdevice import options as record
 
+pytestmark = pytest.mark.one_engine
+
 PROJECT = """
 import pytest
 import torch
@@ -303,7 +305,7 @@ def test(number):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", ["flag", "file", "run"])
 def test_workers_of_xdist(way: str, tmp_path: Path) -> None:
     pytest.importorskip("xdist", reason="install with the [test] extra")
@@ -394,7 +396,7 @@ def test_tests_of_unittest_and_of_torch(runner: str, tmp_path: Path) -> None:
     assert "OfCPU" in said and "OfCUDA" in said and "PRIVATEUSE1" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(1)
 def test_torchs_test_case_still_finds_what_a_test_leaves(tmp_path: Path) -> None:
     (tmp_path / "test_project.py").write_text(LEAKING)
     inside = run_command("run", "--target=simulated:cuda", "-m", "unittest", "test_project.py", cwd=tmp_path)

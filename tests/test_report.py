@@ -27,6 +27,8 @@ from torchdevice.journal import Journal
 from torchdevice.report import Report, plot, rows, source, wording
 from torchdevice.report.rows import Group
 
+pytestmark = pytest.mark.one_engine
+
 LIBRARY = """
 def ask(journal, times=1):
     for _ in range(times):
@@ -579,6 +581,7 @@ class TestCommand:
         result = run_command("run", "--report", "-c", "import torch\ntorch.ones(1).cuda()", cwd=tmp_path)
         assert "<string>:2  torch.ones(1).cuda()" in result.stderr, result.stderr
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         ("file", "message"),
         [("r.txt", "'r.txt' is neither FILE.html nor FILE.json"), ("away/r.html", "'away/r.html': there is no folder")],

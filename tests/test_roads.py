@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+import sweeping
 import torch
 from conftest import plain_torch
 from torch.testing._internal import common_methods_invocations as database
@@ -179,9 +180,9 @@ IN_PLACE = {
 }
 
 
-def test_writes_in_place_are_counted_and_refused_as_on_the_cpu() -> None:
+def test_writes_in_place_are_counted_and_refused_as_on_the_cpu(sweep: tuple[bool, int]) -> None:
     differing = {}
-    for name, op in IN_PLACE.items():
+    for name, op in sweeping.choose(list(IN_PLACE.items()), sweep, 50):
         for _, sample in zip(range(3), op.sample_inputs("cpu", torch.float32), strict=False):
             if name.startswith("_foreach") and not isinstance(sample.input, (list, tuple)):
                 continue

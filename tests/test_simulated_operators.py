@@ -12,9 +12,14 @@ from torch.nn import functional as F
 import torchdevice
 
 
-@pytest.fixture(params=["mode", "wrap"], autouse=True)
-def scope(request: pytest.FixtureRequest) -> Iterator[None]:
-    with torchdevice.simulate(count=2, engine=request.param):
+@pytest.fixture(params=["mode", "wrap"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def scope(engine: str) -> Iterator[None]:
+    with torchdevice.simulate(count=2, engine=engine):
         yield
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy
 import pytest
+import sweeping
 import torch
 from conftest import free_port, plain_torch, run_program, run_python
 from torch.testing._internal.common_methods_invocations import op_db
@@ -801,13 +802,13 @@ class TestMps:
             assert losses[-1] < losses[0]
 
     @pytest.mark.filterwarnings("ignore")
-    def test_refused_operators_are_those_that_torchs_own_tests_list(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_refused_operators_are_those_that_torchs_own_tests_list(
+        self, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """``UNIMPLEMENTED_XFAILLIST`` of common_mps.py lists the operators that have no kernel on MPS."""
         expected = _unimplemented_on_mps()
         agreed, others = 0, []
-        for op in op_db:
-            if torch.float32 not in op.supported_dtypes("cpu"):
-                continue
+        for op in sweeping.choose([op for op in op_db if torch.float32 in op.supported_dtypes("cpu")], sweep, 130):
             refused = _is_refused(op)
             if refused is None:
                 continue
@@ -818,7 +819,7 @@ class TestMps:
         with capsys.disabled():
             print(f"\nmps profile: {agreed} of {agreed + len(others)} operators as torch's tests expect; not these:")
             print("  " + ", ".join(sorted(others)))
-        assert agreed > 600 and len(others) < 0.07 * agreed
+        assert agreed > (600 if sweep[0] else 100) and len(others) < (0.07 if sweep[0] else 0.12) * agreed
 
 
 def _unimplemented_on_mps() -> set[str]:

@@ -8,6 +8,8 @@ import torch
 
 from torchdevice.patching import subclass_in_place_of
 
+pytestmark = pytest.mark.one_engine
+
 
 def _changes(change: object) -> list[str]:
     before = snapshot.take()

@@ -109,6 +109,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.sampled(1)
 def test_every_way_to_name_a_device(target: str, kind: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))

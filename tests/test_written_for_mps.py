@@ -179,6 +179,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.sampled(1)
 def test_the_command_and_the_environment(target: str, kind: str, tmp_path: Path) -> None:
     expected = f"mps {kind} False 3.0"
     ran = run_program(tmp_path, SCRIPT, options=["--target", target, "--written-for", "mps"])

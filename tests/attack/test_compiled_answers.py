@@ -13,6 +13,8 @@ import torch
 import torchdevice
 from torchdevice.errors import FidelityError
 
+pytestmark = pytest.mark.one_engine
+
 ENGINES = ["mode", "wrap"]
 
 

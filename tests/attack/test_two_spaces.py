@@ -348,6 +348,7 @@ def aliases(names: dict[str, Any], writer: Writer) -> None:
                 assert not shares, f"{one} and {two} share memory after\n{program}"
 
 
+@pytest.mark.one_engine
 @pytest.mark.parametrize("name", SCOPES)
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_programs_see_two_spaces(name: str, sweep: tuple[bool, int]) -> None:
@@ -406,9 +407,14 @@ def on_cpu(target: str) -> bool:
 
 
 @pytest.fixture(params=["mode", "wrap"])
-def scope(chosen: str, request: pytest.FixtureRequest) -> Iterator[torchdevice.Scope]:
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def scope(chosen: str, engine: str) -> Iterator[torchdevice.Scope]:
     """An active scope, with each engine."""
-    with torchdevice.portable(engine=request.param) as active:
+    with torchdevice.portable(engine=engine) as active:
         yield active
 
 

@@ -1,0 +1,47 @@
+"""The sample of the tests marked ``sampled``, which the default run takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sweeping
+
+pytestmark = pytest.mark.one_engine
+
+
+class Case:
+    """What ``sweeping.sample`` asks of a test."""
+
+    def __init__(self, nodeid: str, size: int | None) -> None:
+        self.nodeid = nodeid
+        self.mark = None if size is None else pytest.mark.sampled(size).mark
+
+    def get_closest_marker(self, name: str) -> Any:
+        return self.mark if name == "sampled" else None
+
+
+MANY = [Case(f"test_a.py::test_many[{n}]", 3) for n in range(50)]
+OTHERS = [Case(f"test_a.py::test_other[{n}]", 3) for n in range(50)]
+FEW = [
+    Case("test_b.py::TestB::test_few[0]", 3),
+    Case("test_b.py::TestB::test_few[1]", 3),
+    Case("test_b.py::test_one", 3),
+]
+UNMARKED = [Case(f"test_b.py::test_unmarked[{n}]", None) for n in range(9)]
+
+
+def test_each_function_keeps_as_many_cases_as_its_mark_says() -> None:
+    kept = sweeping.sample([*MANY, *OTHERS, *FEW, *UNMARKED], 0)
+    assert [len(kept & set(cases)) for cases in (MANY, OTHERS, FEW, UNMARKED)] == [3, 3, 3, 9]
+
+
+def test_a_seed_draws_the_same_in_every_run_whatever_else_is_collected() -> None:
+    assert sweeping.sample(MANY, 7) == sweeping.sample([*FEW, *OTHERS, *MANY], 7) & set(MANY)
+    # Every worker and every interpreter draws these, whatever its seed of hashes.
+    drawn = {f"test_a.py::test_many[{n}]" for n in (16, 26, 42)}
+    assert {case.nodeid for case in sweeping.sample(MANY, 7)} == drawn
+
+
+def test_seeds_together_draw_every_case() -> None:
+    assert set().union(*(sweeping.sample(MANY, seed) for seed in range(200))) == set(MANY)
