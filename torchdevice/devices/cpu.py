@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from torchdevice.devices import process_memory
-from torchdevice.devices.runtime import Memory, Runtime, device_of
+from torchdevice.devices.runtime import HALF, Memory, Runtime, device_of
 from torchdevice.torch_internals import require
 
 
@@ -18,9 +18,19 @@ from torchdevice.torch_internals import require
 def computes_in_bfloat16() -> bool:
     """Return whether the CPU has instructions that multiply matrices in bfloat16; without them float32 is faster."""
     if platform.machine().lower() in ("x86_64", "amd64"):
-        # oneDNN also says yes where it converts to float32 and back.
-        return bool(_has_avx512_bf16() or _has_amx())
-    return torch.backends.mkldnn.is_available() and bool(require(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")())
+        # oneDNN also says yes where it converts to float32 and back, and no where ONEDNN_MAX_CPU_ISA forbids it.
+        return bool(_has_avx512_bf16() or _has_amx()) and _by_onednn("bf16")
+    return torch.backends.mkldnn.is_available() and _by_onednn("bf16")
+
+
+@functools.cache
+def computes_in_float16() -> bool:
+    """Return whether the CPU has instructions that multiply matrices in float16; without them float32 is faster."""
+    return torch.backends.mkldnn.is_available() and _by_onednn("fp16")
+
+
+def _by_onednn(name: str) -> bool:
+    return bool(require(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
 
 
 _has_avx512_bf16 = require(torch.cpu, "_is_avx512_bf16_supported")
@@ -91,10 +101,15 @@ class CpuRuntime(Runtime):
     def default_generator(self, index: int) -> torch.Generator:
         return torch.default_generator
 
+    @property
+    def slow_product_dtypes(self) -> frozenset[torch.dtype]:
+        has_instructions = {torch.float16: computes_in_float16(), torch.bfloat16: computes_in_bfloat16()}
+        return frozenset(dtype for dtype, has in has_instructions.items() if not has)
+
     def autocast_dtype(self, requested: torch.dtype) -> torch.dtype:
         # In float16, CPU autocast leaves exp, softmax, layer_norm, sum and others in half where CUDA computes them in
         # float32: a public toy task gives NaN at its first step. bfloat16 has float32's range.
-        if requested is not torch.float16:
+        if requested not in HALF:
             return requested
         return torch.bfloat16 if computes_in_bfloat16() else torch.float32
 

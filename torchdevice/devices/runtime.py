@@ -16,6 +16,9 @@ import torch
 
 from torchdevice.devices.allocations import Block, Observer, OperatorWatcher, held_by_python
 
+HALF = frozenset({torch.float16, torch.bfloat16})
+"""The dtypes of half precision."""
+
 MEMORY_FRACTION = "memory fraction"
 """With an ordinal, the key in ``Context.settings`` of the fraction of a device's memory that the process may have."""
 
@@ -119,6 +122,11 @@ class Runtime:
     def location_tag(self) -> str:
         """The device type that ``torch.save`` writes for storages of this device."""
         return self.device_type
+
+    @property
+    def slow_product_dtypes(self) -> frozenset[torch.dtype]:
+        """The dtypes whose matrix products take the device longer than those of float32."""
+        return frozenset()
 
     @property
     def rewriters(self) -> Mapping[Any, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchdevice.context import Context
-from torchdevice.engines import rewriters
+from torchdevice.engines import half_products, rewriters
 
 _MAX_TABLE = 50_000
 
@@ -23,7 +23,7 @@ GENERIC: tuple[rewriters.Rewriter, ...] = (rewriters.with_device_keyword, *map(r
 NUMBERED: list[rewriters.Rewriter | None] = [None]
 """Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
 
-_tables: dict[tuple[bool, str], rewriters.Table] = {}
+_tables: dict[tuple[bool, str, bool], rewriters.Table] = {}
 
 
 def table_of(context: Context) -> rewriters.Table:
@@ -31,11 +31,13 @@ def table_of(context: Context) -> rewriters.Table:
 
     Contexts of one kind share a table: what is seen in one serves the others, and compiled code finds the same objects.
     """
-    kind = context.says_program, context.device_type if context.runtime.rewriters else ""
+    by_device = context.device_type if context.runtime.rewriters else ""
+    kind = context.says_program, by_device, bool(context.product_dtypes)
     found = _tables.get(kind)
     if found is None:
         reads = rewriters.READS if context.says_program else {}
-        found = _tables[kind] = {**rewriters.REGISTERED, **reads, **context.runtime.rewriters}
+        products = half_products.TABLE if context.product_dtypes else {}
+        found = _tables[kind] = {**rewriters.REGISTERED, **reads, **products, **context.runtime.rewriters}
         # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.
         NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
     return found
