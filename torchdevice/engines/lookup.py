@@ -6,6 +6,7 @@ that no list of factories has to be kept.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from typing import Any
@@ -76,13 +77,24 @@ def _schemas(func: Any) -> list[Any]:
 
     Overloads whose first argument is a device, such as the comparison of two devices, exist in TorchScript only.
     """
-    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{getattr(func, '__name__', '')}")
+    schemas = torch._C._jit_get_schemas_for_operator(_qualified(func))
     return [schema for schema in schemas if not any(map(_is_device, schema.arguments[:1]))]
+
+
+def _qualified(func: Any) -> str:
+    return f"aten::{getattr(func, '__name__', '')}"
 
 
 def takes_device(func: Any) -> bool:
     """Return whether the schemas of a torch function or method have an argument to rewrite."""
-    return _from_schemas(_schemas(func)) is not None
+    return _mentions_device(_qualified(func)) and _from_schemas(_schemas(func)) is not None
+
+
+@functools.cache
+def _mentions_device(operator: str) -> bool:
+    """Return whether the text of a schema may say a device, which takes less time than to look at its arguments."""
+    texts = map(str, torch._C._jit_get_schemas_for_operator(operator))
+    return any("Device" in text or "device" in text or "pin_memory" in text for text in texts)
 
 
 def _from_schemas(schemas: list[Any]) -> rewriters.Rewriter | None:

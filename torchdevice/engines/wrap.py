@@ -192,7 +192,7 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
     for name, value in {**vars(torch._C.TensorBase), **vars(torch.Tensor)}.items():
         yield torch.Tensor, name, value
     for name in dir(torch._C._VariableFunctions):
-        yield torch._VF, name, getattr(torch._VF, name)
+        yield torch._VF, name, getattr(torch._C._VariableFunctions, name)  # torch._VF asks it, in Python
     for setting in vars(torch.backends.cuda.cuFFTPlanCache).values():
         if isinstance(setting, torch.backends.cuda.cuFFTPlanCacheAttrContextProp):
             yield setting, "getter", setting.getter
@@ -235,7 +235,8 @@ def _for_every_scope() -> list[Patch]:
 
     They are for what has a rewriter of its own, what takes a device by its schema, and what may be made again.
     """
-    found = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS) and _is_wanted(value)}
+    functions = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS)}
+    found = set(filter(_is_wanted, functions))
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
         *_listed(found | rewriters.REGISTERED.keys()),
