@@ -2,7 +2,8 @@
 
 ``--json FILE`` also writes the figures to a file. ``--instructions`` instead counts the machine instructions of four
 calls with valgrind's callgrind; these counts are reproducible. ``--simulation`` instead measures the simulated device
-against the plain CPU, ``--transfers`` moves by ``ToDevice`` against a bare ``.to``.
+against the plain CPU, ``--transfers`` moves by ``ToDevice`` against a bare ``.to``, ``--half`` half precision on a CPU
+against float32.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main() -> int:
     parser.add_argument("--instructions", action="store_true", help="count machine instructions with callgrind instead")
     parser.add_argument("--simulation", action="store_true", help="measure the simulated device instead")
     parser.add_argument("--transfers", action="store_true", help="measure moves by ToDevice instead")
+    parser.add_argument("--half", action="store_true", help="measure half precision on a CPU instead")
     parser.add_argument("--counted", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -45,9 +47,12 @@ def main() -> int:
         return _counted(options.counted)
     if options.instructions:
         return _instructions(options.only)
-    measure = _measure
-    if options.simulation or options.transfers:
-        measure = _measure_simulation if options.simulation else _measure_transfers
+    parts = {
+        _measure_simulation: options.simulation,
+        _measure_transfers: options.transfers,
+        _measure_half: options.half,
+    }
+    measure = next((part for part, chosen in parts.items() if chosen), _measure)
     figures = measure(options.rounds, options.only)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
@@ -77,6 +82,15 @@ def _measure_transfers(rounds: int, only: str) -> dict[str, Any]:
     figures = {**_heading(rounds), "transfers": transfers.measure(rounds, only)}
     for name, timings in figures["transfers"].items():
         _print(name, timings, transfers.BARE)
+    return figures
+
+
+def _measure_half(rounds: int, only: str) -> dict[str, Any]:
+    from benchmarks import half_precision
+
+    figures = {**_heading(rounds), "half precision": half_precision.measure(rounds, only)}
+    for name, timings in figures["half precision"].items():
+        _print(name, timings, half_precision.FLOAT32)
     return figures
 
 

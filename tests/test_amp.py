@@ -29,6 +29,12 @@ def float16(kind: str) -> torch.dtype:
     return torch.bfloat16 if computes_in_bfloat16() else torch.float32
 
 
+@pytest.fixture
+def bfloat16(kind: str) -> torch.dtype:
+    """The dtype in which autocast to bfloat16 computes on the target."""
+    return torch.bfloat16 if kind != "cpu" or computes_in_bfloat16() else torch.float32
+
+
 class TestAutocast:
     @pytest.mark.parametrize(
         "context",
@@ -43,9 +49,9 @@ class TestAutocast:
             lambda: torch.autocast(torch.device("cuda").type, dtype=torch.float16),
         ],
     )
-    def test_spellings(self, context: object, float16: torch.dtype) -> None:
+    def test_spellings(self, context: object, float16: torch.dtype, bfloat16: torch.dtype) -> None:
         with context() as entered:  # type: ignore[operator]
-            assert product() is (float16 if entered.fast_dtype is torch.float16 else torch.bfloat16)
+            assert product() is (float16 if entered.fast_dtype is torch.float16 else bfloat16)
         assert product() is torch.float32
 
     def test_queries_answer_what_was_asked_for(self, kind: str) -> None:
@@ -56,15 +62,15 @@ class TestAutocast:
             assert torch.is_autocast_enabled(kind)
         assert not torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled(kind)
 
-    def test_disabled_inside_enabled(self) -> None:
+    def test_disabled_inside_enabled(self, bfloat16: torch.dtype) -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             with torch.autocast("cuda", enabled=False):
                 assert product() is torch.float32
                 with torch.autocast("cuda", dtype=torch.bfloat16):
-                    assert product() is torch.bfloat16
-            assert product() is torch.bfloat16
+                    assert product() is bfloat16
+            assert product() is bfloat16
 
-    def test_decorator(self, float16: torch.dtype) -> None:
+    def test_decorator(self, float16: torch.dtype, bfloat16: torch.dtype) -> None:
         @torch.autocast("cuda", dtype=torch.bfloat16)
         def decorated() -> torch.dtype:
             return product()
@@ -73,7 +79,7 @@ class TestAutocast:
         def older() -> torch.dtype:
             return product()
 
-        assert decorated() is torch.bfloat16 and older() is float16
+        assert decorated() is bfloat16 and older() is float16
 
     def test_custom_forward_and_backward(self) -> None:
         seen: list[torch.dtype] = []
@@ -100,7 +106,7 @@ class TestAutocast:
             pass
         done = {entry.done for entry in scope.journal.degraded if "float16" in entry.requested}
         assert done == {"torch.bfloat16" if computes_in_bfloat16() else "torch.float32"}
-        with torchdevice.portable("cpu", strict=True):
+        with torchdevice.portable("cpu", strict=True, autocast="bfloat16"):
             with pytest.raises(FidelityError, match="float16"), torch.autocast("cuda", dtype=torch.float16):
                 pass
             assert not torch.is_autocast_enabled("cuda"), "a refused autocast left its state behind"
@@ -136,7 +142,9 @@ class TestAutocast:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, None])
     @pytest.mark.parametrize("how", ["eager", "compiled by eager", "compiled by aot_eager"])
-    def test_any_dtype_is_taken_without_a_warning(self, float16: torch.dtype, dtype: Any, how: str) -> None:
+    def test_any_dtype_is_taken_without_a_warning(
+        self, float16: torch.dtype, bfloat16: torch.dtype, dtype: Any, how: str
+    ) -> None:
         """CUDA casts to whatever it is told: also half precision to float32."""
         torch._dynamo.reset()  # it compiles the code of one function a few times only
 
@@ -149,9 +157,8 @@ class TestAutocast:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = function(x, y)
-        assert (
-            found.dtype is (float16 if dtype in (None, torch.float16) else dtype) and found.tolist() == [[2.0] * 2] * 2
-        )
+        expected = {None: float16, torch.float16: float16, torch.bfloat16: bfloat16}.get(dtype, dtype)
+        assert found.dtype is expected and found.tolist() == [[2.0] * 2] * 2
 
     def test_warnings_that_torch_gives_are_given_at_the_programs_line(self) -> None:
         with warnings.catch_warnings(record=True) as caught:

@@ -33,6 +33,17 @@ def test_moves_against_a_bare_to(tmp_path: Path) -> None:
     assert len(found) == 6 and all(set(timings) == {"x.to(device)", "ToDevice"} for timings in found.values())
 
 
+def test_half_precision_against_float32(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    ran = run_python(
+        "-m", "benchmarks", "--half", "--rounds", "3", "--only", "linear", "--json", str(figures), cwd=ROOT
+    )
+    assert ran.returncode == 0, ran.stderr
+    (timings,) = json.loads(figures.read_text())["half precision"].values()
+    dtypes = {"float32", "float16", "bfloat16"}
+    assert set(timings) == dtypes | {f"{name}, products by torch" for name in dtypes - {"float32"}}
+
+
 def test_growth_is_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "growth.svg"
     ran = run_python("-m", "benchmarks", "--rounds", "3", "--only", "growth", "--plot", str(plot), cwd=ROOT)

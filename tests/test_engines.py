@@ -10,6 +10,7 @@ import functools
 import inspect
 import pickle
 import sys
+import textwrap
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import failing_half_way, run_program
+from conftest import failing_half_way, run_program, run_python
 from torch.overrides import _get_current_function_mode_stack, get_ignored_functions, get_overridable_functions
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,7 +65,7 @@ class TestWhatIsWrapped:
     def test_ordinary_calls_are_torchs_own(self) -> None:
         ordinary = (torch.add, torch.matmul, torch.Tensor.add, torch.Tensor.__matmul__, torch.Tensor.eq)
         linear, device = torch.nn.functional.linear, inspect.getattr_static(torch.Tensor, "device")
-        with torchdevice.portable("cpu", engine="wrap"):
+        with torchdevice.portable("cpu", engine="wrap", half_products="target"):
             now = (torch.add, torch.matmul, torch.Tensor.add, torch.Tensor.__matmul__, torch.Tensor.eq)
             assert all(one is other for one, other in zip(ordinary, now, strict=True))
             assert torch.nn.functional.linear is linear
@@ -160,7 +161,7 @@ class TestWhatIsWrapped:
         """Only calls of wrapped functions are seen, so only their errors are reworded as CUDA's."""
         column, huge = torch.ones(1 << 22, 1), 1 << 44
         for engine, expected in (("mode", torch.OutOfMemoryError), ("wrap", RuntimeError)):
-            with torchdevice.portable("cpu", engine=engine):  # type: ignore[arg-type]
+            with torchdevice.portable("cpu", engine=engine, half_products="target"):  # type: ignore[arg-type]
                 with pytest.raises(RuntimeError) as raised:
                     column @ column.T
                 assert type(raised.value) is expected
@@ -280,11 +281,29 @@ class TestImportedByValue:
     def test_before_the_scope(self, chosen: str, kind: str, module: types.ModuleType) -> None:
         original, linear = module.zeros, module.linear
         for _ in range(2):
-            with torchdevice.portable(engine="wrap"):
+            with torchdevice.portable(engine="wrap", half_products="target"):
                 assert module.zeros(2, device="cuda").device.type == kind
                 assert module.tensor([1.0], device=module.device("cuda")).device.type == kind
                 assert module.linear is linear
             assert module.zeros is original
+
+    def test_functions_that_only_some_scopes_wrap(self, tmp_path: Path) -> None:
+        """They are found at the first entry, and are torch's own again in a scope that does not wrap them."""
+        program = """
+            import torch
+            from torch.nn.functional import linear
+            import torchdevice
+            from torchdevice.engines.wrap import EntryPoint
+
+            for products, wraps in (("float32", True), ("target", False), ("float32", True)):
+                with torchdevice.portable("cpu", engine="wrap", half_products=products):
+                    assert issubclass(type(linear), EntryPoint) is wraps, products
+            print("done")
+        """
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(program))
+        ran = run_python(str(path))
+        assert ran.returncode == 0 and ran.stdout == "done\n", ran.stderr
 
     def test_a_name_that_was_deleted_or_rebound_since(self, chosen: str, module: types.ModuleType) -> None:
         with torchdevice.portable(engine="wrap"):

@@ -81,6 +81,7 @@ OTHER_VALUES: dict[str, Any] = {
     "strict": True,
     "float64": "error",
     "autocast": "float32",
+    "half_products": "float32",
     "capability": (9, 0),
     "memory": 1 << 30,
     "properties": {"name": "a GPU", "total_memory": 1 << 29},

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdevice.devices.runtime import Runtime
+from torchdevice.devices.runtime import HALF, Runtime
 from torchdevice.errors import FidelityError
 from torchdevice.fidelity import Fidelity
 from torchdevice.journal import Entry, Journal
@@ -79,6 +79,7 @@ class Context:
     Attributes:
         device_type: The target's device type.
         is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
+        product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
         says_program: Whether tensors of the target say that they are on the program's accelerator.
         key: The target, every option and the number of devices as text, on which compiled code is guarded.
         supplied_values: Values of supplied names that do not change in this context, kept when they are first read.
@@ -104,6 +105,7 @@ class Context:
         self.is_native = runtime.device_type == options.written_for
         self.says_program = options.identity == "program"
         self.unsupported_dtypes = runtime.unsupported_dtypes
+        self.product_dtypes = _computed_in_float32(options, runtime)
         self.thread = ThreadValues()
         self.supplied_values: dict[Any, Any] = {}
         self.written_values: dict[Any, Any] = {}
@@ -291,6 +293,12 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<Context target={self.runtime.target!r}>"
+
+
+def _computed_in_float32(options: Options, runtime: Runtime) -> frozenset[torch.dtype]:
+    if options.half_products == "auto":
+        return runtime.slow_product_dtypes
+    return HALF if options.half_products == "float32" and runtime.shares_host_memory else frozenset()
 
 
 def _visible(variable: str | None, count: int) -> int:

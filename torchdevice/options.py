@@ -214,9 +214,15 @@ class Options:
     )
     autocast: Literal["auto", "bfloat16", "float32"] = _option(
         "auto",
-        "What autocast in float16 computes in on a CPU. auto is bfloat16 where the CPU has instructions for it, and "
-        "float32 where it has none, which is several times faster there.",
+        "What autocast in float16 or bfloat16 computes in on a CPU. auto is bfloat16 where the CPU has instructions "
+        "for it, and float32 where it has none, which is several times faster there.",
         **_one_of("autocast", "auto", "bfloat16", "float32"),
+    )
+    half_products: Literal["auto", "float32", "target"] = _option(
+        "auto",
+        "What products of float16 and bfloat16 tensors are computed in on a CPU: float32, rounded once, or what "
+        "torch does there (target). auto is float32 for a dtype that the CPU has no instructions for.",
+        **_one_of("half_products", "auto", "float32", "target"),
     )
     capability: tuple[int, int] = _option(
         (8, 0),

@@ -175,11 +175,19 @@ class ReplacedInImporters:
             patch.remove()
 
     def _holders(self) -> list[ModuleType]:
-        return [
-            module
-            for key, module in list(sys.modules.items())
-            if key.startswith("torch.") and vars(module).get(self._name) is self._function
-        ]
+        return [module for module in _modules_of_torch() if vars(module).get(self._name) is self._function]
+
+
+_searched: tuple[int, list[ModuleType]] = 0, []
+"""How many modules were loaded, and which of them are torch's."""
+
+
+def _modules_of_torch() -> list[ModuleType]:
+    global _searched
+    if _searched[0] != len(sys.modules):
+        modules = list(sys.modules.items())
+        _searched = len(modules), [module for key, module in modules if key.startswith("torch.")]
+    return _searched[1]
 
 
 def replaced_in_importers(

@@ -19,9 +19,19 @@ from torchdevice.torch_internals import require
 def computes_in_bfloat16() -> bool:
     """Return whether the CPU has instructions that multiply matrices in bfloat16; without them float32 is faster."""
     if platform.machine().lower() in ("x86_64", "amd64"):
-        # oneDNN also says yes where it converts to float32 and back.
-        return bool(_has_avx512_bf16() or _has_amx())
-    return torch.backends.mkldnn.is_available() and bool(require(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")())
+        # oneDNN also says yes where it converts to float32 and back, and no where ONEDNN_MAX_CPU_ISA forbids it.
+        return bool(_has_avx512_bf16() or _has_amx()) and _by_onednn("bf16")
+    return torch.backends.mkldnn.is_available() and _by_onednn("bf16")
+
+
+@functools.cache
+def computes_in_float16() -> bool:
+    """Return whether the CPU has instructions that multiply matrices in float16; without them float32 is faster."""
+    return torch.backends.mkldnn.is_available() and _by_onednn("fp16")
+
+
+def _by_onednn(name: str) -> bool:
+    return bool(require(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
 
 
 _has_avx512_bf16 = require(torch.cpu, "_is_avx512_bf16_supported")
@@ -68,8 +78,10 @@ class CpuRuntime(Runtime):
     def default_generator(self, index: int) -> torch.Generator:
         return torch.default_generator
 
-    def multiplies_in_bfloat16(self) -> bool:
-        return computes_in_bfloat16()
+    @property
+    def slow_product_dtypes(self) -> frozenset[torch.dtype]:
+        has_instructions = {torch.float16: computes_in_float16(), torch.bfloat16: computes_in_bfloat16()}
+        return frozenset(dtype for dtype, has in has_instructions.items() if not has)
 
     def out_of_memory(self, error: BaseException) -> str | None:
         found = re.search(

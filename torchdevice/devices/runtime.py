@@ -16,6 +16,9 @@ import torch
 
 from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, held_by_python
 
+HALF = frozenset({torch.float16, torch.bfloat16})
+"""The dtypes of half precision."""
+
 MEMORY_FRACTION = "memory fraction"
 """With an ordinal, the key in ``Context.settings`` of the fraction of a device's memory that the process may have."""
 
@@ -121,6 +124,11 @@ class Runtime:
     def location_tag(self) -> str:
         """The device type that ``torch.save`` writes for storages of this device."""
         return self.device_type
+
+    @property
+    def slow_product_dtypes(self) -> frozenset[torch.dtype]:
+        """The dtypes whose matrix products take the device longer than those of float32."""
+        return frozenset()
 
     @property
     def rewriters(self) -> Mapping[Any, Any]:
@@ -237,10 +245,6 @@ class Runtime:
     def supports_bfloat16(self) -> bool:
         """Return whether the device computes in bfloat16."""
         return True
-
-    def multiplies_in_bfloat16(self) -> bool:
-        """Return whether the device multiplies matrices in bfloat16 faster than in float32."""
-        return self.supports_bfloat16()
 
     def out_of_memory(self, error: BaseException) -> str | None:
         """Return the text for an out-of-memory message if ``error`` says that memory ran out, else None."""

@@ -6,6 +6,7 @@ that no list of factories has to be kept.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from torchdevice.context import Context
-from torchdevice.engines import rewriters
+from torchdevice.engines import half_products, rewriters
 
 _MAX_TABLE = 50_000
 
@@ -23,7 +24,7 @@ GENERIC: tuple[rewriters.Rewriter, ...] = (rewriters.with_device_keyword, *map(r
 NUMBERED: list[rewriters.Rewriter | None] = [None]
 """Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
 
-_tables: dict[tuple[bool, str], rewriters.Table] = {}
+_tables: dict[tuple[bool, str, bool], rewriters.Table] = {}
 
 
 def table_of(context: Context) -> rewriters.Table:
@@ -31,11 +32,13 @@ def table_of(context: Context) -> rewriters.Table:
 
     Contexts of one kind share a table: what is seen in one serves the others, and compiled code finds the same objects.
     """
-    kind = context.says_program, context.device_type if context.runtime.rewriters else ""
+    by_device = context.device_type if context.runtime.rewriters else ""
+    kind = context.says_program, by_device, bool(context.product_dtypes)
     found = _tables.get(kind)
     if found is None:
         reads = rewriters.READS if context.says_program else {}
-        found = _tables[kind] = {**rewriters.REGISTERED, **reads, **context.runtime.rewriters}
+        products = half_products.TABLE if context.product_dtypes else {}
+        found = _tables[kind] = {**rewriters.REGISTERED, **reads, **products, **context.runtime.rewriters}
         # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.
         NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
     return found
@@ -74,13 +77,24 @@ def _schemas(func: Any) -> list[Any]:
 
     Overloads whose first argument is a device, such as the comparison of two devices, exist in TorchScript only.
     """
-    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{getattr(func, '__name__', '')}")
+    schemas = torch._C._jit_get_schemas_for_operator(_qualified(func))
     return [schema for schema in schemas if not any(map(_is_device, schema.arguments[:1]))]
+
+
+def _qualified(func: Any) -> str:
+    return f"aten::{getattr(func, '__name__', '')}"
 
 
 def takes_device(func: Any) -> bool:
     """Return whether the schemas of a torch function or method have an argument to rewrite."""
-    return _from_schemas(_schemas(func)) is not None
+    return _mentions_device(_qualified(func)) and _from_schemas(_schemas(func)) is not None
+
+
+@functools.cache
+def _mentions_device(operator: str) -> bool:
+    """Return whether the text of a schema may say a device, which takes less time than to look at its arguments."""
+    texts = map(str, torch._C._jit_get_schemas_for_operator(operator))
+    return any("Device" in text or "device" in text or "pin_memory" in text for text in texts)
 
 
 def _from_schemas(schemas: list[Any]) -> rewriters.Rewriter | None:

@@ -274,7 +274,7 @@ def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 @rewrites(torch._C._nn.scaled_dot_product_attention)
-def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Attention by the math backend, where the program enables only backends that the target lacks."""
     try:
         return func(*args, **kwargs)

@@ -15,7 +15,7 @@ import torch
 
 from torchdevice import dtypes, placement, thread_state
 from torchdevice.context import Context
-from torchdevice.engines import lookup, rewriters
+from torchdevice.engines import half_products, lookup, rewriters
 from torchdevice.engines.mode import DeviceMode
 from torchdevice.fidelity import Fidelity
 
@@ -52,6 +52,7 @@ def files() -> set[str]:
         inspect.getfile(Context),
         inspect.getfile(placement),
         inspect.getfile(dtypes),
+        inspect.getfile(half_products),
         *(inspect.getfile(rewriter) for rewriter in rewriters.REGISTERED.values() if rewriter is not None),
     }
 

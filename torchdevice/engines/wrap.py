@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Runtime
-from torchdevice.engines import dtype_gaps, lookup, rewriters
+from torchdevice.engines import dtype_gaps, half_products, lookup, rewriters
 from torchdevice.engines.replace_new import Call, Constructor
 from torchdevice.patching import Installation, Patch, Replaced, stands_for
 from torchdevice.thread_state import ContextMode
@@ -99,6 +99,25 @@ class LastResort(EntryPoint):
         return super().__call__(*args, **kwargs)
 
 
+class _Product(EntryPoint):
+    """A product of tensors, for which the mode is not needed in float32."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if args and getattr(args[0], "dtype", None) is torch.float32:
+            return self.original(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class _Attention(LastResort):
+    """Attention: a last resort, except where half precision is computed in float32."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        mode = _state.mode
+        if mode is not None and mode.context is not None and mode.context.product_dtypes:
+            return EntryPoint.__call__(self, *args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
 class _Attribute:
     """The wrapper of an attribute of tensors, such as ``Tensor.device``. Read from the class, it is the original."""
 
@@ -162,7 +181,7 @@ _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 _FUNCTIONS = (*_BUILTINS, types.FunctionType)
 
 _WITHOUT_SCHEMA = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})
-_LAST_RESORTS = frozenset({torch._C._nn.scaled_dot_product_attention})
+_ATTENTION = torch._C._nn.scaled_dot_product_attention
 
 
 def _members() -> Iterator[tuple[Any, str, Any]]:
@@ -173,7 +192,7 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
     for name, value in {**vars(torch._C.TensorBase), **vars(torch.Tensor)}.items():
         yield torch.Tensor, name, value
     for name in dir(torch._C._VariableFunctions):
-        yield torch._VF, name, getattr(torch._VF, name)
+        yield torch._VF, name, getattr(torch._C._VariableFunctions, name)  # torch._VF asks it, in Python
     for setting in vars(torch.backends.cuda.cuFFTPlanCache).values():
         if isinstance(setting, torch.backends.cuda.cuFFTPlanCacheAttrContextProp):
             yield setting, "getter", setting.getter
@@ -189,14 +208,20 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
                 found.append(Replaced(owner, name, _Attribute))
         elif isinstance(value, _FUNCTIONS) and value in functions:
             if value not in _entry_points:
-                _entry_points[value] = (LastResort if _fails_first(value) else EntryPoint)(value)
+                _entry_points[value] = _kind_for(value)(value)
             found.append(Replaced(owner, name, _stand_in))
-    return found
+    return [*found, _ImportedByValue(value for value in functions if value in _entry_points)]
 
 
-def _fails_first(function: Any) -> bool:
-    """Return whether the mode is needed for a function only where torch's own fails."""
-    return function in _LAST_RESORTS or (lookup.classify(function, {}) is None and dtype_gaps.asked_last(function))
+def _kind_for(function: Any) -> type[EntryPoint]:
+    """Return the class of a function's entry point."""
+    if function == _ATTENTION:
+        return _Attention
+    if function in half_products.TABLE:
+        return _Product
+    if lookup.classify(function, {}) is None and dtype_gaps.asked_last(function):
+        return LastResort
+    return EntryPoint
 
 
 def _is_wanted(function: Any) -> bool:
@@ -210,14 +235,14 @@ def _for_every_scope() -> list[Patch]:
 
     They are for what has a rewriter of its own, what takes a device by its schema, and what may be made again.
     """
-    found = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS) and _is_wanted(value)}
+    functions = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS)}
+    found = set(filter(_is_wanted, functions))
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
         *_listed(found | rewriters.REGISTERED.keys()),
         *(Replaced(operator, "__call__", _operator_call) for operator in operators),
         Constructor(torch.device, _new_device),
         Replaced(torch.fx.node, "_find_module_of_method", _find_module),
-        _ImportedByValue(),
     ]
 
 
@@ -228,13 +253,14 @@ class _ImportedByValue:
     they look names up when they run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Iterable[Any]) -> None:
+        self._originals = {id(function): function for function in functions}
         self._seen: set[str] = set()
         self._newest = ""
         self._patches: dict[tuple[types.ModuleType, str], Replaced] = {}
 
     def install(self) -> None:
-        originals = {id(original) for original in _entry_points}
+        originals = self._originals.keys()
         newest = next(reversed(sys.modules))
         if (len(sys.modules), newest) != (len(self._seen), self._newest):
             new = sys.modules.keys() - self._seen
@@ -250,10 +276,12 @@ class _ImportedByValue:
             patch.remove()
 
 
-def _holding(key: str, known: set[int]) -> list[tuple[types.ModuleType, str]]:
+def _holding(key: str, known: Set[int]) -> list[tuple[types.ModuleType, str]]:
     """Return the module and name of each global variable of a module whose value has an ``id`` in ``known``."""
     module = sys.modules.get(key)
     if not isinstance(module, types.ModuleType) or key.startswith(("torch.", "torchdevice.")):
+        return []
+    if known.isdisjoint(map(id, list(vars(module).values()))):  # most modules, and the loop below takes longer
         return []
     return [(module, name) for name, value in list(vars(module).items()) if id(value) in known]
 
@@ -271,6 +299,7 @@ def _find_module(original: Any) -> Any:
 
 _FOR_EVERY_SCOPE = Installation(_for_every_scope)
 _READS = Installation(lambda: _listed(rewriters.READS))
+_PRODUCTS = Installation(lambda: _listed(half_products.TABLE))
 _OF_RUNTIMES: dict[str, Installation] = {}
 
 
@@ -279,6 +308,8 @@ def needed(context: Context) -> list[Installation]:
     found = [_FOR_EVERY_SCOPE]
     if context.says_program:
         found.append(_READS)
+    if context.product_dtypes:
+        found.append(_PRODUCTS)
     if context.runtime.rewriters:
         found.append(_of_runtime(context.runtime))
     return found

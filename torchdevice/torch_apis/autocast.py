@@ -21,6 +21,7 @@ from torch.amp.autocast_mode import autocast
 
 from torchdevice import thread_state
 from torchdevice.context import Context
+from torchdevice.devices.runtime import HALF
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, Replaced, replaced_function
 from torchdevice.spelling import ACCELERATORS
@@ -48,12 +49,12 @@ def _finite_dtype(context: Context, requested: torch.dtype) -> torch.dtype:
     runtime = context.runtime
     if requested is torch.bfloat16 and not runtime.supports_bfloat16():
         return torch.float16
-    if requested is not torch.float16 or runtime.float16_autocast_is_finite:
+    if requested not in HALF or runtime.float16_autocast_is_finite:
         return requested
     if context.options.autocast != "auto":
         return getattr(torch, context.options.autocast)
     # bfloat16 has float32's range. Without instructions for it, products are many times slower than in float32.
-    return torch.bfloat16 if runtime.multiplies_in_bfloat16() else torch.float32
+    return torch.float32 if torch.bfloat16 in runtime.slow_product_dtypes else torch.bfloat16
 
 
 class _Companion:
