@@ -147,7 +147,7 @@ def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> tor
     last = sum((n - 1) * s for n, s in zip(wanted.shape, wanted.stride(), strict=True)) if wanted.numel() else -1
     needed = (offset + last + 1) * self.itemsize
     if needed > storage.nbytes():
-        resize(storage, needed)
+        resize(storage, int(needed))
     return _set(self, storage, offset, wanted.shape, wanted.stride())
 
 

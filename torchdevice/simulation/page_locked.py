@@ -99,7 +99,7 @@ def _settle() -> None:
 def _answer(allocator: int) -> Any:
     """Return the function that answers with an allocator."""
 
-    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # type: ignore[untyped-decorator]
     def get_pinned_memory_allocator(hooks: int) -> int:
         _asked.allocator = True
         return allocator
@@ -107,7 +107,7 @@ def _answer(allocator: int) -> Any:
     return get_pinned_memory_allocator
 
 
-@ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)
+@ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)  # type: ignore[untyped-decorator]
 def _is_locked(hooks: int, address: int) -> bool:
     asked, _asked.allocator = _asked.allocator, False
     return asked

@@ -88,5 +88,5 @@ def register() -> None:
     def resizable(self: torch.UntypedStorage) -> bool:
         return _device(self).type == KIND or _resizable(self)
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
-    torch.UntypedStorage.resizable = resizable  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    torch.UntypedStorage.resizable = resizable  # type: ignore[method-assign, assignment]

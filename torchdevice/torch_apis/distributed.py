@@ -72,6 +72,14 @@ def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
     return found if asked is None else dist.Backend(asked)
 
 
+def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: Any, **kwargs: Any) -> None:
+    """Leave groups written in Python out: the recorder of torch 2.15 looks for a backend in C++ in each group."""
+    from torchdevice.torch_apis.nccl_on_gloo import NcclOnGloo
+
+    if not isinstance(group, NcclOnGloo):
+        original(group, *args, **kwargs)
+
+
 def _is_nccl_available(context: Context, original: Any) -> bool:
     return True
 
@@ -124,6 +132,8 @@ def patches() -> list[Patch]:
         "get_backend": _get_backend,
         "is_nccl_available": _is_nccl_available,
     }
+    if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):
+        functions["_maybe_attach_flight_recorder"] = _attach_flight_recorder
     return [
         WhenImported("torch.distributed.checkpoint.filesystem", _patches_of_checkpoints),
         WhenImported("torch.distributed.fsdp._common_utils", _patches_of_device_handles),
