@@ -43,3 +43,33 @@ def test_accelerates_own_tests(target: str, name: str) -> None:
     (accelerate,) = find_spec("accelerate").submodule_search_locations  # type: ignore[union-attr]
     script = Path(accelerate, "test_utils", "scripts", f"{name}.py")
     assert_succeeded(torchrun(target, script, ACCELERATE_DEBUG_MODE="1"))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ["data_parallel", "data_parallel_with_unused_parameters", "zero"],
+        ["sharded", "sharded_state"],
+        ["fully_sharded", "fully_sharded_from_meta", "checkpoints"],
+        ["tensor_parallel", "pipeline"],
+    ],
+    ids=", ".join,
+)
+def test_a_model_trained_in_parallel_has_the_losses_of_one_process(target: str, cases: list[str]) -> None:
+    assert_done(torchrun(target, PROGRAMS / "parallel_models.py", *cases), cases)
+
+
+@pytest.mark.sampled(1)
+def test_batch_norm_is_synchronized(kind: str, target: str) -> None:
+    cases = ["synchronized_batch_norm"]
+    done = torchrun(target, PROGRAMS / "parallel_models.py", *cases)
+    if kind == "cpu":  # torch's own answer
+        assert "SyncBatchNorm layers only work with GPU modules" in done.stderr
+    else:
+        assert_done(done, cases)
+
+
+def assert_done(done: subprocess.CompletedProcess[str], cases: list[str]) -> None:
+    assert_succeeded(done)
+    assert all(f"rank {rank}: {case} done" in done.stdout for rank in (0, 1) for case in cases), done.stdout

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import psutil
 import pytest
 import sweeping
 import torch
@@ -561,6 +562,86 @@ def _through_a_file(value: Any, folder: Path) -> Any:
     return torch.load(folder / "value.pt", weights_only=False)
 
 
+class TestData:
+    """``tensor.data = value`` between the devices leaves the C++ tensor in place, as on CUDA."""
+
+    def test_a_gradient_arrives_after_the_data_has_moved_away(self, devices: torchdevice.Scope) -> None:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        address = parameter._cdata
+        parameter.data = parameter.data.cuda()
+        result = (parameter * 2).sum()
+        parameter.data = parameter.data.cpu()
+        result.backward()
+        assert parameter._cdata == address and parameter.get_device() == -1
+        assert parameter.grad is not None and parameter.grad.tolist() == [2.0] * 3
+
+    def test_a_failed_assignment_changes_nothing(self, devices: torchdevice.Scope) -> None:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        with pytest.raises(RuntimeError):
+            parameter.data = torch.ones(3, dtype=torch.int64, device="cuda")
+        assert parameter.get_device() == -1 and (parameter * 2).tolist() == [2.0] * 3
+
+    def test_a_scripted_module_moves(self, devices: torchdevice.Scope) -> None:
+        module = torch.jit.script(torch.nn.Linear(2, 2))
+        weight = module.weight
+        assert module.cuda().weight is weight and weight.get_device() == 0
+        assert module(torch.ones(1, 2, device="cuda")).get_device() == 0
+
+
+class TestDataParallel:
+    def test_it_runs_a_replica_on_each_device(self, devices: torchdevice.Scope) -> None:
+        class Seen(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer, self.norm = torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                seen.append((len(x), x.get_device(), self.layer.weight.get_device(), torch.cuda.current_device()))
+                return self.norm(self.layer(x))
+
+        seen: list[tuple[int, ...]] = []
+        plain = Seen()
+        parallel, x = torch.nn.DataParallel(copy.deepcopy(plain)).cuda(), torch.randn(10, 8)
+        result = parallel(x.cuda())
+        assert sorted(seen) == [(5, 0, 0, 0), (5, 1, 1, 1)] and result.get_device() == 0
+        result.square().sum().backward()
+        expected = torch.cat([copy.deepcopy(plain)(part) for part in x.chunk(2)])
+        assert torch.equal(result.cpu(), expected)
+        torch.cat([plain(part) for part in x.chunk(2)]).square().sum().backward()
+        for one, other in zip(parallel.parameters(), plain.parameters(), strict=True):
+            assert one.grad is not None and other.grad is not None
+            assert torch.allclose(one.grad.cpu(), other.grad, atol=1e-5)
+
+    def test_an_error_names_the_replica(self, devices: torchdevice.Scope) -> None:
+        class Failing(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                if x.get_device() == 1:
+                    raise ValueError("no")
+                return x
+
+        with pytest.raises(ValueError, match="in replica 1 on device 1"):
+            torch.nn.DataParallel(Failing())(torch.ones(4, 2, device="cuda"))
+
+
+def test_a_reducer_gets_page_locked_memory(tmp_path: Path) -> None:
+    program = """
+        import sys, torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        dist.init_process_group("nccl", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+        for options in ({"find_unused_parameters": True}, {"static_graph": True}):
+            model = DistributedDataParallel(torch.nn.Linear(2, 2).cuda(), device_ids=[0], **options)
+            for _ in range(2):
+                model(torch.ones(1, 2, device="cuda")).sum().backward()
+            print(model.module.weight.grad.tolist())
+        dist.destroy_process_group()
+        with torch._C.DisableTorchFunction():
+            print(torch.ones(1).is_pinned())
+    """
+    done = run_program(tmp_path, program, str(tmp_path), options=["--target", "simulated:cuda"])
+    assert done.stdout.split("\n")[:3] == ["[[2.0, 2.0], [2.0, 2.0]]"] * 2 + ["False"], done.stderr[-2000:]
+
+
 class TestStorages:
     def test_views_share_and_resizes_do_not_lose(self, devices: torchdevice.Scope) -> None:
         x = torch.arange(6.0, device="cuda")
@@ -576,6 +657,54 @@ class TestStorages:
         y = torch.empty(0, device="cuda").set_(x.untyped_storage(), 3, (2,), (1,))
         assert y.tolist() == [13.0, 14.0]
         assert torch.empty(2, 3, 4, 5, device="cuda").to(memory_format=torch.channels_last).stride() == (60, 1, 15, 3)
+
+    def test_a_storage_is_resized_in_place(self, devices: torchdevice.Scope) -> None:
+        x = torch.arange(1000.0, device="cuda:1")
+        view, storage, before = x[10:13], x.untyped_storage(), torch.cuda.memory_allocated(1)
+        blocks = torch.cuda.memory_stats(1)["allocation.all.current"]
+        assert storage.resizable()
+        storage.resize_(0)
+        assert (storage.nbytes(), x.data_ptr(), before - torch.cuda.memory_allocated(1)) == (0, 0, 4096)
+        storage.resize_(4000)
+        torch.add(torch.ones(1000, device="cuda:1"), 1, out=x)
+        assert view.tolist() == [2.0] * 3 and x.sum().item() == 2000 and x.get_device() == 1
+        storage.resize_(8000)
+        whole = torch.empty(0, device="cuda:1").set_(storage, 0, (2000,), (1,))
+        assert torch.cuda.memory_allocated(1) - before == 4096
+        assert whole[:1000].tolist() == [2.0] * 1000
+        whole.fill_(3)
+        assert view.tolist() == [3.0] * 3
+        storage.resize_(0)
+        del x, view, whole, storage
+        assert torch.cuda.memory_allocated(1) == before - 4096
+        assert torch.cuda.memory_stats(1)["allocation.all.current"] == blocks - 1
+
+    def test_a_storage_that_was_empty_grows(self, devices: torchdevice.Scope) -> None:
+        x = torch.empty(0, device="cuda")
+        x.untyped_storage().resize_(12)
+        x.set_(x.untyped_storage(), 0, (3,), (1,)).fill_(1)
+        view = x[1:]
+        x.resize_(100).fill_(2)
+        assert view.tolist() == [2.0, 2.0]
+        assert torch.cuda.memory_allocated() == 512
+
+    def test_a_storage_does_not_grow_beyond_the_limit(self) -> None:
+        with torchdevice.simulate("cuda", memory="1MiB"):
+            x = torch.ones(3, device="cuda")
+            with pytest.raises(torch.OutOfMemoryError):
+                x.untyped_storage().resize_(2 << 20)
+            assert x.tolist() == [1.0] * 3
+
+    def test_a_freed_storage_returns_the_hosts_memory(self, devices: torchdevice.Scope) -> None:
+        size = 256 << 20
+        resident = psutil.Process().memory_info
+        storage = torch.ones(size, dtype=torch.uint8, device="cuda").untyped_storage()
+        for _ in range(3):
+            before = resident().rss
+            storage.resize_(0)
+            assert before - resident().rss > size // 2
+            storage.resize_(size)
+            torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage).fill_(1)
 
     def test_copies_and_files(self, devices: torchdevice.Scope, tmp_path: Path) -> None:
         base = torch.arange(4.0, device="cuda:1")

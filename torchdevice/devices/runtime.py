@@ -87,8 +87,6 @@ class Runtime:
         compiles: Whether Inductor makes code for the device.
         compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
         makes_triton_code: Whether Inductor's code for the device is written in Triton.
-        exchanges_data: Whether ``parameter.data = tensor`` moves a parameter by swapping the C++ tensors of two Python
-            objects. C++ code that holds the parameter then keeps the tensor from before the move.
         folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
             is not given. Otherwise such an ordinal raises CUDA's error.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
@@ -110,7 +108,6 @@ class Runtime:
     compiles = True
     compiles_flex_backward = True
     makes_triton_code = False
-    exchanges_data = False
     folds_ordinals = True
     generator_type: type[torch.Generator] = torch.Generator
     degraded_notice = ""
@@ -233,6 +230,9 @@ class Runtime:
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         """Return a new generator for the device, of torch's class or of a subclass of it."""
         return torch._C.Generator.__new__(cls, self.device(index))  # type: ignore[call-arg]
+
+    def serve_reducer(self, model: Any) -> None:
+        """Prepare the device for what a ``DistributedDataParallel`` asks of it in C++."""
 
     def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
         """Return a new ``torch.UntypedStorage`` on a device of this type; ``original`` is torch's own constructor."""

@@ -144,7 +144,7 @@ class Device:
     """
 
     def __init__(self, index: int) -> None:
-        self._index = index
+        self.index = index
         self.freed: list[int] = []
         self._small, self._large = _Pool(), _Pool()
         self._all = _Both(self._small, self._large)
@@ -190,7 +190,7 @@ class Device:
 
     def _check(self, size: int) -> None:
         try:
-            enforcement.check_memory(self._index, size, self._all.allocated, self._all.reserved)
+            enforcement.check_memory(self.index, size, self._all.allocated, self._all.reserved)
         except torch.OutOfMemoryError:
             self._failures += 1
             raise
@@ -286,7 +286,7 @@ class _Owner(weakref.ref):  # type: ignore[type-arg]
     see which of their arguments overlap, and refuse or copy as they do on the CPU.
 
     Attributes:
-        address: The address of the memory.
+        address: The address of the memory; for a storage that was resized to 0 a negative number of its own.
         freed: ``Device.freed`` of the storage's device.
         index: The index of the storage's device.
         requested: The size of the memory in bytes.
@@ -322,6 +322,12 @@ def forget(observer: Observer) -> None:
 def _ended(owner: _Owner) -> None:
     if _owners.get(owner.address) is owner:
         del _owners[owner.address]
+    _freed(owner)
+
+
+def _freed(owner: _Owner) -> None:
+    if not owner.requested:
+        return
     owner.freed.append(owner.requested)
     for observer in observers:
         observer.freed(owner.address)
@@ -329,7 +335,7 @@ def _ended(owner: _Owner) -> None:
 
 def blocks(index: int) -> list[Block]:
     """Return the blocks of a device that are in use."""
-    owners = [owner for owner in list(_owners.values()) if owner.index == index]
+    owners = [owner for owner in list(_owners.values()) if owner.index == index and owner.requested]
     return [_block(owner) for owner in owners]
 
 
@@ -380,17 +386,46 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     on = _devices.get(index) or device(index)
     on.allocate(requested)
     tensor = on_device(result, index)
-    owner = _Owner(tensor.untyped_storage(), _ended)
+    _own(_Owner(tensor.untyped_storage(), _ended), on, result, address)
+    return tensor
+
+
+def _own(owner: _Owner, on: Device, memory: torch.Tensor, address: int) -> None:
+    """Note that a storage of a device has the memory of a CPU tensor, which begins at ``address``."""
     owner.address = address
-    owner.index = index
-    owner.requested = requested
+    owner.index = on.index
+    owner.requested = memory.nbytes
     owner.freed = on.freed
-    owner.tensor = owner.view = result
+    owner.tensor = owner.view = memory
     owner.viewer = 0
     _owners[address] = owner
-    for observer in observers:
-        observer.allocated(_block(owner))
-    return tensor
+    if observers and owner.requested:
+        block = _block(owner)
+        for observer in observers:
+            observer.allocated(block)
+
+
+def take_memory(storage: Any, index: int, memory: torch.Tensor) -> torch.Tensor | None:
+    """Count a storage of device ``index`` as having the memory of ``memory``, a CPU tensor, from now on.
+
+    Returns:
+        The CPU tensor whose memory it had; None where it had none.
+
+    Raises:
+        torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
+    """
+    on = device(index)
+    if memory.nbytes:
+        on.allocate(memory.nbytes)
+    emptied = -storage._cdata
+    owner = _owners.pop(storage.data_ptr() or emptied, None)
+    if owner is None:
+        owner, old = _Owner(storage, _ended), None
+    else:
+        old = owner.tensor
+        _freed(owner)
+    _own(owner, on, memory, memory.data_ptr() if memory.nbytes else emptied)
+    return old
 
 
 set_storage = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.CPU)

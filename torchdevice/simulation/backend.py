@@ -23,6 +23,8 @@ from torchdevice.simulation import (
     guard,
     handwritten_kernels,
     kernels,
+    page_locked,
+    resizing,
     sharing,
     sparse,
 )
@@ -115,6 +117,8 @@ def _register() -> None:
     with thread_state.suspended(), torch._C.DisableTorchFunction():
         setup(KIND, Module(), _Hooks(), guard.Guard())
         _guard_storage()
+        resizing.register()
+        page_locked.register()
         sharing.register()
         _register_kernels()
 

@@ -17,7 +17,7 @@ from torch._C import DispatchKey
 from torchdevice.simulation import enforcement, random
 from torchdevice.simulation.allocator import fresh, meant
 from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
-from torchdevice.simulation.relabel import on_cpu
+from torchdevice.simulation.resizing import resize
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
 
@@ -140,18 +140,14 @@ def _copy_from_and_resize(self: torch.Tensor, destination: torch.Tensor) -> torc
 
 @special("resize_")
 def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
-    """Resize a tensor. A storage of the device cannot grow, so the tensor gets a larger one with the old contents."""
+    """Resize a tensor, and its storage where that is too small. The storage keeps its contents."""
     wanted = torch.empty(size, dtype=self.dtype, device="meta", **_format(memory_format))
     storage = self.untyped_storage()
     offset = self.storage_offset()
     last = sum((n - 1) * s for n, s in zip(wanted.shape, wanted.stride(), strict=True)) if wanted.numel() else -1
     needed = (offset + last + 1) * self.itemsize
     if needed > storage.nbytes():
-        grown = torch.empty(needed // self.itemsize, dtype=self.dtype)
-        if storage.nbytes():
-            whole = _set(_like(self), storage, 0, (storage.nbytes() // self.itemsize,), (1,))
-            grown[: whole.numel()].copy_(on_cpu(whole))
-        storage = fresh(grown, index_of(self)).untyped_storage()
+        resize(storage, int(needed))
     return _set(self, storage, offset, wanted.shape, wanted.stride())
 
 

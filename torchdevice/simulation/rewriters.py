@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from contextlib import AbstractContextManager
+import functools
 from typing import Any
 
 import torch
@@ -14,10 +13,11 @@ from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.fidelity import Fidelity
 from torchdevice.simulation import enforcement
 from torchdevice.simulation.allocator import meaning
+from torchdevice.simulation.fields import field, offset_of
 from torchdevice.torch_internals import require
 
-_swap = require(torch._C, "_swap_tensor_impl")
-_preserve_version = require(torch.autograd.grad_mode, "_unsafe_preserve_version_counter")
+_WORDS = 24
+"""The words of a tensor that are looked at."""
 
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -44,25 +44,32 @@ def _is_compatible(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
 def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``tensor.data = value``, which torch refuses between the CPU and an out-of-tree backend.
 
-    CUDA allows it, and ``Module.to`` relies on it to keep parameters the same objects. So ``tensor`` swaps its C++
-    tensor with a view of ``value``, and keeps its ``requires_grad``, gradient and hooks.
+    CUDA allows it, and ``Module.to`` and FSDP rely on it to keep parameters the same objects. Torch compares the
+    dispatch keys of the two before it gives the tensor all that the value has, its keys too. So the tensor gets them
+    first.
     """
     tensor, value = args
     if not isinstance(value, torch.Tensor) or not _changes_kind(tensor, value):
         return func(*args, **kwargs)
-    with torch._C.DisableTorchFunction(), torch.no_grad(), _keep_version(tensor):
-        requires_grad, gradient, hooks = tensor.requires_grad, tensor.grad, tensor._backward_hooks
-        _swap(tensor, value.data)  # another tensor with the memory of the value, and no view of it
-        tensor.requires_grad_(requires_grad)
-        if gradient is not None:
-            tensor.grad = gradient.to(value.device, value.dtype)
-        if hooks:
-            tensor._backward_hooks = hooks
+    with torch._C.DisableTorchFunction():
+        keys = field(tensor._cdata, _offset_of_keys())
+        before, keys.value = keys.value, _keys(value)
+        try:
+            func(*args, **kwargs)
+        except BaseException:
+            keys.value = before
+            raise
 
 
-def _keep_version(tensor: torch.Tensor) -> AbstractContextManager[None]:
-    """Return what lets autograd count on from where it was, as it does where torch itself sets the data."""
-    return contextlib.nullcontext() if tensor.is_inference() else _preserve_version(tensor)
+def _keys(tensor: torch.Tensor) -> int:
+    return require(torch._C, "_dispatch_keys")(tensor).raw_repr()
+
+
+@functools.cache
+def _offset_of_keys() -> int:
+    """Return the offset of the dispatch keys in a tensor, in bytes."""
+    tensors = [torch.empty(0, device="cpu"), torch.empty(0, device="meta")]
+    return offset_of("c10::TensorImpl::key_set_", [each._cdata for each in tensors], [*map(_keys, tensors)], _WORDS)
 
 
 def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer
 from torchdevice.devices.runtime import Memory, Runtime
-from torchdevice.simulation import allocator, backend, enforcement, handwritten_kernels, random, rewriters
+from torchdevice.simulation import allocator, backend, enforcement, handwritten_kernels, page_locked, random, rewriters
 from torchdevice.simulation.kernels import aliased, index_of
 from torchdevice.simulation.profiles import PROFILES, Profile
 from torchdevice.torch_internals import require
@@ -57,7 +57,6 @@ class SimulatedRuntime(Runtime):
     is_torch_accelerator = False
     compiles = False
     generator_type = random.Generator
-    exchanges_data = True
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
@@ -153,6 +152,9 @@ class SimulatedRuntime(Runtime):
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         return random.Generator(index) if cls is torch._C.Generator else random.own(cls, index)
+
+    def serve_reducer(self, model: Any) -> None:
+        page_locked.serve(model)
 
     def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
         return backend.new_storage(original, *args, device=device, **kwargs)

@@ -13,8 +13,8 @@ from torchdevice.patching import Patch, replaced_function
 
 
 def _available_device_type(context: Context, original: Any) -> str | None:
-    """Return None on a CPU target and a simulated device, so that ``DataParallel`` runs the module once."""
-    if context.runtime.is_torch_accelerator:
+    """Return None on a CPU target, so that ``DataParallel`` runs the module once."""
+    if not context.runtime.shares_host_memory:
         return original()
     context.report("DataParallel", "the module runs once", Fidelity.APPROXIMATE)
     return None
@@ -34,6 +34,7 @@ def _init_ddp(
     if not context.runtime.takes_device_ids:
         device_ids = output_device = None
     original(self, module, device_ids, output_device, *args, **kwargs)
+    context.runtime.serve_reducer(self)
 
 
 def patches() -> list[Patch]:

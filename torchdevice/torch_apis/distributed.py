@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from torchdevice.context import Context
 from torchdevice.fidelity import Fidelity
-from torchdevice.patching import Patch, replaced_in_importers
+from torchdevice.importing import WhenImported
+from torchdevice.patching import Patch, Replaced, per_context, replaced_function, replaced_in_importers
+from torchdevice.torch_internals import require
 
 _asked_for: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """What a program asked for, by process group, where another backend stands in."""
@@ -68,8 +72,54 @@ def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
     return found if asked is None else dist.Backend(asked)
 
 
+def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: Any, **kwargs: Any) -> None:
+    """Leave groups written in Python out: the recorder of torch 2.15 looks for a backend in C++ in each group."""
+    from torchdevice.torch_apis.nccl_on_gloo import NcclOnGloo
+
+    if not isinstance(group, NcclOnGloo):
+        original(group, *args, **kwargs)
+
+
 def _is_nccl_available(context: Context, original: Any) -> bool:
     return True
+
+
+def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to write them to a file."""
+    original(self, *args, **kwargs)
+    if not context.says_program and not context.runtime.shares_host_memory:
+        self.device_type = context.device_type
+
+
+def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """``FlatParamHandle.flat_param_to``: FSDP frees the memory of the parameter that it has moved to the CPU."""
+    if context.runtime.shares_host_memory:
+        self.flat_param.data = self.flat_param.detach().clone()
+    original(self, *args, **kwargs)
+
+
+def _device_handle(context: Context, original: Any, cls: type, device: Any) -> Any:
+    """``_FSDPDeviceHandle.from_device``: the program's module, because ``torch.cpu`` has streams without methods."""
+    return getattr(torch, context.options.written_for) if device.type == context.device_type else original(cls, device)
+
+
+def _patches_of_device_handles(module: ModuleType) -> list[Patch]:
+    handle = require(module, "_FSDPDeviceHandle")
+
+    def make(original: Any) -> Any:
+        return classmethod(per_context(original.__func__, _device_handle, native_to="cuda"))
+
+    return [Replaced(handle, "from_device", make)]
+
+
+def _patches_of_flat_parameters(module: ModuleType) -> list[Patch]:
+    handle = require(module, "FlatParamHandle")
+    return [replaced_function(handle, "flat_param_to", _move_flat_parameter, native_to="cuda")]
+
+
+def _patches_of_checkpoints(module: ModuleType) -> list[Patch]:
+    loader = require(module, "_OverlappingCpuLoader")
+    return [replaced_function(loader, "__init__", _init_loader, native_to="cuda")]
 
 
 def patches() -> list[Patch]:
@@ -82,7 +132,14 @@ def patches() -> list[Patch]:
         "get_backend": _get_backend,
         "is_nccl_available": _is_nccl_available,
     }
+    if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):
+        functions["_maybe_attach_flight_recorder"] = _attach_flight_recorder
     return [
-        replaced_in_importers(dist.distributed_c10d, name, replacement, native_to="cuda")
-        for name, replacement in functions.items()
+        WhenImported("torch.distributed.checkpoint.filesystem", _patches_of_checkpoints),
+        WhenImported("torch.distributed.fsdp._common_utils", _patches_of_device_handles),
+        WhenImported("torch.distributed.fsdp._flat_param", _patches_of_flat_parameters),
+        *(
+            replaced_in_importers(dist.distributed_c10d, name, replacement, native_to="cuda")
+            for name, replacement in functions.items()
+        ),
     ]

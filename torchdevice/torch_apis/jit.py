@@ -19,7 +19,6 @@ from torchdevice.patching import (
     Replaced,
     ReplacedInImporters,
     original_of,
-    per_context,
     replaced_function,
 )
 from torchdevice.spelling import ACCELERATORS
@@ -196,30 +195,11 @@ def _nodes(block: Any) -> Iterator[Any]:
             yield from _nodes(inner)
 
 
-def _apply(context: Context, original: Any, self: Any, fn: Any, recurse: bool = True) -> Any:
-    """``Module._apply`` of a scripted module: put new parameters and buffers into the C++ module that holds them."""
-    if not context.runtime.exchanges_data:  # then the C++ module sees ``parameter.data = ...``
-        return original(self, fn, recurse)
-    for child in self.children() if recurse else ():
-        child._apply(fn)
-    with torch.no_grad():
-        for name, old in list(self._parameters.items()):
-            self._parameters[name] = new = torch.nn.Parameter(fn(old), old.requires_grad)
-            new.grad = None if old.grad is None else fn(old.grad)
-        for name, old in list(self._buffers.items()):
-            self._buffers[name] = fn(old)
-    return self
-
-
 def patches() -> list[Patch]:
     """Return the patches of ``torch.jit``."""
-    apply = Replaced(
-        torch.jit.RecursiveScriptModule, "_apply", lambda original: per_context(original, _apply), may_be_absent=True
-    )
     builtins = importlib.import_module("torch.jit._builtins")
     return [
         Replaced(torch.jit, "script", _script),
         replaced_function(torch.jit, "load", _load),
         ReplacedInImporters(builtins, "_find_builtin", _find_builtin),
-        apply,
     ]

@@ -1,0 +1,238 @@
+"""A program for CUDA and NCCL that trains a model in every parallel way of torch and compares with one process."""
+
+import copy
+import functools
+import os
+import sys
+import tempfile
+import traceback
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    StateDictType,
+    fully_shard,
+)
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+warnings.simplefilter("ignore")
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+device = torch.device("cuda", rank % torch.cuda.device_count())
+torch.cuda.set_device(device)
+dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+torch.manual_seed(1)
+inputs, targets = torch.randn(8 * size, 8), torch.randn(8 * size, 8)
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), 1e-2)
+
+
+def alone():
+    one = model()
+    optimizer, losses = adam(one), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.mse_loss(one(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return torch.tensor(losses)
+
+
+def trained(model, optimizer=None):
+    """Return the losses of three steps, each the mean over all ranks."""
+    optimizer, losses = optimizer or adam(model), []
+    x, y = (each.chunk(size)[rank].cuda() for each in (inputs, targets))
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        losses.append(mean.item())
+    return torch.tensor(losses)
+
+
+expected = alone()
+
+
+def same(losses, tolerance=1e-5):
+    assert torch.allclose(losses, expected, atol=tolerance), (losses, expected)
+
+
+def ddp(model, **options):
+    return DistributedDataParallel(model.cuda(), device_ids=[device.index], **options)
+
+
+def data_parallel():
+    for options in ({}, {"static_graph": True}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}):
+        same(trained(ddp(model(), **options)))
+
+
+def data_parallel_with_unused_parameters():
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = model(), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.used(x)
+
+    partly = ddp(Partly(), find_unused_parameters=True)
+    same(trained(partly))
+    assert partly.module.unused.weight.grad is None
+
+
+def zero():
+    parallel = ddp(model())
+    optimizer = ZeroRedundancyOptimizer(parallel.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-2)
+    same(trained(parallel, optimizer))
+    optimizer.consolidate_state_dict(0)
+
+
+def synchronized_batch_norm():
+    torch.manual_seed(2)
+    plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    parallel = ddp(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain)))
+    images = torch.randn(4 * size, 1, 5, 5)
+    found = parallel(images.chunk(size)[rank].cuda())
+    found.square().mean().backward()
+    whole = plain(images)
+    whole.square().mean().backward()
+    assert torch.allclose(found.cpu(), whole.chunk(size)[rank], atol=1e-5)
+    for one, other in zip(parallel.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(one.grad.cpu(), other.grad, atol=1e-5)
+
+
+def sharded():
+    wrap = functools.partial(FullyShardedDataParallel, device_id=torch.cuda.current_device())
+    same(trained(wrap(model().cuda())))
+    same(trained(wrap(model(), use_orig_params=True, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)))
+    same(trained(wrap(model(), cpu_offload=CPUOffload(offload_params=True))))
+    half = wrap(model(), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    same(trained(half), tolerance=0.05)
+    half.clip_grad_norm_(1.0)
+
+
+def sharded_state():
+    whole = FullyShardedDataParallel(model().cuda(), device_id=device.index)
+    for offload in (True, False):
+        config = FullStateDictConfig(offload_to_cpu=offload, rank0_only=True)
+        with FullyShardedDataParallel.state_dict_type(whole, StateDictType.FULL_STATE_DICT, config):
+            state = whole.state_dict()
+        if rank == 0:
+            assert torch.equal(state["0.weight"].cpu(), model()[0].weight)
+    same(trained(whole))
+
+
+def fully_sharded():
+    sharded = model().cuda()
+    for layer in (sharded[0], sharded[2], sharded):
+        fully_shard(layer)
+    same(trained(sharded))
+
+
+def fully_sharded_from_meta():
+    with torch.device("meta"):
+        sharded = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in (sharded[0], sharded[2], sharded):
+        fully_shard(layer, mp_policy=policy)
+    sharded.to_empty(device="cuda")
+    state = {name: value.cuda() for name, value in model().state_dict().items()}
+    torch.distributed.checkpoint.state_dict.set_model_state_dict(
+        sharded, state, options=StateDictOptions(full_state_dict=True)
+    )
+    same(trained(sharded), tolerance=0.05)
+    nn.utils.clip_grad_norm_(sharded.parameters(), 1.0)
+
+
+def checkpoints():
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    one = model().cuda()
+    fully_shard(one)
+    optimizer = adam(one)
+    trained(one, optimizer)
+    state, of_optimizer = get_state_dict(one, optimizer)
+    checkpoint.save({"model": state, "optimizer": of_optimizer}, checkpoint_id=folder[0])
+    checkpoint.async_save({"model": state}, checkpoint_id=f"{folder[0]}/later").result()
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    before = get_model_state_dict(one, options=options)
+    trained(one, optimizer)
+    for parameter in one.parameters():
+        parameter.data.zero_()
+    state, of_optimizer = get_state_dict(one, optimizer)
+    checkpoint.load({"model": state, "optimizer": of_optimizer}, checkpoint_id=folder[0])
+    set_state_dict(one, optimizer, model_state_dict=state, optim_state_dict=of_optimizer)
+    after = get_model_state_dict(one, options=options)
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def tensor_parallel():
+    mesh = init_device_mesh("cuda", (size,))
+    parallel = parallelize_module(model().cuda(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    found = parallel(inputs.cuda())
+    assert torch.allclose(found.cpu(), model()(inputs), atol=1e-5)
+    found.sum().backward()
+
+
+def pipeline():
+    whole = model()
+    part = nn.Sequential(whole[0], whole[1]) if rank == 0 else whole[2]
+    schedule = Schedule1F1B(PipelineStage(part.cuda(), rank, 2, device), n_microbatches=2, loss_fn=F.mse_loss)
+    if rank == 0:
+        schedule.step(inputs.cuda())
+    else:
+        losses = []
+        schedule.step(target=targets.cuda(), losses=losses)
+        assert abs(sum(losses).item() / 2 - expected[0].item()) < 1e-5
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        data_parallel, data_parallel_with_unused_parameters, zero, synchronized_batch_norm, sharded, sharded_state,
+        fully_sharded, fully_sharded_from_meta, checkpoints, tensor_parallel, pipeline,
+    )
+}  # fmt: skip
+
+failed = False
+for name in sys.argv[1:] or CASES:
+    try:
+        CASES[name]()
+        sys.stdout.write(f"rank {rank}: {name} done\n")
+    except Exception:
+        failed = True
+        traceback.print_exc()
+        sys.stdout.write(f"rank {rank}: {name} failed\n")
+    sys.stdout.flush()
+dist.destroy_process_group()
+sys.exit(failed)

@@ -1,0 +1,43 @@
+"""Fields of torch's C++ objects that Python can read but not set.
+
+The offset of a field is not assumed: it is the only one at which the memory of two objects holds what torch answers for
+both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from torchdevice.errors import TorchVersionError
+
+_WORD = ctypes.sizeof(ctypes.c_uint64)
+
+
+def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: int) -> int:
+    """Return the offset in bytes of a field.
+
+    Args:
+        name: The field, for the error.
+        objects: The addresses of the objects.
+        values: The field's value in each object.
+        words: How many words of each object to look at.
+
+    Raises:
+        TorchVersionError: No offset, or more than one, holds these values.
+    """
+    found = [
+        offset
+        for offset in range(0, words * _WORD, _WORD)
+        if [field(each, offset).value for each in objects] == list(values)
+    ]
+    if len(found) != 1:
+        raise TorchVersionError(name, torch.__version__)
+    return found[0]
+
+
+def field(address: int, offset: int) -> ctypes.c_uint64:
+    """Return a field of an object, whose ``value`` can be set."""
+    return ctypes.c_uint64.from_address(address + offset)
