@@ -88,6 +88,7 @@ class Context:
         out_of_memory_observers: Called when memory runs out, with the ordinal, the bytes that were asked for, the bytes
             of the device and those that are free.
         entries: The active entries of this context, in all threads.
+        user: The id of the process that was the first to use the accelerator; None before one has.
     """
 
     def __init__(
@@ -111,6 +112,8 @@ class Context:
         self.streams: dict[tuple[type, int, int], Any] = {}
         self.out_of_memory_observers: list[Callable[[int, int, int, int], None]] = []
         self.entries: set[object] = set()
+        self.user: int | None = None
+        self._initialized = False
         self._join = join
         self._device_count: int | None = None
         self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -121,6 +124,36 @@ class Context:
     def in_another_thread(self) -> AbstractContextManager[Any]:
         """Return what a thread enters to join this context, on the CPU if this thread was sent to the CPU."""
         return self._join(self, self.thread.forced_cpu)
+
+    # ---- initialisation ----------------------------------------------------------------------------------------------
+
+    def initialize(self) -> None:
+        """Note that the program has used the accelerator in this process: CUDA initialises itself then.
+
+        Raises:
+            RuntimeError: The process was forked from one that had used the accelerator. The text is torch's.
+            ValueError: Settings in the environment are wrong, see :meth:`Runtime.initialize`.
+        """
+        if self.user == os.getpid() and self._initialized:
+            return
+        if self.is_in_bad_fork:
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method"
+            )
+        self.runtime.initialize()
+        self.touch()
+        self._initialized = True
+
+    def touch(self) -> None:
+        """Note that the program has called the accelerator's driver, after which a fork of the process cannot."""
+        if self.user is None:
+            self.user = os.getpid()
+
+    @property
+    def is_in_bad_fork(self) -> bool:
+        """Whether this process was forked from one that had used the accelerator, which then does not work here."""
+        return self.user is not None and not self.runtime.survives_fork and self.user != os.getpid()
 
     # ---- devices -----------------------------------------------------------------------------------------------------
 
@@ -301,6 +334,7 @@ class Context:
             thread.at_exit.pop()()
         if not self.entries:
             self.written_values.clear()
+            self.user, self._initialized = None, False
 
     def __repr__(self) -> str:
         return f"<Context target={self.runtime.target!r}>"

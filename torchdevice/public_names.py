@@ -77,10 +77,10 @@ _declare(_C, _types("Storage", "Bool", "ComplexDouble", "ComplexFloat"), "Make a
 _declare(_C, "is_available", "Return whether the program is written for CUDA.")
 
 
-_declare(_C, "is_initialized", "Return True.")
+_declare(_C, "is_initialized", "Return True; False in a forked process that cannot use the device.")
 
 
-_declare(_C, "init", "No effect: a stand-in device needs no initialisation.")
+_declare(_C, "init", "Check what the accelerator checks first. A stand-in device needs no initialisation.")
 
 
 _declare(_C, "device_count", "Return the number of advertised devices that `CUDA_VISIBLE_DEVICES` leaves.")

@@ -307,6 +307,7 @@ def new_stream(
         priority: The priority, clamped to CUDA's range.
         **kwargs: The other arguments of ``torch.cuda.Stream``.
     """
+    context.initialize()
     if "stream_id" in kwargs:
         stream_id, index = kwargs["stream_id"], kwargs.get("device_index", context.thread.device_index)
         return context.streams.get((made, stream_id, index)) or _remembered(context, made(context, stream_id, index))

@@ -243,9 +243,9 @@ def _factory(op: Any) -> Kernel:
     run, random = on_cpu_as(op), device_random.kind_of(op)
 
     def factory(*args: Any, **kwargs: Any) -> Any:
+        policy.check_scope()
         if policy.watching and policy.falls_back(op):
             return policy.run_fallback(op, factory, args, kwargs)
-        policy.check_scope()
         index = kwargs["device"].index or 0
         kwargs = {**kwargs, "device": _CPU}
         if "pin_memory" in kwargs:

@@ -18,8 +18,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchdevice import thread_state
+from torchdevice.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fidelity import Fidelity
+from torchdevice.simulation.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 from torchdevice.simulation.profiles import Profile
 
 KIND = "simulated"
@@ -95,9 +97,67 @@ def _limits() -> Limits | None:
     return context.runtime.limits
 
 
+def _after_fork() -> None:
+    """Look at every call in a child process that cannot use the device of its parent."""
+    context = thread_state.state.context
+    if context is not None and context.device_type == KIND and context.is_in_bad_fork:
+        watch(context)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def stands_for_cuda() -> bool:
+    """Return whether the device of this thread's scope refuses what CUDA refuses."""
+    limits = _limits()
+    return limits is not None and limits.profile.stands_for_cuda
+
+
+_lost: dict[Context, str] = {}
+"""The contexts whose devices CUDA could not use any more -> what happened."""
+
+
+def lose(why: str) -> None:
+    """Let every later call on the devices of this thread's scope fail, as after an assertion of a kernel of CUDA's."""
+    context = thread_state.state.context
+    assert context is not None
+    _lost[context] = why
+    watch(context)
+
+
+def find(context: Context) -> None:
+    """Give a context its devices back, when nobody is in its scope any more. May be called again."""
+    _lost.pop(context, None)
+    unwatch(context)
+
+
+def check_alive() -> None:
+    """Raise CUDA's error if the devices of this thread's scope are lost, or if the process is a fork of their user's.
+
+    Raises:
+        torch.AcceleratorError: They are.
+    """
+    context = thread_state.state.context
+    if context is None or context.device_type != KIND:
+        return
+    if context in _lost:
+        raise cuda_error(DEVICE_ASSERT, f"An earlier call failed, and CUDA runs nothing after that. {_lost[context]}")
+    if context.is_in_bad_fork:
+        raise cuda_error(INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'.")
+
+
 def check_scope() -> None:
-    """Raise RuntimeError unless this thread is in a scope on the device: only there may new tensors be made on it."""
+    """Raise RuntimeError unless this thread is in a scope on the device: only there may new tensors be made on it.
+
+    The scope's accelerator counts as initialised from here on.
+    """
     state = thread_state.state
+    if state.context is not None and state.context.device_type == KIND:
+        state.context.initialize()
+        if watching:
+            check_alive()
+        return
     away = state.context is None and not state.compiling
     if away or all(entry.context is None or entry.context.device_type != KIND for entry in state.entries):
         raise RuntimeError(
@@ -174,7 +234,9 @@ def falls_back(op: Any) -> bool:
     Raises:
         NotImplementedError: The device lacks the operator, and the variable is not set, the scope is strict, or the
             profile allows no fallback.
+        torch.AcceleratorError: The device is lost.
     """
+    check_alive()
     limits = _limits()
     if limits is None or _thread.falling_back:
         return False

@@ -13,8 +13,16 @@ import torch
 
 from torchdevice.devices import registry
 from torchdevice.devices.allocations import Block, Observer
-from torchdevice.devices.runtime import Memory, Runtime
-from torchdevice.simulation import allocator, backend, handwritten_kernels, policy, random, rewriters
+from torchdevice.devices.runtime import Mark, Memory, Runtime
+from torchdevice.simulation import (
+    allocator,
+    allocator_settings,
+    backend,
+    handwritten_kernels,
+    policy,
+    random,
+    rewriters,
+)
 from torchdevice.simulation.kernels import aliased, index_of
 from torchdevice.simulation.profiles import PROFILES, Profile
 from torchdevice.torch_internals import require
@@ -64,6 +72,7 @@ class SimulatedRuntime(Runtime):
         self.memory_limit = memory_limit
         self.unsupported_dtypes = profile.unsupported_dtypes
         self.folds_ordinals = profile.single
+        self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
         self.fallbacks: Counter[str] = Counter()
         self.copies = handwritten_kernels.copies
         self.copied_bytes = handwritten_kernels.copied_bytes
@@ -98,6 +107,8 @@ class SimulatedRuntime(Runtime):
 
     def leave_thread(self, entry: object) -> None:
         policy.unwatch(entry)
+        if not entry.context.entries:
+            policy.find(entry.context)
         _thread.entries.discard(entry)
         _settle_multithreading()
 
@@ -106,6 +117,17 @@ class SimulatedRuntime(Runtime):
 
     def is_available(self) -> bool:
         return True
+
+    def initialize(self) -> None:
+        if self.profile.stands_for_cuda:
+            allocator_settings.check()
+
+    def synchronize(self, index: int) -> None:
+        policy.check_alive()
+
+    def mark(self, index: int, *, timing: bool) -> Mark:
+        policy.check_alive()
+        return super().mark(index, timing=timing)
 
     def device_count(self) -> int:
         return self._count
