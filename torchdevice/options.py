@@ -93,6 +93,10 @@ def _identity(value: Any) -> str | None:
     return "program" if value == "cuda" else value
 
 
+def _races(value: Any) -> str | None:
+    return None if value is None or value is False else _one_of("races", "error", "warn")["check"](value)
+
+
 def _strict(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"strict={value!r} is not a bool. Use True or False.")
@@ -243,6 +247,13 @@ class Options:
         "The accelerator that the program is written for. No other one is reported as available.",
         **_one_of("written_for", *FAMILIES),
     )
+    races: Literal["error", "warn"] | None = _option(
+        None,
+        "What is done where kernels on different streams of a simulated device use the same memory and nothing orders "
+        "them: error, or warn. Left out, nothing is looked for.",
+        _races,
+        choices=("error", "warn"),
+    )
     engine: Literal["mode", "wrap"] | None = _option(
         None,
         "How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. Left out, mode.",
@@ -279,6 +290,10 @@ class Options:
             and not simulated
             and f"memory={self.memory!r} limits simulated devices, and {self.target!r} is not one. Use a target such "
             f"as 'simulated:cuda', or leave memory out.",
+            "races": self.races is not None
+            and not simulated
+            and f"races={self.races!r} looks at the streams of simulated devices, and {self.target!r} is not one. Use "
+            f"a target such as 'simulated:cuda', or leave races out.",
             "identity": self.identity == "program"
             and shares_host_memory
             and f"identity={self.identity!r} needs a target whose tensors can be told from CPU tensors, and those of "

@@ -96,7 +96,14 @@ def get_arch_flags(context: Context) -> str:
 def synchronize(context: Context) -> None:
     """Wait for the target's work."""
     context.initialize()
-    context.runtime.synchronize(context.device(context.thread.device_index).index or 0)
+    synchronize_device(context, context.thread.device_index)
+
+
+def synchronize_device(context: Context, index: int) -> None:
+    """Wait for the work of one of the program's devices."""
+    context.runtime.synchronize(context.device(index).index or 0)
+    for observer in context.stream_observers:
+        observer.device_synchronized(index)
 
 
 @supplied_function("_cuda_sleep")

@@ -19,6 +19,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Mark
+from torchdevice.devices.stream_order import Stream
 from torchdevice.patching import Patch, Replaced, replaced_function, subclass_in_place_of
 from torchdevice.spelling import Spelling
 from torchdevice.supplied import supplied_function
@@ -81,6 +82,9 @@ def is_current_stream_capturing(context: Context) -> bool:
 _ids = itertools.count(1)
 
 
+_event_numbers = itertools.count(1)
+
+
 class NoPointer:
     """Stands in for a ``cudaStream_t``. Programs print it and compare it; it is no address, and none can be had of it.
 
@@ -113,7 +117,7 @@ class NoPointer:
 
 
 class StreamStandIn(torch.Stream):
-    """A stream of the program. All streams of a target run their work in one order."""
+    """A stream of the program. All streams of a target run their work in one order, the order of submission."""
 
     module: Any = torch.cuda
     torch_device_type = CUDA_DEVICE_TYPE
@@ -153,7 +157,8 @@ class StreamStandIn(torch.Stream):
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """Do nothing: later work runs after the work of all streams."""
+        """Make later work of this stream wait for the work of another; return at once."""
+        self.wait_event(stream.record_event())
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event in this stream and return it; make a new event if None is given."""
@@ -167,12 +172,21 @@ class StreamStandIn(torch.Stream):
 
     def query(self) -> bool:
         """Return whether the work of the stream's device is done."""
-        mark = self._context.runtime.mark(self._target_index, timing=False)
-        return mark.query()
+        done = self._context.runtime.mark(self._target_index, timing=False).query()
+        if done:
+            for observer in self._context.stream_observers:
+                observer.stream_queried(self._identity)
+        return done
 
     def synchronize(self) -> None:
         """Wait for the work of the stream's device."""
         self._context.runtime.synchronize(self._target_index)
+        for observer in self._context.stream_observers:
+            observer.stream_synchronized(self._identity)
+
+    @property
+    def _identity(self) -> Stream:
+        return self.device_index, self.stream_id
 
     @property
     def _target_index(self) -> int:
@@ -212,12 +226,14 @@ class EventStandIn(torch.Event):
     _timing: bool
     _mark: Mark | None
     _recorded_on: int | None
+    _number: int
 
     def __new__(cls, context: Context, enable_timing: bool) -> EventStandIn:
         self = super().__new__(cls, device="cpu")  # without a driver torch makes no event of another device
         self._context = context
         self._timing = enable_timing
         self._mark = self._recorded_on = None
+        self._number = next(_event_numbers)
         return self
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -246,20 +262,40 @@ class EventStandIn(torch.Event):
         index = self._context.thread.device_index if stream is None else stream.device_index
         if self._recorded_on is not None and self._recorded_on != index:
             raise RuntimeError(f"Event device {self._recorded_on} does not match recording stream's device {index}.")
+        for observer in self._context.stream_observers:
+            if self._recorded_on is None:
+                observer.event_created(self._number)
+            observer.event_recorded(self._number, _identity_of(self._context, stream))
         self._recorded_on = index
         self._mark = self._context.runtime.mark(self._context.device(index).index or 0, timing=self._timing)
 
     def wait(self, stream: Any = None) -> None:
-        """Do nothing: later work of any stream runs after the work before this event."""
+        """Make later work of a stream wait for the event; all work runs in one order, so that costs nothing."""
+        if self._mark is not None:
+            for observer in self._context.stream_observers:
+                observer.event_waited(self._number, _identity_of(self._context, stream))
 
     def query(self) -> bool:
         """Return whether the work before the recorded point is done; True if no point was recorded."""
-        return self._mark is None or self._mark.query()
+        if self._mark is None:
+            return True
+        done = self._mark.query()
+        if done:
+            for observer in self._context.stream_observers:
+                observer.event_queried(self._number)
+        return done
 
     def synchronize(self) -> None:
         """Wait for the work before the recorded point."""
         if self._mark is not None:
             self._mark.synchronize()
+            for observer in self._context.stream_observers:
+                observer.event_synchronized(self._number)
+
+    def __del__(self) -> None:
+        if getattr(self, "_mark", None) is not None:
+            for observer in self._context.stream_observers:
+                observer.event_deleted(self._number)
 
     def elapsed_time(self, end_event: EventStandIn) -> float:  # type: ignore[override]
         """Return the milliseconds from this event to ``end_event``.
@@ -284,6 +320,14 @@ class EventStandIn(torch.Event):
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Event {'recorded' if self._mark is not None else 'uninitialized'}>"
+
+
+def _identity_of(context: Context, stream: Any) -> Stream:
+    """Return the ordinal and id of a stream; of the current stream if None."""
+    if stream is None:
+        index = context.thread.device_index
+        return index, context.thread.streams.get(index, 0)
+    return stream.device_index, stream.stream_id
 
 
 def _cuda_device(index: int) -> torch.device:
@@ -314,7 +358,10 @@ def new_stream(
     if "stream_ptr" in kwargs:
         return _new_external_stream(context, None, made, device=device, **kwargs)
     index = context.ordinal(Spelling("cuda", made.module._utils._get_device_index(device, optional=True)))
-    return _remembered(context, made(context, next(_ids), index, max(-3, min(0, priority))))
+    stream = _remembered(context, made(context, next(_ids), index, max(-3, min(0, priority))))
+    for observer in context.stream_observers:
+        observer.stream_created((index, stream.stream_id))
+    return stream
 
 
 def _remembered(context: Context, stream: StreamStandIn) -> StreamStandIn:

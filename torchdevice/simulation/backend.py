@@ -148,7 +148,8 @@ def _register_kernels() -> None:
     fallback.fallback(_run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in {**handwritten_kernels.SPECIAL, **batch_norm.KERNELS}.items():
-        aten.impl(name, guarded(_overload(name), kernel), "PrivateUse1")
+        op = _overload(name)
+        aten.impl(name, guarded(op, kernels.watched(op, kernel)), "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):

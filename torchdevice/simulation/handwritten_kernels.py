@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -42,22 +41,10 @@ def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            SPECIAL[name] = without_mode(_alive(kernel))
+            SPECIAL[name] = without_mode(kernel)
         return kernel
 
     return register
-
-
-def _alive(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that checks whether tensors of the device can be used; what makes new ones checks for itself."""
-
-    @functools.wraps(kernel)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if policy.watching and any(isinstance(each, torch.Tensor) and index_of(each) >= 0 for each in args):
-            policy.check_alive()
-        return kernel(*args, **kwargs)
-
-    return run
 
 
 # ---- allocation ------------------------------------------------------------------------------------------------------

@@ -83,6 +83,25 @@ def without_mode(kernel: Kernel) -> Kernel:
     return run
 
 
+def watched(op: Any, kernel: Kernel) -> Kernel:
+    """Return a handwritten kernel that does first what every kernel of :func:`kernel_of` does.
+
+    A kernel that makes new tensors checks for itself whether they can be made.
+    """
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if policy.watching:
+            if any(isinstance(each, _Tensor) and index_of(each) >= 0 for each in args):
+                policy.check_alive()
+            recorder = policy.recorder()
+            if recorder is not None:
+                return policy.record(recorder, op, kernel, args, kwargs)
+        return kernel(*args, **kwargs)
+
+    return without_mode(run)
+
+
 def aliased(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor that shares memory with a simulated tensor, with conjugate and negative bits."""
     return with_bits(memory_of(tensor), tensor)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -38,6 +38,7 @@ _watchers: set[object] = set()
 class _Thread(threading.local):
     lifted = False
     falling_back = False
+    recorded = False
 
 
 _thread = _Thread()
@@ -225,8 +226,40 @@ def provides(op: Any) -> bool:
     return limits is None or limits.profile.missing(op) is None
 
 
+class Recorder(Protocol):
+    """Runs kernels and looks at what they read and write."""
+
+    def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any: ...
+
+
+recorders: dict[Context, Any] = {}
+"""What looks at the kernels of a context."""
+
+
+def recorder() -> Recorder | None:
+    """Return what looks at the kernels of this thread's scope; None in a kernel that is being looked at."""
+    context = thread_state.state.context
+    found: Recorder | None = None
+    if context is not None and recorders and not _thread.recorded:
+        found = recorders.get(context)
+    return found
+
+
+def record(looking: Recorder, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
+    """Run a kernel under a recorder. Kernels that it calls belong to it."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _thread.recorded = True
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            _thread.recorded = False
+
+    return looking.run(op, run, args, kwargs)
+
+
 def falls_back(op: Any) -> bool:
-    """Return whether the profile's device lacks an operator that is to be run by :func:`run_fallback`.
+    """Return whether an operator is to be run by :func:`run_fallback`: somebody looks, or the device lacks it.
 
     With ``PYTORCH_ENABLE_MPS_FALLBACK`` set, the operator runs on the CPU instead, as on the real device, and is
     counted.
@@ -237,6 +270,8 @@ def falls_back(op: Any) -> bool:
         torch.AcceleratorError: The device is lost.
     """
     check_alive()
+    if recorder() is not None:
+        return True
     limits = _limits()
     if limits is None or _thread.falling_back:
         return False
@@ -251,7 +286,13 @@ def falls_back(op: Any) -> bool:
 
 
 def run_fallback(op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operator that the profile's device lacks, counted, with its time and the bytes it reads and writes."""
+    """Run an operator while somebody looks at it, or one that the profile's device lacks.
+
+    The latter is counted, with its time and the bytes it reads and writes.
+    """
+    looking = recorder()
+    if looking is not None:
+        return record(looking, op, kernel, args, kwargs)
     limits, context = _limits(), thread_state.state.context
     assert limits is not None and context is not None
     missing = limits.profile.missing(op)

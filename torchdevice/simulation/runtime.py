@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import torch
 
+from torchdevice.context import Context
 from torchdevice.devices import registry
 from torchdevice.devices.allocations import Block, Observer
 from torchdevice.devices.runtime import Mark, Memory, Runtime
@@ -20,6 +21,7 @@ from torchdevice.simulation import (
     backend,
     handwritten_kernels,
     policy,
+    races,
     random,
     rewriters,
 )
@@ -94,7 +96,7 @@ class SimulatedRuntime(Runtime):
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor if index_of(tensor) < 0 else aliased(tensor)
 
-    def enter_thread(self, entry: object) -> None:
+    def enter_thread(self, entry: Any) -> None:
         """Register the device, unless it is registered already, and keep backward on the calling thread.
 
         Torch would run backward in one thread per device, and starts a thread for one simulated device only.
@@ -102,13 +104,16 @@ class SimulatedRuntime(Runtime):
         backend.register()
         _thread.entries.add(entry)
         _settle_multithreading()
-        if self._refuses_anything():
+        if self._refuses_anything() or entry.context.options.races:
             policy.watch(entry)
+        if entry.context.options.races and entry.context not in policy.recorders:
+            _begin(entry.context)
 
-    def leave_thread(self, entry: object) -> None:
+    def leave_thread(self, entry: Any) -> None:
         policy.unwatch(entry)
         if not entry.context.entries:
             policy.find(entry.context)
+            _end(entry.context)
         _thread.entries.discard(entry)
         _settle_multithreading()
 
@@ -182,6 +187,21 @@ class SimulatedRuntime(Runtime):
     def out_of_memory(self, error: BaseException) -> str | None:
         # The device's memory is the host's, so running out of the host's is an error of the device.
         return registry.runtime("cpu").out_of_memory(error)
+
+
+def _begin(context: Context) -> None:
+    """Look for races in a context."""
+    found = races.Races(context)
+    context.stream_observers.append(found)
+    allocator.observers.append(found)
+    policy.recorders[context] = found
+
+
+def _end(context: Context) -> None:
+    found = policy.recorders.pop(context, None)
+    if found is not None:
+        context.stream_observers[:] = [each for each in context.stream_observers if each is not found]
+        allocator.forget(found)
 
 
 def _settle_multithreading() -> None:
