@@ -18,7 +18,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdevice.devices.runtime import Runtime
-from torchdevice.devices.stream_order import StreamObserver
+from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.errors import FidelityError
 from torchdevice.fidelity import Fidelity
 from torchdevice.journal import Entry, Journal
@@ -86,6 +86,7 @@ class Context:
         written_values: Values that the program has set in the place of supplied names.
         settings: What the program set and reads back, by name.
         streams: The last streams that were made, by class, id and ordinal.
+        stream_handles: Handle -> stream, of the streams that were made, where streams have handles.
         stream_observers: Told of each call that orders work.
         out_of_memory_observers: Called when memory runs out, with the ordinal, the bytes that were asked for, the bytes
             of the device and those that are free.
@@ -112,6 +113,7 @@ class Context:
         self.written_values: dict[Any, Any] = {}
         self.settings: dict[Any, Any] = {}
         self.streams: dict[tuple[type, int, int], Any] = {}
+        self.stream_handles: dict[int, Stream] = {}
         self.stream_observers: list[StreamObserver] = []
         self.out_of_memory_observers: list[Callable[[int, int, int, int], None]] = []
         self.entries: set[object] = set()

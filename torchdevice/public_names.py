@@ -169,7 +169,11 @@ _declare(_C, "current_stream", "Return the thread's current stream of a device."
 _declare(_C, "default_stream", "Return stream 0 of a device.")
 
 
-_declare(_C, "ExternalStream get_stream_from_external", "Return the default stream for a null pointer; others raise.")
+_declare(
+    _C,
+    "ExternalStream get_stream_from_external",
+    "Return the stream of a handle that `Stream.cuda_stream` gave; other pointers raise.",
+)
 
 
 _declare(

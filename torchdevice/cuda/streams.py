@@ -10,6 +10,7 @@ stand-in instead. A stand-in is a ``torch.Stream`` or ``torch.Event`` whose ``__
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 from typing import Any
@@ -44,8 +45,10 @@ def get_default_stream(context: Context, device: int) -> tuple[int, int, int]:
 
 @supplied_function("_cuda_getCurrentRawStream")
 def get_current_raw_stream(context: Context, device: int) -> int:
-    """Return the null pointer for the default stream. Raise for another stream, which has no pointer."""
+    """Return the null pointer for the default stream. Raise for another stream, unless streams have handles."""
     stream_id, _, _ = get_current_stream(context, device)
+    if context.runtime.has_handles:
+        return handle_of((device, stream_id))
     if stream_id:
         thread_state.refuse("torch._C._cuda_getCurrentRawStream", "There is no cudaStream_t. Use torch.cuda.Stream.")
     return 0
@@ -53,12 +56,21 @@ def get_current_raw_stream(context: Context, device: int) -> int:
 
 @supplied_function("_cuda_getStreamFromExternal")
 def get_stream_from_external(context: Context, pointer: int, device: int) -> tuple[int, int, int]:
-    """Return the default stream for a null pointer. Raise for another pointer, which no stream has."""
+    """Return the default stream for a null pointer, and the stream of a handle. Raise for another pointer."""
+    if pointer and context.runtime.has_handles and pointer in context.stream_handles:
+        index, stream_id = context.stream_handles[pointer]
+        return stream_id, index, CUDA_DEVICE_TYPE
     if pointer:
         thread_state.refuse(
             "torch.cuda.ExternalStream", "There is no CUDA stream at that address. Use torch.cuda.Stream."
         )
     return get_default_stream(context, device)
+
+
+def handle_of(stream: Stream) -> int:
+    """Return the handle of a simulated device's stream: 0 for a default stream, as in CUDA. It is no address."""
+    index, number = stream
+    return (index + 1) << 32 | number if number else 0
 
 
 def _check(context: Context, device: int) -> None:
@@ -139,13 +151,22 @@ class StreamStandIn(torch.Stream):
 
     @property
     def cuda_stream(self) -> Any:
-        """The ``cudaStream_t``: 0 for the default stream, as in CUDA. For another, an object to print and compare."""
+        """The ``cudaStream_t``: 0 for the default stream, as in CUDA. For another, an object to print and compare.
+
+        On a simulated device, a number that ``ExternalStream`` takes back and that is no address.
+        """
+        if self._context.runtime.has_handles:
+            return handle_of(self._identity)
         return 0 if self.stream_id == 0 else NoPointer(self.stream_id)
 
     @property
     def native_handle(self) -> Any:
         """``cuda_stream``, under the name that ``torch.Stream`` has for it."""
         return self.cuda_stream
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_stream)
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -248,10 +269,19 @@ class EventStandIn(torch.Event):
 
     @property
     def cuda_event(self) -> int:
-        """The ``cudaEvent_t``: 0 before the event is recorded, as in CUDA. Raises afterwards, because there is none."""
+        """The ``cudaEvent_t``: 0 before the event is recorded, as in CUDA. Raises afterwards, because there is none.
+
+        On a simulated device, a number that is no address.
+        """
         if self._mark is None:
             return 0
+        if self._context.runtime.has_handles:
+            return self._number
         thread_state.refuse("torch.cuda.Event.cuda_event", "There is no cudaEvent_t. Use the event's methods.")
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_event)
 
     def record(self, stream: Any = None) -> None:
         """Record a point in the stream, or in the current stream if None.
@@ -359,8 +389,10 @@ def new_stream(
         return _new_external_stream(context, None, made, device=device, **kwargs)
     index = context.ordinal(Spelling("cuda", made.module._utils._get_device_index(device, optional=True)))
     stream = _remembered(context, made(context, next(_ids), index, max(-3, min(0, priority))))
+    if context.runtime.has_handles:
+        context.stream_handles[handle_of(stream._identity)] = stream._identity
     for observer in context.stream_observers:
-        observer.stream_created((index, stream.stream_id))
+        observer.stream_created(stream._identity)
     return stream
 
 

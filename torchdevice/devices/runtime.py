@@ -89,6 +89,7 @@ class Runtime:
             is not given. Otherwise such an ordinal raises CUDA's error.
         shared_by_ranks: Whether several ranks of one process group may be on one device.
         survives_fork: Whether a process may use the device that was forked from one that had used it.
+        has_handles: Whether streams and events have numbers as handles, which are no addresses.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
@@ -111,6 +112,7 @@ class Runtime:
     folds_ordinals = True
     shared_by_ranks = True
     survives_fork = True
+    has_handles = False
     generator_type: type[torch.Generator] = torch.Generator
     degraded_notice = ""
 

@@ -27,6 +27,7 @@ from torchdevice.simulation import (
 )
 from torchdevice.simulation.kernels import aliased, index_of
 from torchdevice.simulation.profiles import PROFILES, Profile
+from torchdevice.torch_apis import sanitizer
 from torchdevice.torch_internals import require
 
 _set_multithreading = require(torch._C, "_set_multithreading_enabled")
@@ -68,6 +69,7 @@ class SimulatedRuntime(Runtime):
     compiles = False
     generator_type = random.Generator
     exchanges_data = True
+    has_handles = True
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
@@ -108,12 +110,14 @@ class SimulatedRuntime(Runtime):
             policy.watch(entry)
         if entry.context.options.races and entry.context not in policy.recorders:
             _begin(entry.context)
+        sanitizer.begin(entry.context)
 
     def leave_thread(self, entry: Any) -> None:
         policy.unwatch(entry)
         if not entry.context.entries:
             policy.find(entry.context)
             _end(entry.context)
+            sanitizer.end(entry.context)
         _thread.entries.discard(entry)
         _settle_multithreading()
 
