@@ -122,6 +122,7 @@ class Context:
         self._join = join
         self._device_count: int | None = None
         self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._pinned_memory: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bound: dict[Any, Any] = {}
         self.key = ""
         self.count_devices_again()
@@ -286,11 +287,18 @@ class Context:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Remember that the program pinned this tensor, on a target that needs no page-locked memory."""
         self._pinned[tensor] = True
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            self._pinned_memory[tensor.untyped_storage()] = True
         return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether the program pinned this tensor."""
-        return bool(self._pinned.data) and tensor in self._pinned
+        """Return whether the program pinned this tensor, or a tensor of whose memory it is a view."""
+        if not (self._pinned.data or self._pinned_memory.data):
+            return False
+        if tensor in self._pinned:
+            return True
+        has_memory = tensor.layout is torch.strided and not tensor.is_nested
+        return has_memory and tensor.untyped_storage() in self._pinned_memory
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 

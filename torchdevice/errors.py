@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 __all__ = [
     "AnotherPatcherError",
     "BackendTakenError",
+    "CopyInFlightError",
     "EngineUnavailableError",
     "FidelityError",
     "NotSupportedError",
@@ -204,6 +205,24 @@ class RaceError(TorchDeviceError, RuntimeError):
         self.remedy = remedy
         super().__init__(
             f"{later.told(other)}, and nothing orders it after the earlier access: {earlier.told(one)}. {remedy}"
+        )
+
+
+class CopyInFlightError(TorchDeviceError, RuntimeError):
+    """The host wrote to page-locked memory before it had waited for a copy from it, in an asynchronous scope.
+
+    Attributes:
+        site: The line of the program that began the copy, with ``file``, ``line`` and ``function``.
+        stream: The ordinal of the device and the id of the stream on which the copy ran.
+    """
+
+    def __init__(self, site: Any, stream: tuple[int, int]):
+        self.site = site
+        self.stream = stream
+        super().__init__(
+            f"the copy to cuda:{stream[0]} that began at {site} on stream {stream[1]} was in flight while the host "
+            f"wrote to its source. On a GPU it may have copied what was written then. Record an event after the copy "
+            f"and synchronize it before the memory is written again."
         )
 
 

@@ -103,6 +103,12 @@ def _strict(value: Any) -> bool:
     return value
 
 
+def _asynchronous(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"asynchronous={value!r} is not a bool. Use True or False.")
+    return value
+
+
 def _truth(text: str) -> bool:
     """Return the bool that a text such as "1", "off" or "yes" means."""
     lowered = text.strip().lower()
@@ -254,6 +260,14 @@ class Options:
         _races,
         choices=("error", "warn"),
     )
+    asynchronous: bool = _option(
+        False,
+        "On simulated devices, let copies with non_blocking=True from and to page-locked memory go on after the call, "
+        "until the program waits for them.",
+        _asynchronous,
+        parse=_truth,
+        show=lambda value: str(int(value)),
+    )
     engine: Literal["mode", "wrap"] | None = _option(
         None,
         "How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. Left out, mode.",
@@ -294,6 +308,10 @@ class Options:
             and not simulated
             and f"races={self.races!r} looks at the streams of simulated devices, and {self.target!r} is not one. Use "
             f"a target such as 'simulated:cuda', or leave races out.",
+            "asynchronous": self.asynchronous
+            and not simulated
+            and f"asynchronous={self.asynchronous!r} is about simulated devices, and {self.target!r} is not one. Use a "
+            f"target such as 'simulated:cuda', or leave asynchronous out.",
             "identity": self.identity == "program"
             and shares_host_memory
             and f"identity={self.identity!r} needs a target whose tensors can be told from CPU tensors, and those of "
@@ -309,7 +327,7 @@ class Options:
             if message and name not in self.from_variables:
                 raise ValueError(message)
             if message:
-                left_out[name] = None
+                left_out[name] = False if name == "asynchronous" else None
         return dataclasses.replace(self, **left_out) if left_out else self
 
 

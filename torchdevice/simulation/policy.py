@@ -11,8 +11,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -226,27 +226,21 @@ def provides(op: Any) -> bool:
     return limits is None or limits.profile.missing(op) is None
 
 
-class Recorder(Protocol):
-    """Runs kernels and looks at what they read and write."""
-
-    def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any: ...
+recorders: dict[Context, Sequence[Any]] = {}
+"""What looks at the kernels of a context, the innermost first: each has ``run(op, kernel, args, kwargs)``."""
 
 
-recorders: dict[Context, Any] = {}
-"""What looks at the kernels of a context."""
-
-
-def recorder() -> Recorder | None:
+def recorder() -> Sequence[Any] | None:
     """Return what looks at the kernels of this thread's scope; None in a kernel that is being looked at."""
     context = thread_state.state.context
-    found: Recorder | None = None
+    found: Sequence[Any] | None = None
     if context is not None and recorders and not _thread.recorded:
         found = recorders.get(context)
     return found
 
 
-def record(looking: Recorder, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
-    """Run a kernel under a recorder. Kernels that it calls belong to it."""
+def record(looking: Sequence[Any], op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
+    """Run a kernel under recorders. Kernels that it calls belong to it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         _thread.recorded = True
@@ -255,7 +249,13 @@ def record(looking: Recorder, op: Any, kernel: Any, args: Any, kwargs: Any) -> A
         finally:
             _thread.recorded = False
 
-    return looking.run(op, run, args, kwargs)
+    for each in looking:
+        run = _under(each, op, run)
+    return run(*args, **kwargs)
+
+
+def _under(recorder: Any, op: Any, run: Any) -> Any:
+    return lambda *args, **kwargs: recorder.run(op, run, args, kwargs)
 
 
 def falls_back(op: Any) -> bool:

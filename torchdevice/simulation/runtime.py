@@ -20,6 +20,7 @@ from torchdevice.simulation import (
     allocator_settings,
     backend,
     handwritten_kernels,
+    in_flight,
     policy,
     races,
     random,
@@ -106,9 +107,10 @@ class SimulatedRuntime(Runtime):
         backend.register()
         _thread.entries.add(entry)
         _settle_multithreading()
-        if self._refuses_anything() or entry.context.options.races:
+        options = entry.context.options
+        if self._refuses_anything() or options.races or options.asynchronous:
             policy.watch(entry)
-        if entry.context.options.races and entry.context not in policy.recorders:
+        if entry.context not in policy.recorders:
             _begin(entry.context)
         sanitizer.begin(entry.context)
 
@@ -194,18 +196,26 @@ class SimulatedRuntime(Runtime):
 
 
 def _begin(context: Context) -> None:
-    """Look for races in a context."""
-    found = races.Races(context)
-    context.stream_observers.append(found)
-    allocator.observers.append(found)
-    policy.recorders[context] = found
+    """Follow the order of a context's work, as far as its options ask for that."""
+    found: list[Any] = []
+    if context.options.asynchronous:
+        found.append(in_flight.InFlight(context))
+    if context.options.races:
+        found.append(races.Races(context))
+        allocator.observers.append(found[-1])
+    if found:
+        context.stream_observers.extend(found)
+        policy.recorders[context] = found
 
 
 def _end(context: Context) -> None:
-    found = policy.recorders.pop(context, None)
-    if found is not None:
-        context.stream_observers[:] = [each for each in context.stream_observers if each is not found]
-        allocator.forget(found)
+    """Follow the order no more. May be called again."""
+    for each in policy.recorders.pop(context, ()):
+        context.stream_observers.remove(each)
+        if isinstance(each, in_flight.InFlight):
+            each.land()
+        else:
+            allocator.forget(each)
 
 
 def _settle_multithreading() -> None:
