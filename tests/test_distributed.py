@@ -73,3 +73,34 @@ def test_batch_norm_is_synchronized(kind: str, target: str) -> None:
 def assert_done(done: subprocess.CompletedProcess[str], cases: list[str]) -> None:
     assert_succeeded(done)
     assert all(f"rank {rank}: {case} done" in done.stdout for rank in (0, 1) for case in cases), done.stdout
+
+
+ON_ONE_DEVICE = """
+import os, torch, torch.distributed as dist
+
+dist.init_process_group("nccl")
+values = torch.ones(2, device="cuda")
+if os.environ["APART"] == "visible":
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]
+try:
+    dist.all_reduce(values)
+    print("sum", values.tolist(), flush=True)
+except dist.DistBackendError as error:
+    print("refused", str(error).splitlines()[-1], flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("apart", ["no", "visible", "mps"])
+def test_two_ranks_on_one_device(tmp_path: Path, apart: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(ON_ONE_DEVICE)
+    target = "simulated:mps" if apart == "mps" else "simulated:cuda:2"
+    done = run_command(
+        "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program),
+        TORCHDEVICE_TARGET=target, APART=apart,
+    )  # fmt: skip
+    refused = {f"Duplicate GPU detected : rank {a} and rank {b} both on CUDA device 1000" for a, b in ((0, 1), (1, 0))}
+    expected = {f"refused {line}" for line in refused} if apart == "no" else {"sum [2.0, 2.0]"}
+    assert set(done.stdout.splitlines()) == expected, done.stdout + done.stderr[-4000:]

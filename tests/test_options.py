@@ -86,6 +86,8 @@ OTHER_VALUES: dict[str, Any] = {
     "memory": 1 << 30,
     "properties": {"name": "a GPU", "total_memory": 1 << 29},
     "written_for": "mps",
+    "races": "warn",
+    "asynchronous": True,
     "engine": "wrap",
 }
 

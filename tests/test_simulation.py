@@ -378,7 +378,7 @@ def test_a_fork_while_another_thread_allocates(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
         raise SystemExit(f"child {pid} hangs")
 
-    with torchdevice.simulate():
+    with torchdevice.simulate("mps"):  # CUDA refuses to work in the child
         stop = False
 
         def allocate() -> None:

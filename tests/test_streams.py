@@ -91,11 +91,17 @@ class TestStreams:
         stream.synchronize()
         assert data.sum().item() == 1000
 
-    def test_pointers(self) -> None:
+    def test_pointers(self, kind: str) -> None:
         assert torch.cuda.default_stream().cuda_stream == 0 == torch._C._cuda_getCurrentRawStream(0)
         assert torch.cuda.ExternalStream(0) == torch.cuda.default_stream()
         assert torch.cuda.get_stream_from_external(0, 1) == torch.cuda.default_stream(1)
         stream = torch.cuda.Stream()
+        if kind == "simulated":
+            assert torch.cuda.ExternalStream(stream.cuda_stream) == stream and hex(stream.native_handle)
+            assert ctypes.c_void_p(stream.cuda_stream).value == stream._as_parameter_.value
+            with pytest.raises(NotSupportedError):
+                torch.cuda.ExternalStream(1234)
+            return
         calls: list[Callable[[], Any]] = [
             lambda: int(stream.cuda_stream),
             lambda: ctypes.c_void_p(operator.index(stream.cuda_stream)),

@@ -133,7 +133,7 @@ class TestStreams:
                 assert torch.cuda.current_stream(0) == torch.cuda.default_stream(0)
             assert torch.cuda.current_device() == 0
 
-    def test_methods(self) -> None:
+    def test_methods(self, kind: str) -> None:
         first, second = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
         assert isinstance(first, torch.cuda.Stream) and isinstance(first, torch.Stream)
         assert second.priority == -1 and first.query()
@@ -144,6 +144,9 @@ class TestStreams:
         assert event.query()
         torch.ones(2, device="cuda").record_stream(first)
         assert torch.cuda.default_stream().cuda_stream == 0
+        if kind == "simulated":
+            assert torch.cuda.ExternalStream(first.cuda_stream) == first
+            return
         with pytest.raises(NotSupportedError, match="cudaStream_t"):
             int(first.cuda_stream)
 

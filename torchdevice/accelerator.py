@@ -50,11 +50,6 @@ def set_stream(context: Context, stream: torch.Stream) -> None:
     streams.set_stream(context, stream.stream_id, stream.device_index, stream.device_type)
 
 
-def synchronize_device(context: Context, index: int) -> None:
-    """Wait for the target's work."""
-    context.runtime.synchronize(index)
-
-
 def get_memory_info(context: Context, index: int) -> tuple[int, int]:
     """Return the free and the total bytes of a device."""
     return memory.mem_get_info(context, index)
@@ -74,7 +69,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_accelerator_setDeviceIndex": devices.set_device,
     "_accelerator_exchangeDevice": devices.exchange_device,
     "_accelerator_maybeExchangeDevice": devices.maybe_exchange_device,
-    "_accelerator_synchronizeDevice": synchronize_device,
+    "_accelerator_synchronizeDevice": devices.synchronize_device,
     "_accelerator_isAllocatorInitialized": is_allocator_initialized,
     "_accelerator_emptyCache": memory.empty_cache,
     "_accelerator_getDeviceStats": memory.memory_stats,

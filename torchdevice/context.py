@@ -18,6 +18,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdevice.devices.runtime import HALF, Runtime
+from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.errors import FidelityError
 from torchdevice.fidelity import Fidelity
 from torchdevice.journal import Entry, Journal
@@ -86,9 +87,12 @@ class Context:
         written_values: Values that the program has set in the place of supplied names.
         settings: What the program set and reads back, by name.
         streams: The last streams that were made, by class, id and ordinal.
+        stream_handles: Handle -> stream, of the streams that were made, where streams have handles.
+        stream_observers: Told of each call that orders work.
         out_of_memory_observers: Called when memory runs out, with the ordinal, the bytes that were asked for, the bytes
             of the device and those that are free.
         entries: The active entries of this context, in all threads.
+        user: The id of the process that was the first to use the accelerator; None before one has.
     """
 
     def __init__(
@@ -111,11 +115,16 @@ class Context:
         self.written_values: dict[Any, Any] = {}
         self.settings: dict[Any, Any] = {}
         self.streams: dict[tuple[type, int, int], Any] = {}
+        self.stream_handles: dict[int, Stream] = {}
+        self.stream_observers: list[StreamObserver] = []
         self.out_of_memory_observers: list[Callable[[int, int, int, int], None]] = []
         self.entries: set[object] = set()
+        self.user: int | None = None
+        self._initialized = False
         self._join = join
         self._device_count: int | None = None
         self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._pinned_memory: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bound: dict[Any, Any] = {}
         self.key = ""
         self.count_devices_again()
@@ -123,6 +132,36 @@ class Context:
     def in_another_thread(self) -> AbstractContextManager[Any]:
         """Return what a thread enters to join this context, on the CPU if this thread was sent to the CPU."""
         return self._join(self, self.thread.forced_cpu)
+
+    # ---- initialisation ----------------------------------------------------------------------------------------------
+
+    def initialize(self) -> None:
+        """Note that the program has used the accelerator in this process: CUDA initialises itself then.
+
+        Raises:
+            RuntimeError: The process was forked from one that had used the accelerator. The text is torch's.
+            ValueError: Settings in the environment are wrong, see :meth:`Runtime.initialize`.
+        """
+        if self.user == os.getpid() and self._initialized:
+            return
+        if self.is_in_bad_fork:
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method"
+            )
+        self.runtime.initialize()
+        self.touch()
+        self._initialized = True
+
+    def touch(self) -> None:
+        """Note that the program has called the accelerator's driver, after which a fork of the process cannot."""
+        if self.user is None:
+            self.user = os.getpid()
+
+    @property
+    def is_in_bad_fork(self) -> bool:
+        """Whether this process was forked from one that had used the accelerator, which then does not work here."""
+        return self.user is not None and not self.runtime.survives_fork and self.user != os.getpid()
 
     # ---- devices -----------------------------------------------------------------------------------------------------
 
@@ -237,11 +276,18 @@ class Context:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Remember that the program pinned this tensor, on a target that needs no page-locked memory."""
         self._pinned[tensor] = True
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            self._pinned_memory[tensor.untyped_storage()] = True
         return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether the program pinned this tensor."""
-        return bool(self._pinned.data) and tensor in self._pinned
+        """Return whether the program pinned this tensor, or a tensor of whose memory it is a view."""
+        if not (self._pinned.data or self._pinned_memory.data):
+            return False
+        if tensor in self._pinned:
+            return True
+        has_memory = tensor.layout is torch.strided and not tensor.is_nested
+        return has_memory and tensor.untyped_storage() in self._pinned_memory
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 
@@ -290,6 +336,7 @@ class Context:
             thread.at_exit.pop()()
         if not self.entries:
             self.written_values.clear()
+            self.user, self._initialized = None, False
 
     def __repr__(self) -> str:
         return f"<Context target={self.runtime.target!r}>"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 __all__ = [
     "AnotherPatcherError",
     "BackendTakenError",
+    "CopyInFlightError",
     "EngineUnavailableError",
     "FidelityError",
     "NotSupportedError",
     "PortabilityWarning",
+    "RaceError",
+    "RaceWarning",
     "ScopeError",
     "TargetUnavailableError",
     "TorchDeviceError",
@@ -157,6 +162,72 @@ class EngineUnavailableError(TorchDeviceError, RuntimeError):
 
 class PortabilityWarning(UserWarning):
     """A value that the program requested was changed because the target lacks it, such as float64 on MPS."""
+
+
+class Access(NamedTuple):
+    """One use of a block of memory by a kernel.
+
+    Attributes:
+        name: The operator.
+        site: The line of the program, with ``file``, ``line`` and ``function``.
+        stream: The ordinal of the stream's device, and the stream's id.
+        writes: Whether the kernel writes.
+        number: Counts the kernels of the scope.
+        start: The first byte in the block.
+        end: The byte after the last.
+    """
+
+    name: str
+    site: Any
+    stream: tuple[int, int]
+    writes: bool
+    number: int
+    start: int
+    end: int
+
+    def told(self, stream: str) -> str:
+        """Return what happened, where and on which stream."""
+        return f"{self.name} {'writes' if self.writes else 'reads'} memory on {stream} at {self.site}"
+
+
+class RaceError(TorchDeviceError, RuntimeError):
+    """Two kernels on different streams use the same memory, one of them writes, and nothing orders them.
+
+    Attributes:
+        earlier: The access that was submitted first.
+        later: The other.
+        remedy: The call that is missing.
+    """
+
+    def __init__(self, earlier: Access, later: Access, one: str, other: str, remedy: str):
+        self.earlier = earlier
+        self.later = later
+        self.remedy = remedy
+        super().__init__(
+            f"{later.told(other)}, and nothing orders it after the earlier access: {earlier.told(one)}. {remedy}"
+        )
+
+
+class CopyInFlightError(TorchDeviceError, RuntimeError):
+    """The host wrote to page-locked memory before it had waited for a copy from it, in an asynchronous scope.
+
+    Attributes:
+        site: The line of the program that began the copy, with ``file``, ``line`` and ``function``.
+        stream: The ordinal of the device and the id of the stream on which the copy ran.
+    """
+
+    def __init__(self, site: Any, stream: tuple[int, int]):
+        self.site = site
+        self.stream = stream
+        super().__init__(
+            f"the copy to cuda:{stream[0]} that began at {site} on stream {stream[1]} was in flight while the host "
+            f"wrote to its source. On a GPU it may have copied what was written then. Record an event after the copy "
+            f"and synchronize it before the memory is written again."
+        )
+
+
+class RaceWarning(UserWarning):
+    """A race, in a scope with ``races="warn"``. The text is that of :class:`RaceError`."""
 
 
 class BackendTakenError(TorchDeviceError, RuntimeError):

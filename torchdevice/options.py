@@ -93,9 +93,19 @@ def _identity(value: Any) -> str | None:
     return "program" if value == "cuda" else value
 
 
+def _races(value: Any) -> str | None:
+    return None if value is None or value is False else _one_of("races", "error", "warn")["check"](value)
+
+
 def _strict(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"strict={value!r} is not a bool. Use True or False.")
+    return value
+
+
+def _asynchronous(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"asynchronous={value!r} is not a bool. Use True or False.")
     return value
 
 
@@ -249,6 +259,21 @@ class Options:
         "The accelerator that the program is written for. No other one is reported as available.",
         **_one_of("written_for", *FAMILIES),
     )
+    races: Literal["error", "warn"] | None = _option(
+        None,
+        "What is done where kernels on different streams of a simulated device use the same memory and nothing orders "
+        "them: error, or warn. Left out, nothing is looked for.",
+        _races,
+        choices=("error", "warn"),
+    )
+    asynchronous: bool = _option(
+        False,
+        "On simulated devices, let copies with non_blocking=True from and to page-locked memory go on after the call, "
+        "until the program waits for them.",
+        _asynchronous,
+        parse=_truth,
+        show=lambda value: str(int(value)),
+    )
     engine: Literal["mode", "wrap"] | None = _option(
         None,
         "How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. Left out, mode.",
@@ -285,6 +310,14 @@ class Options:
             and not simulated
             and f"memory={self.memory!r} limits simulated devices, and {self.target!r} is not one. Use a target such "
             f"as 'simulated:cuda', or leave memory out.",
+            "races": self.races is not None
+            and not simulated
+            and f"races={self.races!r} looks at the streams of simulated devices, and {self.target!r} is not one. Use "
+            f"a target such as 'simulated:cuda', or leave races out.",
+            "asynchronous": self.asynchronous
+            and not simulated
+            and f"asynchronous={self.asynchronous!r} is about simulated devices, and {self.target!r} is not one. Use a "
+            f"target such as 'simulated:cuda', or leave asynchronous out.",
             "identity": self.identity == "program"
             and shares_host_memory
             and f"identity={self.identity!r} needs a target whose tensors can be told from CPU tensors, and those of "
@@ -300,7 +333,7 @@ class Options:
             if message and name not in self.implied:
                 raise ValueError(message)
             if message:
-                left_out[name] = None
+                left_out[name] = False if name == "asynchronous" else None
         return dataclasses.replace(self, **left_out) if left_out else self
 
 

@@ -66,10 +66,10 @@ _declare(_C, _types("Storage", "Bool", "ComplexDouble", "ComplexFloat"), "Make a
 _declare(_C, "is_available", "Return whether the program is written for CUDA.")
 
 
-_declare(_C, "is_initialized", "Return True.")
+_declare(_C, "is_initialized", "Return True; False in a forked process that cannot use the device.")
 
 
-_declare(_C, "init", "No effect: a stand-in device needs no initialisation.")
+_declare(_C, "init", "Check what the accelerator checks first. A stand-in device needs no initialisation.")
 
 
 _declare(_C, "device_count", "Return the number of advertised devices that `CUDA_VISIBLE_DEVICES` leaves.")
@@ -158,7 +158,11 @@ _declare(_C, "current_stream", "Return the thread's current stream of a device."
 _declare(_C, "default_stream", "Return stream 0 of a device.")
 
 
-_declare(_C, "ExternalStream get_stream_from_external", "Return the default stream for a null pointer; others raise.")
+_declare(
+    _C,
+    "ExternalStream get_stream_from_external",
+    "Return the stream of a handle that `Stream.cuda_stream` gave; other pointers raise.",
+)
 
 
 _declare(

@@ -10,6 +10,7 @@ and the two must agree, also when an asyncio task is suspended inside a ``with``
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -248,11 +249,23 @@ def _answer_for(entry: Entry | None) -> None:
     state.for_cuda = None if context is None or context.device_type == "cuda" else context
     # In a thread that says it is initialising, torch neither initialises CUDA nor looks for NVIDIA's library.
     for of_accelerator in _initializing:
-        if state.for_cuda is not None:
+        if state.for_cuda is not None and not state.for_cuda.is_in_bad_fork:
             of_accelerator.is_initializing = True
         else:
             vars(of_accelerator).pop("is_initializing", None)
     state.answers = True
+
+
+def _after_fork() -> None:
+    """Let torch refuse to initialise CUDA in a child process, as it does on a machine with CUDA."""
+    context = state.for_cuda
+    if context is not None and context.is_in_bad_fork:
+        state.answers = False
+        settle()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def stacked_modes() -> list[Any]:

@@ -210,7 +210,9 @@ def _loader(path: str, source: bytes | str) -> Any:
 def _activate(options: argparse.Namespace, program: Program) -> None:
     """Enable the scope for this process and those it starts, and have the report made if that was asked for."""
     os.environ.pop(SWITCH, None)  # otherwise the import of torch below would enable another scope
+    sanitized = os.environ.pop(_SANITIZER, None) is not None  # it makes the import fail in a build without CUDA
     from torchdevice import activation
+    from torchdevice.torch_apis import sanitizer
 
     enabled = activation.enable_chosen(_chosen(options, program), propagate=True)
     if program.source is not None and not program.path and options.report is not None:
@@ -218,7 +220,13 @@ def _activate(options: argparse.Namespace, program: Program) -> None:
 
         text = program.source if isinstance(program.source, str) else program.source.decode(errors="replace")
         source.remember(program.file, text)
+    if sanitized:
+        sanitizer.enable()
     _begin_run(options, enabled)
+
+
+_SANITIZER = "TORCH_CUDA_SANITIZER"
+"""torch's variable for ``torch.cuda._sanitizer``."""
 
 
 def _begin_run(options: argparse.Namespace, scope: Scope) -> None:

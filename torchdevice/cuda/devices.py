@@ -24,29 +24,34 @@ from torchdevice.torch_internals import require
 @supplied_function("_cuda_getDeviceCount")
 def get_device_count(context: Context) -> int:
     """Return the number of devices that the scope advertises; 0 in a program written for another accelerator."""
+    if sys._getframe(1).f_code is torch.cuda.is_available.__code__:  # torch documents that this one calls the driver
+        context.touch()
     return context.device_count if context.options.written_for == "cuda" else 0
 
 
 @supplied_function("_cuda_init")
 def init(context: Context) -> None:
-    """Do nothing: a stand-in device needs no initialisation."""
+    """Check what the accelerator checks when it initialises itself. A stand-in device needs nothing else."""
+    context.initialize()
 
 
 @supplied_function("_cuda_isInBadFork")
 def is_in_bad_fork(context: Context) -> bool:
-    """Return False: a stand-in device works in a forked process."""
-    return False
+    """Return whether this process was forked from one that had used the device; False where that does no harm."""
+    return context.is_in_bad_fork
 
 
 @supplied_function("_cuda_getDevice")
 def get_device(context: Context) -> int:
     """Return the ordinal of this thread's current device."""
+    context.initialize()
     return context.thread.device_index
 
 
 @supplied_function("_cuda_setDevice")
 def set_device(context: Context, device: int) -> None:
     """Set this thread's current device."""
+    context.initialize()
     context.thread.select(device if 0 <= device < context.device_count else context.ordinal(Spelling("cuda", device)))
 
 
@@ -90,7 +95,15 @@ def get_arch_flags(context: Context) -> str:
 @supplied_function("_cuda_synchronize")
 def synchronize(context: Context) -> None:
     """Wait for the target's work."""
-    context.runtime.synchronize(context.device(context.thread.device_index).index or 0)
+    context.initialize()
+    synchronize_device(context, context.thread.device_index)
+
+
+def synchronize_device(context: Context, index: int) -> None:
+    """Wait for the work of one of the program's devices."""
+    context.runtime.synchronize(context.device(index).index or 0)
+    for observer in context.stream_observers:
+        observer.device_synchronized(index)
 
 
 @supplied_function("_cuda_sleep")
@@ -203,11 +216,22 @@ def get_device_index(
     raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
 
 
+def _is_in_bad_fork(context: Context, original: Any) -> bool:
+    return context.is_in_bad_fork
+
+
+def _init(context: Context, original: Any) -> None:
+    """``torch.cuda.init``, which returns at once where ``_initialized`` is true."""
+    context.initialize()
+    original()
+
+
 def _current_index(context: Context, original: Any) -> int:
     return context.thread.device_index
 
 
 def _device_properties(context: Context, original: Any, index: int) -> DeviceProperties:
+    context.initialize()
     return properties_of(context, index)
 
 
@@ -246,6 +270,8 @@ def patches() -> list[Patch]:
         ),
         # Its cached answers are those of the target, so they are dropped with the last scope.
         Callback(lambda: None, require(torch.cuda, "_check_bf16_tensor_supported").cache_clear),
+        replaced_function(torch.cuda, "_is_in_bad_fork", _is_in_bad_fork, native_to="cuda"),
+        replaced_function(torch.cuda, "init", _init, native_to="cuda"),
         replaced_function(torch._utils, "_get_current_device_index", _current_index, native_to="cuda"),
         replaced_function(torch, "get_device_module", _get_device_module, native_to="cuda"),
         replaced_in_importers(torch.cuda._utils, "_get_device_index", get_device_index, native_to="cuda"),

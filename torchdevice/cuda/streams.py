@@ -10,6 +10,7 @@ stand-in instead. A stand-in is a ``torch.Stream`` or ``torch.Event`` whose ``__
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Mark
+from torchdevice.devices.stream_order import Stream
 from torchdevice.families import conventional_modules
 from torchdevice.patching import Patch, Replaced, replaced_function, subclass_in_place_of
 from torchdevice.spelling import Spelling
@@ -44,8 +46,10 @@ def get_default_stream(context: Context, device: int) -> tuple[int, int, int]:
 
 @supplied_function("_cuda_getCurrentRawStream")
 def get_current_raw_stream(context: Context, device: int) -> int:
-    """Return the null pointer for the default stream. Raise for another stream, which has no pointer."""
+    """Return the null pointer for the default stream. Raise for another stream, unless streams have handles."""
     stream_id, _, _ = get_current_stream(context, device)
+    if context.runtime.has_handles:
+        return handle_of((device, stream_id))
     if stream_id:
         thread_state.refuse("torch._C._cuda_getCurrentRawStream", "There is no cudaStream_t. Use torch.cuda.Stream.")
     return 0
@@ -53,12 +57,21 @@ def get_current_raw_stream(context: Context, device: int) -> int:
 
 @supplied_function("_cuda_getStreamFromExternal")
 def get_stream_from_external(context: Context, pointer: int, device: int) -> tuple[int, int, int]:
-    """Return the default stream for a null pointer. Raise for another pointer, which no stream has."""
+    """Return the default stream for a null pointer, and the stream of a handle. Raise for another pointer."""
+    if pointer and context.runtime.has_handles and pointer in context.stream_handles:
+        index, stream_id = context.stream_handles[pointer]
+        return stream_id, index, CUDA_DEVICE_TYPE
     if pointer:
         thread_state.refuse(
             "torch.cuda.ExternalStream", "There is no CUDA stream at that address. Use torch.cuda.Stream."
         )
     return get_default_stream(context, device)
+
+
+def handle_of(stream: Stream) -> int:
+    """Return the handle of a simulated device's stream: 0 for a default stream, as in CUDA. It is no address."""
+    index, number = stream
+    return (index + 1) << 32 | number if number else 0
 
 
 def _check(context: Context, device: int) -> None:
@@ -80,6 +93,9 @@ def is_current_stream_capturing(context: Context) -> bool:
 
 
 _ids = itertools.count(1)
+
+
+_event_numbers = itertools.count(1)
 
 
 class NoPointer:
@@ -114,7 +130,7 @@ class NoPointer:
 
 
 class StreamStandIn(torch.Stream):
-    """A stream of the program. All streams of a target run their work in one order."""
+    """A stream of the program. All streams of a target run their work in one order, the order of submission."""
 
     module: Any = torch.cuda
     torch_device_type = CUDA_DEVICE_TYPE
@@ -136,13 +152,22 @@ class StreamStandIn(torch.Stream):
 
     @property
     def cuda_stream(self) -> Any:
-        """The ``cudaStream_t``: 0 for the default stream, as in CUDA. For another, an object to print and compare."""
+        """The ``cudaStream_t``: 0 for the default stream, as in CUDA. For another, an object to print and compare.
+
+        On a simulated device, a number that ``ExternalStream`` takes back and that is no address.
+        """
+        if self._context.runtime.has_handles:
+            return handle_of(self._identity)
         return 0 if self.stream_id == 0 else NoPointer(self.stream_id)
 
     @property
     def native_handle(self) -> Any:
         """``cuda_stream``, under the name that ``torch.Stream`` has for it."""
         return self.cuda_stream
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_stream)
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -154,7 +179,8 @@ class StreamStandIn(torch.Stream):
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """Do nothing: later work runs after the work of all streams."""
+        """Make later work of this stream wait for the work of another; return at once."""
+        self.wait_event(stream.record_event())
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event in this stream and return it; make a new event if None is given."""
@@ -168,12 +194,21 @@ class StreamStandIn(torch.Stream):
 
     def query(self) -> bool:
         """Return whether the work of the stream's device is done."""
-        mark = self._context.runtime.mark(self._target_index, timing=False)
-        return mark.query()
+        done = self._context.runtime.mark(self._target_index, timing=False).query()
+        if done:
+            for observer in self._context.stream_observers:
+                observer.stream_queried(self._identity)
+        return done
 
     def synchronize(self) -> None:
         """Wait for the work of the stream's device."""
         self._context.runtime.synchronize(self._target_index)
+        for observer in self._context.stream_observers:
+            observer.stream_synchronized(self._identity)
+
+    @property
+    def _identity(self) -> Stream:
+        return self.device_index, self.stream_id
 
     @property
     def _target_index(self) -> int:
@@ -213,12 +248,14 @@ class EventStandIn(torch.Event):
     _timing: bool
     _mark: Mark | None
     _recorded_on: int | None
+    _number: int
 
     def __new__(cls, context: Context, enable_timing: bool) -> EventStandIn:
         self = super().__new__(cls, device="cpu")  # without a driver torch makes no event of another device
         self._context = context
         self._timing = enable_timing
         self._mark = self._recorded_on = None
+        self._number = next(_event_numbers)
         return self
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -233,10 +270,19 @@ class EventStandIn(torch.Event):
 
     @property
     def cuda_event(self) -> int:
-        """The ``cudaEvent_t``: 0 before the event is recorded, as in CUDA. Raises afterwards, because there is none."""
+        """The ``cudaEvent_t``: 0 before the event is recorded, as in CUDA. Raises afterwards, because there is none.
+
+        On a simulated device, a number that is no address.
+        """
         if self._mark is None:
             return 0
+        if self._context.runtime.has_handles:
+            return self._number
         thread_state.refuse("torch.cuda.Event.cuda_event", "There is no cudaEvent_t. Use the event's methods.")
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_event)
 
     def record(self, stream: Any = None) -> None:
         """Record a point in the stream, or in the current stream if None.
@@ -247,20 +293,40 @@ class EventStandIn(torch.Event):
         index = self._context.thread.device_index if stream is None else stream.device_index
         if self._recorded_on is not None and self._recorded_on != index:
             raise RuntimeError(f"Event device {self._recorded_on} does not match recording stream's device {index}.")
+        for observer in self._context.stream_observers:
+            if self._recorded_on is None:
+                observer.event_created(self._number)
+            observer.event_recorded(self._number, _identity_of(self._context, stream))
         self._recorded_on = index
         self._mark = self._context.runtime.mark(self._context.device(index).index or 0, timing=self._timing)
 
     def wait(self, stream: Any = None) -> None:
-        """Do nothing: later work of any stream runs after the work before this event."""
+        """Make later work of a stream wait for the event; all work runs in one order, so that costs nothing."""
+        if self._mark is not None:
+            for observer in self._context.stream_observers:
+                observer.event_waited(self._number, _identity_of(self._context, stream))
 
     def query(self) -> bool:
         """Return whether the work before the recorded point is done; True if no point was recorded."""
-        return self._mark is None or self._mark.query()
+        if self._mark is None:
+            return True
+        done = self._mark.query()
+        if done:
+            for observer in self._context.stream_observers:
+                observer.event_queried(self._number)
+        return done
 
     def synchronize(self) -> None:
         """Wait for the work before the recorded point."""
         if self._mark is not None:
             self._mark.synchronize()
+            for observer in self._context.stream_observers:
+                observer.event_synchronized(self._number)
+
+    def __del__(self) -> None:
+        if getattr(self, "_mark", None) is not None:
+            for observer in self._context.stream_observers:
+                observer.event_deleted(self._number)
 
     def elapsed_time(self, end_event: EventStandIn) -> float:  # type: ignore[override]
         """Return the milliseconds from this event to ``end_event``.
@@ -287,6 +353,14 @@ class EventStandIn(torch.Event):
         return f"<torch.cuda.Event {'recorded' if self._mark is not None else 'uninitialized'}>"
 
 
+def _identity_of(context: Context, stream: Any) -> Stream:
+    """Return the ordinal and id of a stream; of the current stream if None."""
+    if stream is None:
+        index = context.thread.device_index
+        return index, context.thread.streams.get(index, 0)
+    return stream.device_index, stream.stream_id
+
+
 def _cuda_device(index: int) -> torch.device:
     with torch._C.DisableTorchFunction():
         return torch.device("cuda", index)
@@ -308,13 +382,19 @@ def new_stream(
         priority: The priority, clamped to CUDA's range.
         **kwargs: The other arguments of ``torch.cuda.Stream``.
     """
+    context.initialize()
     if "stream_id" in kwargs:
         stream_id, index = kwargs["stream_id"], kwargs.get("device_index", context.thread.device_index)
         return context.streams.get((made, stream_id, index)) or _remembered(context, made(context, stream_id, index))
     if "stream_ptr" in kwargs:
         return _new_external_stream(context, None, made, device=device, **kwargs)
     index = context.ordinal(Spelling("cuda", made.module._utils._get_device_index(device, optional=True)))
-    return _remembered(context, made(context, next(_ids), index, max(-3, min(0, priority))))
+    stream = _remembered(context, made(context, next(_ids), index, max(-3, min(0, priority))))
+    if context.runtime.has_handles:
+        context.stream_handles[handle_of(stream._identity)] = stream._identity
+    for observer in context.stream_observers:
+        observer.stream_created(stream._identity)
+    return stream
 
 
 def _remembered(context: Context, stream: StreamStandIn) -> StreamStandIn:

@@ -89,6 +89,9 @@ class Runtime:
         makes_triton_code: Whether Inductor's code for the device is written in Triton.
         folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
             is not given. Otherwise such an ordinal raises CUDA's error.
+        shared_by_ranks: Whether several ranks of one process group may be on one device.
+        survives_fork: Whether a process may use the device that was forked from one that had used it.
+        has_handles: Whether streams and events have numbers as handles, which are no addresses.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
@@ -109,6 +112,9 @@ class Runtime:
     compiles_flex_backward = True
     makes_triton_code = False
     folds_ordinals = True
+    shared_by_ranks = True
+    survives_fork = True
+    has_handles = False
     generator_type: type[torch.Generator] = torch.Generator
     degraded_notice = ""
 
@@ -215,6 +221,13 @@ class Runtime:
 
     def empty_cache(self) -> None:
         """Release cached memory that is not in use."""
+
+    def initialize(self) -> None:
+        """Check what the accelerator checks when the program first uses it.
+
+        Raises:
+            ValueError: A setting in the environment is wrong.
+        """
 
     def synchronize(self, index: int) -> None:
         """Wait until the device has finished its work."""

@@ -41,9 +41,9 @@ def register() -> list[torch.library.Library]:
         "AT_FORALL_FP32_SET_OPT_DTYPE": _float32_result,
         "AT_FORALL_PROMOTE": _widest,
     }
-    for macro, policy in policies.items():
+    for macro, enforcement in policies.items():
         for name in listed(macro):
-            aten.impl(name, policy(_overload(name)), _KEY)
+            aten.impl(name, enforcement(_overload(name)), _KEY)
     for name in ("norm.Scalar", "norm.ScalarOpt_dim"):
         aten.impl(name, _float32(_overload(name)), _KEY)
     aten.impl("binary_cross_entropy", _refuse, _KEY)

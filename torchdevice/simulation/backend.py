@@ -28,6 +28,7 @@ from torchdevice.simulation import (
     sharing,
     sparse,
 )
+from torchdevice.simulation.cuda_refusals import guarded
 from torchdevice.simulation.enforcement import KIND
 from torchdevice.torch_internals import registrations_for_dispatch_key, require
 
@@ -83,7 +84,8 @@ class Module:
         """Do nothing: ``torch.manual_seed`` also calls ``torch.cuda.manual_seed_all``, which seeds in a scope."""
 
     def _is_in_bad_fork(self) -> bool:
-        return False
+        context = _scope()
+        return context is not None and context.is_in_bad_fork
 
     def __getattr__(self, name: str) -> Any:
         if _scope() is None:
@@ -150,13 +152,14 @@ def _register_kernels() -> None:
     fallback.fallback(_run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in {**handwritten_kernels.SPECIAL, **batch_norm.KERNELS}.items():
-        aten.impl(name, kernel, "PrivateUse1")
+        op = _overload(name)
+        aten.impl(name, guarded(op, kernels.watched(op, kernel)), "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys() - batch_norm.KERNELS.keys()):
-        aten.impl(name, kernels.kernel_of(_overload(name)), "PrivateUse1")
+        aten.impl(name, guarded(_overload(name), kernels.kernel_of(_overload(name))), "PrivateUse1")
     _libraries.extend((fallback, aten, *autocast.register(), *sparse.register()))
 
 
@@ -180,7 +183,7 @@ def _run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The fallback: run an operator that has no registered kernel."""
     kernel = _kernels_by_op.get(op)
     if kernel is None:
-        kernel = _kernels_by_op[op] = kernels.kernel_of(op)
+        kernel = _kernels_by_op[op] = guarded(op, kernels.kernel_of(op))
     return kernel(*args, **kwargs)
 
 

@@ -11,15 +11,17 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from torchdevice import thread_state
+from torchdevice.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fidelity import Fidelity
+from torchdevice.simulation.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 from torchdevice.simulation.profiles import Profile
 
 KIND = "simulated"
@@ -36,6 +38,7 @@ _watchers: set[object] = set()
 class _Thread(threading.local):
     lifted = False
     falling_back = False
+    recorded = False
 
 
 _thread = _Thread()
@@ -95,9 +98,67 @@ def _limits() -> Limits | None:
     return context.runtime.limits
 
 
+def _after_fork() -> None:
+    """Look at every call in a child process that cannot use the device of its parent."""
+    context = thread_state.state.context
+    if context is not None and context.device_type == KIND and context.is_in_bad_fork:
+        watch(context)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def stands_for_cuda() -> bool:
+    """Return whether the device of this thread's scope refuses what CUDA refuses."""
+    limits = _limits()
+    return limits is not None and limits.profile.stands_for_cuda
+
+
+_lost: dict[Context, str] = {}
+"""The contexts whose devices CUDA could not use any more -> what happened."""
+
+
+def lose(why: str) -> None:
+    """Let every later call on the devices of this thread's scope fail, as after an assertion of a kernel of CUDA's."""
+    context = thread_state.state.context
+    assert context is not None
+    _lost[context] = why
+    watch(context)
+
+
+def find(context: Context) -> None:
+    """Give a context its devices back, when nobody is in its scope any more. May be called again."""
+    _lost.pop(context, None)
+    unwatch(context)
+
+
+def check_alive() -> None:
+    """Raise CUDA's error if the devices of this thread's scope are lost, or if the process is a fork of their user's.
+
+    Raises:
+        torch.AcceleratorError: They are.
+    """
+    context = thread_state.state.context
+    if context is None or context.device_type != KIND:
+        return
+    if context in _lost:
+        raise cuda_error(DEVICE_ASSERT, f"An earlier call failed, and CUDA runs nothing after that. {_lost[context]}")
+    if context.is_in_bad_fork:
+        raise cuda_error(INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'.")
+
+
 def check_scope() -> None:
-    """Raise RuntimeError unless this thread is in a scope on the device: only there may new tensors be made on it."""
+    """Raise RuntimeError unless this thread is in a scope on the device: only there may new tensors be made on it.
+
+    The scope's accelerator counts as initialised from here on.
+    """
     state = thread_state.state
+    if state.context is not None and state.context.device_type == KIND:
+        state.context.initialize()
+        if watching:
+            check_alive()
+        return
     away = state.context is None and not state.compiling
     if away or all(entry.context is None or entry.context.device_type != KIND for entry in state.entries):
         raise RuntimeError(
@@ -165,8 +226,40 @@ def provides(op: Any) -> bool:
     return limits is None or limits.profile.missing(op) is None
 
 
+recorders: dict[Context, Sequence[Any]] = {}
+"""What looks at the kernels of a context, the innermost first: each has ``run(op, kernel, args, kwargs)``."""
+
+
+def recorder() -> Sequence[Any] | None:
+    """Return what looks at the kernels of this thread's scope; None in a kernel that is being looked at."""
+    context = thread_state.state.context
+    found: Sequence[Any] | None = None
+    if context is not None and recorders and not _thread.recorded:
+        found = recorders.get(context)
+    return found
+
+
+def record(looking: Sequence[Any], op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
+    """Run a kernel under recorders. Kernels that it calls belong to it."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _thread.recorded = True
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            _thread.recorded = False
+
+    for each in looking:
+        run = _under(each, op, run)
+    return run(*args, **kwargs)
+
+
+def _under(recorder: Any, op: Any, run: Any) -> Any:
+    return lambda *args, **kwargs: recorder.run(op, run, args, kwargs)
+
+
 def falls_back(op: Any) -> bool:
-    """Return whether the profile's device lacks an operator that is to be run by :func:`run_fallback`.
+    """Return whether an operator is to be run by :func:`run_fallback`: somebody looks, or the device lacks it.
 
     With ``PYTORCH_ENABLE_MPS_FALLBACK`` set, the operator runs on the CPU instead, as on the real device, and is
     counted.
@@ -174,7 +267,11 @@ def falls_back(op: Any) -> bool:
     Raises:
         NotImplementedError: The device lacks the operator, and the variable is not set, the scope is strict, or the
             profile allows no fallback.
+        torch.AcceleratorError: The device is lost.
     """
+    check_alive()
+    if recorder() is not None:
+        return True
     limits = _limits()
     if limits is None or _thread.falling_back:
         return False
@@ -189,7 +286,13 @@ def falls_back(op: Any) -> bool:
 
 
 def run_fallback(op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operator that the profile's device lacks, counted, with its time and the bytes it reads and writes."""
+    """Run an operator while somebody looks at it, or one that the profile's device lacks.
+
+    The latter is counted, with its time and the bytes it reads and writes.
+    """
+    looking = recorder()
+    if looking is not None:
+        return record(looking, op, kernel, args, kwargs)
     limits, context = _limits(), thread_state.state.context
     assert limits is not None and context is not None
     missing = limits.profile.missing(op)

@@ -83,6 +83,25 @@ def without_mode(kernel: Kernel) -> Kernel:
     return run
 
 
+def watched(op: Any, kernel: Kernel) -> Kernel:
+    """Return a handwritten kernel that does first what every kernel of :func:`kernel_of` does.
+
+    A kernel that makes new tensors checks for itself whether they can be made.
+    """
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if enforcement.watching:
+            if any(isinstance(each, _Tensor) and index_of(each) >= 0 for each in args):
+                enforcement.check_alive()
+            recorder = enforcement.recorder()
+            if recorder is not None:
+                return enforcement.record(recorder, op, kernel, args, kwargs)
+        return kernel(*args, **kwargs)
+
+    return without_mode(run)
+
+
 def aliased(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor that shares memory with a simulated tensor, with conjugate and negative bits."""
     return with_bits(memory_of(tensor), tensor)
@@ -243,9 +262,9 @@ def _factory(op: Any) -> Kernel:
     run, random = on_cpu_as(op), device_random.kind_of(op)
 
     def factory(*args: Any, **kwargs: Any) -> Any:
+        enforcement.check_scope()
         if enforcement.watching and enforcement.falls_back(op):
             return enforcement.run_fallback(op, factory, args, kwargs)
-        enforcement.check_scope()
         index = kwargs["device"].index or 0
         kwargs = {**kwargs, "device": _CPU}
         if "pin_memory" in kwargs:

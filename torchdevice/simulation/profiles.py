@@ -1,6 +1,7 @@
 """What each simulated device lacks, as data from named sources.
 
-- ``cuda``: nothing. With few exceptions, CUDA has a kernel for every operator for which the CPU has one.
+- ``cuda``: no dtype. CUDA has a kernel for most operators for which the CPU has one; what it refuses of the others is
+  in ``cuda_refusals.py``.
 - ``mps``: float64 and complex128 (torch/testing/_internal/common_mps.py and the text torch raises), and the operators
   that torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries, gives neither an MPS kernel
   nor a composite one.
@@ -39,6 +40,7 @@ class Profile:
         unsupported_dtypes: Dtypes that the device cannot hold.
         single: Whether a machine never has more than one such device.
         refuses: Whether an operator that the device lacks always raises, without a fallback to the CPU.
+        stands_for_cuda: Whether the device refuses what CUDA refuses.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Profile:
     unsupported_dtypes: frozenset[torch.dtype] = field(default_factory=frozenset)
     single: bool = False
     refuses: bool = False
+    stands_for_cuda: bool = False
 
     def missing(self, op: Any) -> str | None:
         """Return an operator's name, as the device's error spells it, if the device lacks the operator, else None."""
@@ -83,9 +86,9 @@ _NOT_ON_METAL = frozenset({torch.float64, torch.complex128})
 PROFILES: Mapping[str, Profile] = {
     profile.name: profile
     for profile in (
-        Profile("cuda"),
+        Profile("cuda", stands_for_cuda=True),
         Profile("mps", backends=("MPS",), accelerator="mps", unsupported_dtypes=_NOT_ON_METAL, single=True),
-        Profile("strict", backends=("MPS",), unsupported_dtypes=_NOT_ON_METAL, refuses=True),
+        Profile("strict", backends=("MPS",), unsupported_dtypes=_NOT_ON_METAL, refuses=True, stands_for_cuda=True),
     )
 }
 
@@ -120,6 +123,21 @@ def missing_operators(backend: str) -> Mapping[str, str]:
 
 
 @functools.cache
+def cpu_only_operators() -> frozenset[str]:
+    """Return the operators on dense tensors that have a kernel for the CPU and none for CUDA, with overload.
+
+    Those that the CPU's own kernels are split into, and those that compilers put into graphs and replace, are left out.
+    """
+    table = _table()
+    found = missing_operators("CUDA").items()
+    names = {name for name, reported in found if "CPU" in table[reported if reported in table else name].keys}
+    return frozenset(name for name in names if "_for_cpu" not in name) - _WITHIN_COMPILED_GRAPHS
+
+
+_WITHIN_COMPILED_GRAPHS = {"_functional_assert_async.msg", "_make_dep_token"}
+
+
+@functools.cache
 def unchecked_operators() -> frozenset[str]:
     """Return the operators whose CUDA wrapper does not check devices, because their kernel's tensor iterator does."""
     return frozenset(name for name, entry in _table().items() if not entry.checks_devices)
@@ -144,6 +162,8 @@ def _table() -> Mapping[str, _Entry]:
             entry.delegate = line.split(": ", 1)[1].split("#")[0].strip()
         elif line.startswith("  structured: True"):
             entry.structured = True
+        elif line.startswith("  ufunc_inner_loop:"):  # torch generates kernels for these two
+            entry.keys.update(("CPU", "CUDA"))
         elif line.startswith("  device_check: NoCheck"):
             entry.checks_devices = False
         elif found := _DISPATCH.match(line):

@@ -11,12 +11,25 @@ from typing import Any
 import psutil
 import torch
 
+from torchdevice.context import Context
 from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer
-from torchdevice.devices.runtime import Memory, Runtime
-from torchdevice.simulation import allocator, backend, enforcement, handwritten_kernels, page_locked, random, rewriters
+from torchdevice.devices.runtime import Mark, Memory, Runtime
+from torchdevice.simulation import (
+    allocator,
+    allocator_settings,
+    backend,
+    enforcement,
+    handwritten_kernels,
+    in_flight,
+    page_locked,
+    races,
+    random,
+    rewriters,
+)
 from torchdevice.simulation.kernels import aliased, index_of
 from torchdevice.simulation.profiles import PROFILES, Profile
+from torchdevice.torch_apis import sanitizer
 from torchdevice.torch_internals import require
 
 _set_multithreading = require(torch._C, "_set_multithreading_enabled")
@@ -57,12 +70,14 @@ class SimulatedRuntime(Runtime):
     is_torch_accelerator = False
     compiles = False
     generator_type = random.Generator
+    has_handles = True
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
         self.memory_limit = memory_limit
         self.unsupported_dtypes = profile.unsupported_dtypes
         self.folds_ordinals = profile.single
+        self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
         self.fallbacks: Counter[str] = Counter()
         self.copies = handwritten_kernels.copies
         self.copied_bytes = handwritten_kernels.copied_bytes
@@ -84,7 +99,7 @@ class SimulatedRuntime(Runtime):
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor if index_of(tensor) < 0 else aliased(tensor)
 
-    def enter_thread(self, entry: object) -> None:
+    def enter_thread(self, entry: Any) -> None:
         """Register the device, unless it is registered already, and keep backward on the calling thread.
 
         Torch would run backward in one thread per device, and starts a thread for one simulated device only.
@@ -92,11 +107,19 @@ class SimulatedRuntime(Runtime):
         backend.register()
         _thread.entries.add(entry)
         _settle_multithreading()
-        if self._refuses_anything():
+        options = entry.context.options
+        if self._refuses_anything() or options.races or options.asynchronous:
             enforcement.watch(entry)
+        if entry.context not in enforcement.recorders:
+            _begin(entry.context)
+        sanitizer.begin(entry.context)
 
-    def leave_thread(self, entry: object) -> None:
+    def leave_thread(self, entry: Any) -> None:
         enforcement.unwatch(entry)
+        if not entry.context.entries:
+            enforcement.find(entry.context)
+            _end(entry.context)
+            sanitizer.end(entry.context)
         _thread.entries.discard(entry)
         _settle_multithreading()
 
@@ -105,6 +128,17 @@ class SimulatedRuntime(Runtime):
 
     def is_available(self) -> bool:
         return True
+
+    def initialize(self) -> None:
+        if self.profile.stands_for_cuda:
+            allocator_settings.check()
+
+    def synchronize(self, index: int) -> None:
+        enforcement.check_alive()
+
+    def mark(self, index: int, *, timing: bool) -> Mark:
+        enforcement.check_alive()
+        return super().mark(index, timing=timing)
 
     def device_count(self) -> int:
         return self._count
@@ -162,6 +196,29 @@ class SimulatedRuntime(Runtime):
     def out_of_memory(self, error: BaseException) -> str | None:
         # The device's memory is the host's, so running out of the host's is an error of the device.
         return registry.runtime("cpu").out_of_memory(error)
+
+
+def _begin(context: Context) -> None:
+    """Follow the order of a context's work, as far as its options ask for that."""
+    found: list[Any] = []
+    if context.options.asynchronous:
+        found.append(in_flight.InFlight(context))
+    if context.options.races:
+        found.append(races.Races(context))
+        allocator.observers.append(found[-1])
+    if found:
+        context.stream_observers.extend(found)
+        enforcement.recorders[context] = found
+
+
+def _end(context: Context) -> None:
+    """Follow the order no more. May be called again."""
+    for each in enforcement.recorders.pop(context, ()):
+        context.stream_observers.remove(each)
+        if isinstance(each, in_flight.InFlight):
+            each.land()
+        else:
+            allocator.forget(each)
 
 
 def _settle_multithreading() -> None:

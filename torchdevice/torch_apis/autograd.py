@@ -38,6 +38,8 @@ taken = _Taken()
 def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the engine with the mode, and raise the error that was taken away on its way."""
     taken.error = None
+    for observer in context.stream_observers:
+        observer.backward_began()
     try:
         return with_mode(context, original, *args, **kwargs)
     except SystemError as error:  # what Python makes of an error that is gone

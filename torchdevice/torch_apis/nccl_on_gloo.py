@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from torchdevice import thread_state
 from torchdevice.devices.runtime import Runtime
+from torchdevice.torch_apis import nccl_devices
 from torchdevice.torch_internals import require
 
 _c10d = require(torch._C, "_distributed_c10d")
@@ -55,10 +56,15 @@ def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> 
 
 
 class _Staging:
-    """The CPU tensors that stand for tensors of the target during one collective."""
+    """The CPU tensors that stand for tensors of the target during one collective.
 
-    def __init__(self, group: NcclOnGloo):
-        self._group = group
+    Args:
+        group: The group of the collective.
+        connects: Whether all ranks take part, so that they can tell each other where they are.
+    """
+
+    def __init__(self, group: NcclOnGloo, *, connects: bool = True):
+        self._group, self._connects = group, connects
         self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @property
@@ -75,6 +81,8 @@ class _Staging:
         """
         tensor = tensor.detach()
         alias = self._group.checked_alias(tensor)
+        if self._connects and alias is not tensor:
+            self._group.know_devices(tensor.get_device())
         host = tensor.cpu() if alias is None else alias
         flat = host.resolve_conj().resolve_neg().reshape(-1)
         if written and (alias is None or flat.data_ptr() != host.data_ptr()):
@@ -137,6 +145,18 @@ class NcclOnGloo(dist.ProcessGroup):
         self.gloo, self.runtime = gloo, runtime
         self._takes_cpu = takes_cpu or runtime.shares_host_memory
         self._name = self._description = ""
+        self._knows_devices = size == 1 or runtime.shared_by_ranks
+
+    def know_devices(self, index: int) -> None:
+        """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
+        if not self._knows_devices:
+            nccl_devices.check(self.rank(), index, self._gathered)
+            self._knows_devices = True
+
+    def _gathered(self, mine: torch.Tensor) -> torch.Tensor:
+        of_all = [torch.empty_like(mine) for _ in range(self.size())]
+        self.gloo.allgather([of_all], [mine]).wait()
+        return torch.cat(of_all)
 
     def checked_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the CPU tensor with a tensor's memory, if there is one, and refuse what NCCL refuses.
@@ -401,7 +421,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def send(self, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
         """Begin to send a tensor to a rank."""
-        with self._staging() as staging:
+        with self._staging(connects=False) as staging:
             return self.gloo.send([staging.bytes(tensors[0])], rank, tag)
 
     def recv(self, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
@@ -414,14 +434,14 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def _receive(self, receive: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
         with torch._C.DisableTorchFunction():
-            staging = _Staging(self)
+            staging = _Staging(self, connects=False)
             work = receive(staging.bytes(tensor, written=True))
         return _Received(work, staging) if staging.copies else work
 
     @contextlib.contextmanager
-    def _staging(self) -> Iterator[_Staging]:
+    def _staging(self, *, connects: bool = True) -> Iterator[_Staging]:
         with torch._C.DisableTorchFunction():
-            staging = _Staging(self)
+            staging = _Staging(self, connects=connects)
             yield staging
             staging.write_back()
 

@@ -1,0 +1,48 @@
+"""What is told of streams and events, for those who follow the order of a device's work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Stream = tuple[int, int]
+"""The ordinal of the stream's device and the stream's id; id 0 is the default stream."""
+
+
+class StreamObserver:
+    """Told of each call that orders work. Events are told apart by numbers. The base class ignores everything."""
+
+    def stream_created(self, stream: Stream) -> None:
+        """A stream is made."""
+
+    def event_created(self, event: int) -> None:
+        """An event is recorded for the first time, at which CUDA makes it."""
+
+    def event_deleted(self, event: int) -> None:
+        """An event that was recorded is gone."""
+
+    def event_recorded(self, event: int, stream: Stream) -> None:
+        """An event is recorded in a stream."""
+
+    def event_waited(self, event: int, stream: Stream) -> None:
+        """Later work of a stream waits for an event."""
+
+    def event_synchronized(self, event: int) -> None:
+        """The host has waited for an event."""
+
+    def event_queried(self, event: int) -> None:
+        """The host was told that an event is done."""
+
+    def stream_synchronized(self, stream: Stream) -> None:
+        """The host has waited for a stream."""
+
+    def stream_queried(self, stream: Stream) -> None:
+        """The host was told that a stream's work is done."""
+
+    def device_synchronized(self, index: int) -> None:
+        """The host has waited for a device."""
+
+    def memory_used(self, tensor: Any, stream: Stream) -> None:
+        """The allocator is told by ``record_stream`` that a stream uses a tensor's memory."""
+
+    def backward_began(self) -> None:
+        """The autograd engine begins, which orders its work after that of the forward on any stream."""

@@ -1,0 +1,26 @@
+"""CUDA's errors: their texts, and what a device is after one that CUDA does not recover from."""
+
+from __future__ import annotations
+
+import torch
+
+_SUFFIX = (
+    "\nSearch for `{name}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more "
+    "information.\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
+    "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to "
+    "enable device-side assertions.\n"
+)
+"""What torch says after CUDA's own text (c10/cuda/CUDAException.cpp, CUDAMiscFunctions.cpp)."""
+
+DEVICE_ASSERT = ("device-side assert triggered", "cudaErrorAssert")
+INITIALIZATION = ("initialization error", "cudaErrorInitializationError")
+"""CUDA's text of an error, and its name in ``cudaError_t``."""
+
+
+def cuda_error(kind: tuple[str, str], note: str) -> torch.AcceleratorError:
+    """Return the error that torch raises for one of CUDA's, with a note that says what happened."""
+    text, name = kind
+    error = torch.AcceleratorError(f"CUDA error: {text}{_SUFFIX.format(name=name)}")
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(note)
+    return error

@@ -1,0 +1,195 @@
+"""What CUDA refuses and the CPU does not: dtypes, operators, nondeterministic kernels, indices out of bounds.
+
+:func:`guarded` wraps the kernels of the operators that CUDA refuses something of. The other kernels stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from torchdevice.simulation import enforcement, nondeterminism
+from torchdevice.simulation.cuda_dtypes import GAPS
+from torchdevice.simulation.cuda_errors import DEVICE_ASSERT, cuda_error
+from torchdevice.simulation.profiles import cpu_only_operators
+
+Kernel = Callable[..., Any]
+
+_SCALAR_TYPES = {
+    torch.bool: "Bool",
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.complex32: "ComplexHalf",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+"""How torch's errors spell the dtypes (c10/core/ScalarType.h)."""
+
+_KERNELS = {
+    "_trilinear": "baddbmm_cuda",
+    "_upsample_bilinear2d_aa": "upsample_bilinear2d_out_frame",
+    "addbmm": "addmm_cuda",
+    "addmm": "addmm_cuda",
+    "addmv": "addmv_impl_cuda",
+    "avg_pool2d": "avg_pool2d_out_cuda_frame",
+    "avg_pool3d": "avg_pool3d_out_cuda",
+    "baddbmm": "baddbmm_cuda",
+    "bmm": "baddbmm_cuda",
+    "convolution": "slow_conv{dims}d_cuda",
+    "dot": "dot",
+    "histc": "histc",
+    "max_pool2d_with_indices": "max_pool2d_with_indices_out_cuda_frame",
+    "max_pool3d_with_indices": "max_pool3d_with_indices_out_frame",
+    "mm": "addmm_cuda",
+    "mv": "addmv_impl_cuda",
+    "upsample_bicubic2d": "upsample_bicubic2d_out_frame",
+    "upsample_bilinear2d": "upsample_bilinear2d_out_frame",
+    "vdot": "vdot",
+}
+"""The names that CUDA's kernels have in torch's errors (aten/src/ATen/native/cuda); another operator's is NAME_cuda."""
+
+_OUT_OF_BOUNDS = (
+    r"index -?\d+ is out of bounds for dimension",
+    r"index_copy_\(\): index -?\d+ is out of bounds",
+    r"index out of range in self",
+    r"out of range: tried to access index",
+    r"Target -?\d+ is out of bounds",
+    r"Index \d+ of input takes value",
+    r"embedding_bag: Expected idx >= 0",
+    r"Found an invalid max index",
+    r"target out of range",
+    r"argument #2 'target' is out of range",
+    r"probability tensor contains either",
+    r"Expected p_in >= 0 && p_in <= 1",
+    r"all elements of (?:input|target) should be between 0 and 1",
+    r"repeats can not be negative",
+    r"Expected Tensor with single nonzero value",
+)
+_ASSERTED = re.compile("|".join(_OUT_OF_BOUNDS))
+"""The CPU's texts for values that CUDA's kernels assert of. Values of a shape or an int are checked by the host."""
+
+_ASSERTING = frozenset(
+    {
+        "_assert_async",
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+        "bernoulli",
+        "binary_cross_entropy",
+        "binary_cross_entropy_backward",
+        "embedding",
+        "gather",
+        "index",
+        "index_add",
+        "index_copy",
+        "index_fill",
+        "index_put",
+        "_index_put_impl",
+        "_unsafe_index",
+        "_unsafe_index_put",
+        "index_reduce",
+        "index_select",
+        "max_unpool2d",
+        "max_unpool3d",
+        "multi_margin_loss",
+        "multi_margin_loss_backward",
+        "multilabel_margin_loss_forward",
+        "multinomial",
+        "nll_loss2d_forward",
+        "nll_loss_forward",
+        "put",
+        "repeat_interleave",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+        "take",
+    }
+)
+"""The operators whose CUDA kernels assert of the values of a tensor (``CUDA_KERNEL_ASSERT``)."""
+
+
+def guarded(op: Any, kernel: Kernel) -> Kernel:
+    """Return a kernel that refuses what CUDA refuses of an operator; the kernel itself where that is nothing."""
+    name = op._schema.name.removeprefix("aten::")
+    name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    checks = _checks(op, name)
+    if name in _ASSERTING:
+        kernel = _asserting(kernel)
+    if not checks:
+        return kernel
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if enforcement.stands_for_cuda():
+            with torch._C.DisableTorchFunction():
+                for check in checks:
+                    check(args, kwargs)
+        return kernel(*args, **kwargs)
+
+    return refusing
+
+
+def _checks(op: Any, name: str) -> list[Callable[[Any, Any], None]]:
+    """Return what is to be checked of the arguments of an operator's calls."""
+    checks: list[Callable[[Any, Any], None]] = []
+    if _lacks(op):
+        checks.append(lambda args, kwargs: _raise_missing(op))
+    if name in GAPS:
+        dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS[name])
+        checks.append(lambda args, kwargs: _check_dtype(name, dtypes, args))
+    found = nondeterminism.OPERATORS.get(name)
+    if found is not None:
+        names = [argument.name for argument in op._schema.arguments]
+        checks.append(lambda args, kwargs: nondeterminism.check(found, names, args, kwargs))
+    return checks
+
+
+def _lacks(op: Any) -> bool:
+    """Return whether CUDA has no kernel for an operator, in any dtype."""
+    name = op._schema.name.removeprefix("aten::")
+    overload = f"{name}.{op._overloadname}" if op._overloadname != "default" else name
+    return overload in cpu_only_operators()
+
+
+def _raise_missing(op: Any) -> NoReturn:
+    """Raise torch's error for an operator without a kernel (aten/src/ATen/core/dispatch/OperatorEntry.cpp)."""
+    name = op.name()
+    raise NotImplementedError(
+        f"Could not run '{name}' with arguments from the 'CUDA' backend. This could be because the operator doesn't "
+        f"exist for this backend, or was omitted during the selective/custom build process (if using custom build). "
+        f"If you are a Facebook employee using PyTorch on mobile, please visit https://fburl.com/ptmfixes for possible "
+        f"resolutions. '{name}' is only available for these backends: [CPU]."
+    )
+
+
+def _check_dtype(name: str, dtypes: frozenset[torch.dtype], args: Any) -> None:
+    """Raise torch's NotImplementedError if CUDA has no kernel in the dtype of a call's first tensor."""
+    first = next((each for each in args if isinstance(each, torch.Tensor)), None)
+    if first is None or first.dtype not in dtypes or not first.numel():
+        return
+    kernel = _KERNELS.get(name, f"{name}_cuda").format(dims=first.dim() - 2 if first.dim() > 3 else 2)
+    raise NotImplementedError(f"\"{kernel}\" not implemented for '{_SCALAR_TYPES[first.dtype]}'")
+
+
+def _asserting(kernel: Kernel) -> Kernel:
+    """Return a kernel in whose place CUDA's would assert: the error is CUDA's, and the device is lost."""
+
+    def asserting(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except (IndexError, RuntimeError) as error:
+            text = str(error).split("\n")[0]
+            if not (enforcement.stands_for_cuda() and _ASSERTED.match(text)):
+                raise
+            enforcement.lose(f"The kernel's assertion was: {text}")
+            raise cuda_error(DEVICE_ASSERT, f"The kernel's assertion was: {text}") from None
+
+    return asserting

@@ -1,0 +1,189 @@
+"""Copies that go on after their call (``asynchronous=True``): of page-locked memory, with ``non_blocking=True``.
+
+Until the host has waited for a copy to the host, its destination holds garbage. A copy to the device takes the values
+of its source as late as it can: where a kernel that is ordered after it reads the destination, or where the host has
+waited for it; what reads the destination in no order reads garbage. Where the host has written to the source after a
+kernel had read the copy, and before it had waited for it, the wait raises :class:`CopyInFlightError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.call_sites import program_line, site_of
+from torchdevice.context import Context
+from torchdevice.devices.stream_order import Stream
+from torchdevice.errors import CopyInFlightError
+from torchdevice.simulation.kernels import aliased, index_of
+from torchdevice.simulation.order import Order, host_side, host_waits, is_in_flight, knows, of_device, touched
+from torchdevice.torch_internals import require
+
+_preserve_version = require(torch.autograd.grad_mode, "_unsafe_preserve_version_counter")
+
+_GARBAGE = 0xA5
+"""The byte of which garbage consists, except that of floating-point numbers, which is NaN: all bits are 1."""
+
+
+class _Copy:
+    """A copy in flight.
+
+    Args:
+        stream: The stream on which it runs.
+        number: Its number among the kernels.
+        destination: Where it writes, as CPU tensor.
+    """
+
+    def __init__(self, stream: Stream, number: int, destination: torch.Tensor):
+        self.stream = stream
+        self.number = number
+        self.destination = destination
+        self.site = site_of(program_line())
+
+    def write(self, values: torch.Tensor) -> None:
+        """Write to the destination. Autograd does not count this: the call itself was counted."""
+        with torch._C.DisableTorchFunction(), torch.no_grad(), _preserve_version(self.destination):
+            self.destination.copy_(values)
+
+    def finish(self) -> None:
+        """Do what is left, when the host has waited."""
+        raise NotImplementedError
+
+
+class _ToHost(_Copy):
+    """A copy to the host. Its values are known; the destination gets them when the host has waited."""
+
+    def __init__(self, stream: Stream, number: int, destination: torch.Tensor):
+        super().__init__(stream, number, destination)
+        self._values = destination.detach().clone()
+        self.write(_garbage(self._values))
+
+    def finish(self) -> None:
+        self.write(self._values)
+
+
+class _ToDevice(_Copy):
+    """A copy to the device.
+
+    Args:
+        block: The address of the memory on the device.
+        source: The page-locked memory.
+    """
+
+    def __init__(self, stream: Stream, number: int, destination: torch.Tensor, block: int, source: torch.Tensor):
+        super().__init__(stream, number, destination)
+        self.block = block
+        self._source = source.detach()
+        self._taken: torch.Tensor | None = None
+        self.write(_garbage(destination))
+
+    def run(self) -> None:
+        """Take the source's values, because a kernel needs them."""
+        if self._taken is None:
+            self._taken = self._source.clone()
+            self.write(self._source)
+
+    def finish(self) -> None:
+        taken = self._taken
+        if taken is None:
+            self.write(self._source)
+        elif not _same(taken, self._source):
+            raise CopyInFlightError(self.site, self.stream)
+
+
+def _garbage(like: torch.Tensor) -> torch.Tensor:
+    garbage = torch.empty(like.shape, dtype=like.dtype, device="cpu")
+    if like.dtype is torch.bool:
+        return torch.logical_not(like)
+    number = like.dtype.is_floating_point or like.dtype.is_complex
+    garbage.reshape(-1).view(torch.uint8).fill_(0xFF if number else _GARBAGE)
+    return garbage
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same bits."""
+    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+
+
+class InFlight(Order):
+    """The copies in flight of one context.
+
+    Args:
+        context: The context.
+    """
+
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self._copies: list[_Copy] = []
+
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel after the copies that it needs, or begin a copy.
+
+        Raises:
+            CopyInFlightError: The call waits for a copy whose source was written too early.
+        """
+        if self._copies:
+            with torch._C.DisableTorchFunction(), self.lock:
+                self._run_needed(args, kwargs)
+        result = kernel(*args, **kwargs)
+        with torch._C.DisableTorchFunction(), self.lock:
+            indices = {index_of(tensor) for tensor, _ in touched(op, args, kwargs, result)}
+            if not indices:
+                return result
+            self.submit(indices)
+            if is_in_flight(self.context, op, args, kwargs, result):
+                self._begin(op, args, result, indices.pop())
+            elif host_waits(self.context, op, args, kwargs, result):
+                for index in indices:
+                    self.stream_synchronized(self.current(index))
+        return result
+
+    def _begin(self, op: Any, args: tuple[Any, ...], result: torch.Tensor, index: int) -> None:
+        host = host_side(op, args, result)
+        assert host is not None
+        stream = self.current(index)
+        if result is host:
+            self._copies.append(_ToHost(stream, self.number, host))
+        else:
+            block = result.untyped_storage().data_ptr()
+            self._copies.append(_ToDevice(stream, self.number, aliased(result), block, host))
+
+    def _run_needed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the copies whose destinations a kernel uses, if its stream has waited for them."""
+        used = {each.untyped_storage().data_ptr(): index_of(each) for each in of_device((args, kwargs))}
+        needed = [copy for copy in self._copies if isinstance(copy, _ToDevice) and copy.block in used]
+        for copy in needed:
+            if knows(self.clock(self.current(used[copy.block])), copy.stream, copy.number):
+                copy.run()
+
+    def backward_began(self) -> None:
+        """Order backward after all copies, as torch orders it after the forward, and run these."""
+        super().backward_began()
+        with self.lock:
+            for copy in self._copies:
+                if isinstance(copy, _ToDevice):
+                    copy.run()
+
+    def host_learned(self) -> None:
+        """Finish the copies that the host has waited for."""
+        done = [copy for copy in self._copies if knows(self.host, copy.stream, copy.number)]
+        self._copies = [copy for copy in self._copies if copy not in done]
+        errors = []
+        for copy in done:
+            try:
+                copy.finish()
+            except CopyInFlightError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def land(self) -> None:
+        """Finish all copies, when the scope is left."""
+        copies, self._copies = self._copies, []
+        for copy in copies:
+            try:
+                copy.finish()
+            except CopyInFlightError:  # the program never waited, so that nothing is wrong before its end
+                continue

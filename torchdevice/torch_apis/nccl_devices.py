@@ -1,0 +1,55 @@
+"""NCCL's refusal of two ranks on one GPU, at the first collective of a group.
+
+Ranks tell each other on which device they are: the machine, as NCCL tells machines apart, and the device's ordinal
+without ``CUDA_VISIBLE_DEVICES``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+_BITS = 16
+
+_TEXT = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for "
+    "details), NCCL version {version}\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    "Last error:\nDuplicate GPU detected : rank {rank} and rank {other} both on CUDA device {bus:x}"
+)
+"""The text of ``C10D_NCCL_CHECK`` (torch/csrc/distributed/c10d/NCCLUtils.hpp) and of NCCL (src/init.cc)."""
+
+
+def check(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Refuse a group of which two ranks are on one device.
+
+    Args:
+        rank: The rank of this process.
+        index: The ordinal of the device of this rank's tensors.
+        gather: Returns the values of all ranks, of shape (ranks,), for the value of this rank, of shape (1,).
+
+    Raises:
+        torch.distributed.DistBackendError: Another rank is on the device of this one. The text is NCCL's.
+    """
+    mine = _identity(index)
+    devices = gather(torch.tensor([mine], dtype=torch.int64, device="cpu")).tolist()
+    for other, device in enumerate(devices):
+        if other != rank and device == mine:
+            version = ".".join(map(str, torch.cuda.nccl.version()))
+            bus = (mine % (1 << _BITS) + 1) << 12
+            raise dist.DistBackendError(_TEXT.format(version=version, rank=rank, other=other, bus=bus))
+
+
+def _identity(index: int) -> int:
+    """Return a number for the device that all processes agree on. Nodes of a launcher on one machine are told apart."""
+    host = os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
+    return zlib.crc32(host.encode()) << _BITS | _physical(index)
+
+
+def _physical(index: int) -> int:
+    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return int(visible[index]) if index < len(visible) and visible[index].isdigit() else index

@@ -1,0 +1,131 @@
+"""``torch.cuda._sanitizer`` and the events on which it runs, for ``torch/cuda/_gpu_trace.py``.
+
+In a build with CUDA, ``torch._C._activate_gpu_trace`` lets C++ call the registered functions from then on. Here the
+calls come from the scope's streams and events and from the allocator of the simulated device.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.cuda._gpu_trace as gpu_trace
+
+from torchdevice import thread_state
+from torchdevice.context import Context
+from torchdevice.cuda.streams import handle_of
+from torchdevice.devices.allocation_events import Block
+from torchdevice.devices.stream_order import Stream, StreamObserver
+from torchdevice.engines.mode import with_mode
+from torchdevice.patching import Patch, Replaced, replaced_function
+from torchdevice.supplied import supplied_function
+
+_SANITIZER = "torch.cuda._sanitizer"
+
+
+class Trace(StreamObserver):
+    """Calls what is registered with ``torch.cuda._gpu_trace``, with the handles of streams and events."""
+
+    def stream_created(self, stream: Stream) -> None:
+        gpu_trace.StreamCreationCallbacks.fire_callbacks(handle_of(stream))
+
+    def event_created(self, event: int) -> None:
+        gpu_trace.EventCreationCallbacks.fire_callbacks(event)
+
+    def event_deleted(self, event: int) -> None:
+        gpu_trace.EventDeletionCallbacks.fire_callbacks(event)
+
+    def event_recorded(self, event: int, stream: Stream) -> None:
+        gpu_trace.EventRecordCallbacks.fire_callbacks(event, handle_of(stream))
+
+    def event_waited(self, event: int, stream: Stream) -> None:
+        gpu_trace.EventWaitCallbacks.fire_callbacks(event, handle_of(stream))
+
+    def event_synchronized(self, event: int) -> None:
+        gpu_trace.EventSynchronizationCallbacks.fire_callbacks(event)
+
+    def stream_synchronized(self, stream: Stream) -> None:
+        gpu_trace.StreamSynchronizationCallbacks.fire_callbacks(handle_of(stream))
+
+    def device_synchronized(self, index: int) -> None:
+        gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks()
+
+    def allocated(self, block: Block) -> None:
+        """Call what is registered for allocations."""
+        gpu_trace.MemoryAllocationCallbacks.fire_callbacks(block.address)
+
+    def freed(self, address: int) -> None:
+        """Call what is registered for deallocations."""
+        gpu_trace.MemoryDeallocationCallbacks.fire_callbacks(address)
+
+
+class _Activation:
+    """Whether the program has asked for the trace, for the life of the process as in C++."""
+
+    asked = False
+
+
+@supplied_function("_activate_gpu_trace")
+def activate_gpu_trace(context: Context) -> None:
+    """Call what is registered with ``torch.cuda._gpu_trace`` from now on."""
+    if not context.runtime.has_handles:
+        thread_state.refuse("torch._C._activate_gpu_trace", "Use a simulated device: simulate() or --target simulated.")
+    _Activation.asked = True
+    _CLASS.install()
+    begin(context)
+
+
+def begin(context: Context) -> None:
+    """Let a context fire the trace, if the program has ever asked for it. May be called again."""
+    if not _Activation.asked or any(isinstance(each, Trace) for each in context.stream_observers):
+        return
+    trace = Trace()
+    context.stream_observers.append(trace)
+    context.settings[Trace] = context.runtime.watch_allocations(trace)
+
+
+def end(context: Context) -> None:
+    """Let a context fire the trace no more. May be called again."""
+    context.stream_observers[:] = [each for each in context.stream_observers if not isinstance(each, Trace)]
+    context.settings.pop(Trace, lambda: None)()
+
+
+def _dispatch(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """``CUDASanitizerDispatchMode.__torch_dispatch__``, which asks tensors whether they are on CUDA."""
+    return with_mode(context, original, *args, **kwargs)
+
+
+class _SanitizersClass:
+    """The patch of the sanitizer's class, which is there from the program's import of the sanitizer on."""
+
+    def __init__(self) -> None:
+        self._patch: Replaced | None = None
+
+    def install(self) -> None:
+        mode = getattr(sys.modules.get(_SANITIZER), "CUDASanitizerDispatchMode", None)
+        if mode is None:
+            return
+        if self._patch is None or self._patch.owner is not mode:
+            self._patch = replaced_function(mode, "__torch_dispatch__", _dispatch)
+        self._patch.install()
+
+    def remove(self) -> None:
+        if self._patch is not None:
+            self._patch.remove()
+
+
+_CLASS = _SanitizersClass()
+
+
+def enable() -> None:
+    """Enable torch's sanitizer, as ``TORCH_CUDA_SANITIZER`` does in a build with CUDA while torch is imported."""
+    import torch.cuda._sanitizer
+
+    torch.cuda._sanitizer.enable_cuda_sanitizer()
+
+
+def patches() -> list[Patch]:
+    """Return the patch of the sanitizer's class."""
+    assert torch.cuda._gpu_trace is gpu_trace
+    return [_CLASS]
