@@ -156,14 +156,6 @@ def _parse_number(text: str) -> int:
     return int(text)
 
 
-_ENGINES = _one_of("engine", "mode", "wrap")
-
-
-def _engine(value: Any) -> str:
-    checked: str = "mode" if value is None else _ENGINES["check"](value)
-    return checked
-
-
 # ---- the record ------------------------------------------------------------------------------------------------------
 
 
@@ -249,11 +241,12 @@ class Options:
         "The accelerator that the program is written for. No other one is reported as available.",
         **_one_of("written_for", *FAMILIES),
     )
-    engine: Literal["mode", "wrap"] | None = _option(
-        None,
-        "How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. Left out, mode.",
-        _engine,
-        choices=_ENGINES["choices"],
+    engine: Literal["auto", "mode", "wrap"] = _option(
+        "auto",
+        "How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. auto is wrap where "
+        "no module that uses torch was imported before the scope of a whole process (run, TORCHDEVICE=1, enable()), "
+        "and mode elsewhere.",
+        **_one_of("engine", "auto", "mode", "wrap"),
     )
     from_variables: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
