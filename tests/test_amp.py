@@ -160,6 +160,23 @@ class TestAutocast:
         expected = {None: float16, torch.float16: float16, torch.bfloat16: bfloat16}.get(dtype, dtype)
         assert found.dtype is expected and found.tolist() == [[2.0] * 2] * 2
 
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_a_checkpoint_recomputes_in_float32_where_that_was_chosen(self, reentrant: bool) -> None:
+        seen: list[torch.dtype] = []
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            seen.append((x @ x.half().float()).dtype)
+            seen.append((x.half() @ x.half()).dtype)
+            return x @ x
+
+        with torchdevice.portable("cpu", autocast="float32"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            x = torch.ones(4, 4, device="cuda", requires_grad=True)
+            with torch.autocast("cuda", dtype=torch.float16), torch.utils.checkpoint.set_checkpoint_early_stop(False):
+                y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=reentrant)
+            y.sum().backward()
+        assert seen == [torch.float32] * 4
+
     def test_warnings_that_torch_gives_are_given_at_the_programs_line(self) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -10,6 +10,7 @@ import functools
 import inspect
 import pickle
 import sys
+import sysconfig
 import textwrap
 import threading
 import types
@@ -26,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
 from torchdevice import thread_state
-from torchdevice.engines import lookup, replace_new, rewriters, wrap
+from torchdevice.engines import held, lookup, replace_new, rewriters, wrap
 from torchdevice.errors import EngineUnavailableError, FidelityError
 
 pytestmark = pytest.mark.one_engine
@@ -168,6 +169,31 @@ class TestWhatIsWrapped:
                 with pytest.raises(torch.OutOfMemoryError):
                     torch.empty(huge, device="cuda")
 
+    @pytest.mark.parametrize("engine", ["mode", "wrap"])
+    def test_memory_that_ordinary_operators_lack_is_caught_by_the_name_of_cudas_error(self, engine: Any) -> None:
+        observed: list[tuple[Any, ...]] = []
+        with torchdevice.portable("cpu", engine=engine):
+            torch._C._cuda_attach_out_of_memory_observer(lambda *facts: observed.append(facts))
+            column = torch.ones(1 << 22, 1, device="cuda")
+            try:
+                column @ column.T
+            except torch.cuda.OutOfMemoryError as error:
+                assert isinstance(error, torch.cuda.OutOfMemoryError)
+                assert str(error) == "CUDA out of memory. Tried to allocate 65536.00 GiB. (cpu stands in.)"
+            assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError
+        assert len(observed) == 1
+        assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError
+
+    @pytest.mark.parametrize("engine", ["mode", "wrap"])
+    @pytest.mark.parametrize("raised", [RuntimeError("another"), ValueError("DefaultCPUAllocator: not enough memory")])
+    def test_other_errors_are_not_caught_by_it(self, raised: Exception, engine: Any) -> None:
+        with torchdevice.portable("cpu", engine=engine), pytest.raises(type(raised)) as caught:
+            try:
+                raise raised
+            except torch.cuda.OutOfMemoryError:
+                pytest.fail("caught")
+        assert caught.value is raised
+
 
 class TestEntryPoints:
     """An entry point compares, hashes, pickles and inspects as the function that it wraps."""
@@ -257,6 +283,28 @@ class TestDevice:
                 with pytest.raises(kind) as raised:
                     torch.device(*arguments)
                 assert str(raised.value) == text
+
+    def test_a_free_threaded_python_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+        with pytest.raises(EngineUnavailableError, match=r"is free-threaded.* Use engine='mode'"):
+            replace_new.Constructor(torch.device, wrap._new_device).install()
+
+    def test_a_sub_interpreter_is_refused(self, tmp_path: Path) -> None:
+        """A sub-interpreter cannot import torch, and shares the class if it ever can."""
+        interpreters = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+        kind = "'legacy'" if sys.version_info >= (3, 13) else ""  # in which extension modules can be imported
+        inside = "from torchdevice.engines import replace_new; print(replace_new.refusal(), flush=True)"
+        program = f"""
+            import {interpreters} as interpreters
+            {inside}
+            error = interpreters.run_string(interpreters.create({kind}), {inside!r})
+            assert error is None, error
+        """
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(program))
+        ran = run_python(str(path))
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout.splitlines()[0] == "None" and "this is a sub-interpreter" in ran.stdout.splitlines()[1]
 
     def test_a_python_with_another_layout_of_classes_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         patch = replace_new.Constructor(torch.device, wrap._new_device)
@@ -435,7 +483,7 @@ class TestUndo:
 
 
 def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"engine='fast' is not known. Use 'mode' or 'wrap'"):
+    with pytest.raises(ValueError, match=r"engine='fast' is not known. Use 'auto', 'mode' or 'wrap'"):
         torchdevice.portable(engine="fast")  # type: ignore[call-overload]
     monkeypatch.setenv("TORCHDEVICE_ENGINE", "fast")
     with pytest.raises(ValueError, match=r"TORCHDEVICE_ENGINE='fast'.*unset the variable"):
@@ -446,3 +494,93 @@ def test_the_environment_variable_chooses_the_engine(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TORCHDEVICE_ENGINE", "wrap")
     assert torchdevice.portable().options.engine == torchdevice.simulate().options.engine == "wrap"
     assert torchdevice.portable(engine="mode").options.engine == "mode"
+
+
+USED = "torchdevice.current()._resolved().options.engine"
+
+
+class TestAuto:
+    """What ``engine="auto"`` means: wrap where nothing can have kept a function of torch, mode elsewhere."""
+
+    @pytest.fixture(autouse=True)
+    def auto(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TORCHDEVICE_ENGINE")
+
+    def used(self, folder: Path, program: str, *words: str, **variables: str) -> list[str]:
+        """Run a program in a process of its own; return what it prints."""
+        path = folder / "program.py"
+        path.write_text(textwrap.dedent(program))
+        ran = run_python(*words, str(path), cwd=folder, **variables)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.split()
+
+    def test_run_and_the_processes_that_it_starts(self, tmp_path: Path) -> None:
+        program = f"""
+            import subprocess, sys
+            import torch, torchdevice
+
+            print({USED})
+            with torchdevice.portable():
+                print({USED})
+            if len(sys.argv) == 1:
+                subprocess.run([sys.executable, __file__, "child"], check=True, stdout=sys.stdout)
+        """
+        found = self.used(
+            tmp_path,
+            f"import sys; sys.stdout.reconfigure(line_buffering=True)\n{textwrap.dedent(program)}",
+            "-m",
+            "torchdevice",
+            "run",
+        )
+        assert found == ["wrap", "mode"] * 2
+
+    def test_the_switch(self, tmp_path: Path) -> None:
+        """``TORCHDEVICE=1`` enables a scope when torch is imported, by a module of the program too."""
+        (tmp_path / "model.py").write_text("import torch")
+        program = f"import model, torchdevice; print({USED})"
+        assert self.used(tmp_path, program, TORCHDEVICE="1") == ["wrap"]
+
+    @pytest.mark.parametrize(
+        ("before", "expected"),
+        [
+            ("import torch", "wrap"),
+            ("from torch import zeros, nn, Tensor", "wrap"),
+            ("import torch, json, numpy; from pathlib import Path; rate, name = 0.1, 'x'", "wrap"),
+            ("import plain", "wrap"),
+            ("import of_module", "mode"),
+            ("import of_function", "mode"),
+            ("import of_class", "mode"),
+            ("import of_submodule", "mode"),
+            ("import torch\ndef f(make=torch.zeros): ...", "mode"),
+            ("import torch\nclass Model(torch.nn.Module): ...", "mode"),
+            ("import torch, functools; make = functools.partial(torch.zeros, 2)", "mode"),
+            ("import torch; makers = [torch.zeros]", "mode"),
+        ],
+    )
+    def test_enable_after(self, tmp_path: Path, before: str, expected: str) -> None:
+        for name, text in (
+            ("plain", "import json"),
+            ("of_module", "import torch"),
+            ("of_function", "from torch import zeros"),
+            ("of_class", "from torch import Tensor"),
+            ("of_submodule", "import torch.nn.functional as F"),
+        ):
+            (tmp_path / f"{name}.py").write_text(text)
+        program = f"{before}\nimport torchdevice\ntorchdevice.enable()\nprint({USED})"
+        assert self.used(tmp_path, program) == [expected]
+
+    def test_a_block_and_a_decorated_function(self) -> None:
+        def used() -> str:
+            scope = torchdevice.current()
+            assert scope is not None and scope.options.engine == "auto"
+            return scope._resolved().options.engine
+
+        with torchdevice.portable("cpu"):
+            assert used() == "mode"
+        assert torchdevice.portable("cpu")(used)() == "mode"
+
+    def test_a_python_whose_classes_cannot_be_changed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(held, "may_be_held", lambda: False)
+        assert held.engine() == "wrap"
+        monkeypatch.setattr(replace_new, "refusal", lambda: "a reason")
+        assert held.engine() == "mode"

@@ -10,6 +10,7 @@ import torch
 
 from torchdevice import choosing
 from torchdevice import options as _options
+from torchdevice.engines import held
 from torchdevice.errors import ScopeError
 from torchdevice.options import Options
 from torchdevice.scope import Joining, Scope, leave
@@ -116,7 +117,7 @@ def enable(target: str | torch.device | None = None, *, propagate: bool = False,
 
 def enable_chosen(options: Options, *, propagate: bool) -> Scope:
     """Activate a scope with a complete record of options, as :func:`enable` does."""
-    scope = Scope(options)
+    scope = Scope(options, auto=held.engine() if not state.entries else "mode")
     scope.__enter__()
     entry = scope._entry_to_leave()
     try:
@@ -132,6 +133,7 @@ def variables_of(scope: Scope) -> dict[str, str | None]:
     context = scope._resolved()
     found = _options.to_environment(context.options)
     found[_options.variable_of("target")] = context.runtime.target
+    found[_options.variable_of("engine")] = scope.options.engine
     if choosing.names_count(context.runtime.target):
         found[_options.variable_of("devices")] = None
     return found

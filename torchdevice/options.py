@@ -166,14 +166,6 @@ def _parse_number(text: str) -> int:
     return int(text)
 
 
-_ENGINES = _one_of("engine", "mode", "wrap")
-
-
-def _engine(value: Any) -> str:
-    checked: str = "mode" if value is None else _ENGINES["check"](value)
-    return checked
-
-
 # ---- the record ------------------------------------------------------------------------------------------------------
 
 
@@ -274,11 +266,12 @@ class Options:
         parse=_truth,
         show=lambda value: str(int(value)),
     )
-    engine: Literal["mode", "wrap"] | None = _option(
-        None,
-        "How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. Left out, mode.",
-        _engine,
-        choices=_ENGINES["choices"],
+    engine: Literal["auto", "mode", "wrap"] = _option(
+        "auto",
+        "How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. auto is wrap where "
+        "no module that uses torch was imported before the scope of a whole process (run, TORCHDEVICE=1, enable()), "
+        "and mode elsewhere.",
+        **_one_of("engine", "auto", "mode", "wrap"),
     )
     implied: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 

@@ -11,11 +11,12 @@ before it could begin is left by the destructor of what the statement holds, see
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
@@ -93,6 +94,10 @@ class Scope(AbstractContextManager["Scope"]):
 
     Usable with ``with``, as a decorator, again and again, and inside itself.
 
+    Args:
+        options: What was asked for.
+        auto: The engine that ``engine="auto"`` means.
+
     Attributes:
         options: What was asked for.
         journal: What was rewritten and supplied, by call site.
@@ -100,8 +105,9 @@ class Scope(AbstractContextManager["Scope"]):
 
     __exit__ = _Exit()  # type: ignore[assignment]
 
-    def __init__(self, options: Options):
+    def __init__(self, options: Options, *, auto: Literal["mode", "wrap"] = "mode"):
         self.options = options
+        self._auto = auto
         self.journal = Journal()
         self._context: Context | None = None
 
@@ -133,6 +139,8 @@ class Scope(AbstractContextManager["Scope"]):
                 context.count_devices_again()
             return context
         runtime, fitting = choosing.resolve(self.options)
+        if fitting.engine == "auto":
+            fitting = dataclasses.replace(fitting, engine=self._auto)
         if context is not None and context.runtime is runtime:
             context.count_devices_again()
             return context

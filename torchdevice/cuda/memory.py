@@ -7,16 +7,18 @@ allocations, is 0.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
 from torchdevice.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
+from torchdevice.engines.error_texts import class_for_out_of_memory
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, replaced_function, replaced_in_importers
 from torchdevice.spelling import Spelling
-from torchdevice.supplied import supplied_function
+from torchdevice.supplied import supplied_function, supplied_value
 
 _BYTES = ("active_bytes", "allocated_bytes", "inactive_split_bytes", "requested_bytes", "reserved_bytes")
 
@@ -53,6 +55,12 @@ LIMITS = {
     "mps": (Fidelity.EXACT, "Sets the limit of MPS's own allocator."),
 }
 """The fidelity of a memory limit on targets other than simulated ones."""
+
+
+@supplied_value("torch.cuda.OutOfMemoryError")
+def out_of_memory_error(context: Context) -> type[RuntimeError]:
+    """Return the class of CUDA's out-of-memory errors, which also catches the target's own."""
+    return class_for_out_of_memory(context, sys.exc_info()[1])
 
 
 def _zeros() -> dict[str, int]:

@@ -28,11 +28,32 @@ def reword(context: Context, error: BaseException) -> None:
     if isinstance(error, torch.OutOfMemoryError):
         _tell_observers(context, error)
         return
-    size = context.runtime.out_of_memory(error)
-    if size is not None:
-        as_cuda = torch.OutOfMemoryError(f"CUDA out of memory. {size}({context.device_type} stands in.)")
+    text = _out_of_memory_text(context, error)
+    if text is not None:
+        as_cuda = torch.OutOfMemoryError(text)
         _tell_observers(context, as_cuda)
         raise as_cuda from error
+
+
+def class_for_out_of_memory(context: Context, error: BaseException | None) -> type[RuntimeError]:
+    """Return the class by which a program catches ``error``, if it is the target's out-of-memory error.
+
+    An operator that no mode sees raises the target's own RuntimeError. A program that names the class in an ``except``
+    clause reads the name while Python handles that error, whose text is then made CUDA's.
+    """
+    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+        return torch.OutOfMemoryError
+    text = _out_of_memory_text(context, error)
+    if text is not None:
+        error.args = (text,)
+        _tell_observers(context, error)
+        setattr(error, _TOLD, True)
+    return RuntimeError if hasattr(error, _TOLD) else torch.OutOfMemoryError
+
+
+def _out_of_memory_text(context: Context, error: BaseException) -> str | None:
+    size = context.runtime.out_of_memory(error)
+    return None if size is None else f"CUDA out of memory. {size}({context.device_type} stands in.)"
 
 
 def _rename_device(context: Context, error: BaseException) -> None:
@@ -47,7 +68,7 @@ def _renamed(text: str, own: str, programs: str) -> str:
     return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
 
 
-def _tell_observers(context: Context, error: torch.OutOfMemoryError) -> None:
+def _tell_observers(context: Context, error: RuntimeError) -> None:
     """Call the context's out-of-memory observers, once for an error that passes here from several torch functions."""
     if not context.out_of_memory_observers or hasattr(error, _TOLD):
         return

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import sysconfig
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,7 @@ class Constructor:
             ``__new__``.
 
     Raises:
-        EngineUnavailableError: On installation, if this Python does not lay out classes as CPython with the GIL does.
+        EngineUnavailableError: On installation, if :func:`refusal` has a reason.
     """
 
     def __init__(self, cls: type, make: Callable[[Call], Callable[..., Any]]):
@@ -55,8 +56,8 @@ class Constructor:
         self._put(self._original_new, self._original_slot)
 
     def _prepare(self) -> None:
-        if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-            raise EngineUnavailableError("this Python does not lay out classes as CPython with the GIL does")
+        if reason := refusal():
+            raise EngineUnavailableError(reason)
         get_slot = ctypes.pythonapi.PyType_GetSlot
         get_slot.restype, get_slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
         classes = (self._class, _WithNew, int)
@@ -76,6 +77,28 @@ class Constructor:
         self._dictionary["__new__"] = new
         self._slot.value = slot
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(self._class))
+
+
+def refusal() -> str | None:
+    """Return why this Python lets no constructor be replaced; None where it can be.
+
+    The class must have CPython's layout. Another thread must not construct an object between the changes of the
+    dictionary and of the slot, which the global interpreter lock prevents. The interpreters of a process share the
+    class, so only the main one may change it.
+    """
+    if sys.implementation.name != "cpython":
+        return "this Python does not lay out classes as CPython does"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "this build of Python is free-threaded, and another thread may construct a device during the change"
+    if not _is_main_interpreter():
+        return "this is a sub-interpreter, and the main interpreter shares torch.device with it"
+    return None
+
+
+def _is_main_interpreter() -> bool:
+    api = ctypes.pythonapi
+    api.PyInterpreterState_Get.restype = api.PyInterpreterState_Main.restype = ctypes.c_void_p
+    return bool(api.PyInterpreterState_Get() == api.PyInterpreterState_Main())
 
 
 def _places(cls: type, value: int) -> list[int]:

@@ -128,18 +128,27 @@ def _of_any_dtype(device_type: str, dtype: Any, enabled: bool, cache_enabled: bo
 
 
 def _init_in_graph(original: Any) -> Any:
-    """``autocast.__init__``: in a graph of Dynamo, make autocast of the target in the dtype that the scope chose."""
+    """``autocast.__init__``: let autocast of the target be in the dtype that the scope chose.
+
+    A graph of Dynamo makes it so, and a checkpoint, which recomputes in the dtype of the forward pass.
+    """
 
     @functools.wraps(original)
     def __init__(self: autocast, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         state = thread_state.state
-        in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH
-        chosen = in_graph and (state.compiling or state.context is not None)
+        in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (state.compiling or state.context is not None)
+        chosen = in_graph or _is_what_is_computed_in(state.context, device_type, dtype)
         original(self, device_type, torch.bfloat16 if chosen else dtype, *args, **kwargs)
         if chosen:
             self.fast_dtype = dtype
 
     return __init__
+
+
+def _is_what_is_computed_in(context: Context | None, device_type: Any, dtype: Any) -> bool:
+    if context is None or dtype is not torch.float32 or device_type != context.device_type:
+        return False
+    return dtype_on_target(context, torch.float16, enabled=False) is torch.float32
 
 
 def patches() -> list[Patch]:
