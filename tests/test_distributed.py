@@ -30,7 +30,7 @@ def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:
 def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     done = torchrun(target, PROGRAMS / "collectives.py", backend)
     assert_succeeded(done)
-    assert done.stdout.count("22 cases") == 2, done.stdout
+    assert done.stdout.count("23 cases") == 2, done.stdout
 
 
 @pytest.mark.sampled(1)

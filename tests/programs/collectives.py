@@ -259,6 +259,16 @@ def distributed_tensors():
     same(sharded.redistribute(mesh, [dtensor.Replicate()]).to_local(), whole)
 
 
+def distributed_tensors_on_some_ranks():
+    mesh = dtensor.DeviceMesh("cuda", [0])
+    sharded = dtensor.distribute_tensor(mine(4, 4), mesh, [dtensor.Shard(0)])
+    assert torch.equal(sharded, sharded)
+    assert (sharded @ sharded).to_local().numel() == (16 if rank == 0 else 0)
+    leaf = torch.nn.Parameter(sharded.detach())
+    (leaf * 2).sum().backward()
+    assert leaf.grad.to_local().numel() == (16 if rank == 0 else 0)
+
+
 def random_distributed_tensors():
     mesh = init_device_mesh("cuda", (size,))
     torch.manual_seed(0)

@@ -83,8 +83,9 @@ def _patches_of(dispatch: ModuleType) -> list[Patch]:
     found: list[Patch] = [
         replaced_function(tracker, "__init__", _init_tracker, native_to="cuda"),
         replaced_function(tracker, "_distribute_region", _distribute_region, native_to="cuda"),
-        # Makes tensors on the device of the mesh, which says cuda. The mode is off where torch calls this.
+        # Both make tensors on the device of the mesh, which says cuda. The mode is off where torch calls them.
         replaced_function(require(dispatch, "ShardingPropagator"), "_propagate_tensor_meta_non_cached", with_mode),
+        replaced_function(require(dispatch, "OpDispatcher"), "_dispatch_fast_path_python_tail", with_mode),
     ]
     if hasattr(dispatch, "run_dtensor_rng_op"):  # since torch 2.12
         found.append(replaced_function(dispatch, "run_dtensor_rng_op", _run_dtensor_rng_op, native_to="cuda"))
