@@ -23,6 +23,7 @@ ROOMS = [
     "torch_internals",
     "fidelity",
     "switch",
+    "namesake",
     "version",
     "tracebacks",
     "run_folder",

@@ -29,7 +29,7 @@ class _Portable(Protocol[P]):
 
 def _as_portable(record: Callable[P, Any]) -> Callable[[Any], _Portable[P]]:
     """Let type checkers see the fields of the record of options as the function's parameters."""
-    return _options.takes_options()
+    return _options.takes_options()  # type: ignore[return-value]
 
 
 @_as_portable(Options)

@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from torchdevice import device_properties
 from torchdevice.families import FAMILIES, Family
@@ -26,6 +26,8 @@ from torchdevice.switch import SAID, SWITCH
 
 if TYPE_CHECKING:
     import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(?:([KMGT])(?:i?B)?|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -471,7 +473,7 @@ def _argument(declaration: Declaration) -> Callable[[str], Any]:
 
 def takes_options(
     *, leading: Iterable[inspect.Parameter] = (), without: tuple[str, ...] = (), record: type = Options
-) -> Callable[[Any], Any]:
+) -> Callable[[F], F]:
     """Give a function that takes ``**options`` the signature and the documentation of these options.
 
     Args:

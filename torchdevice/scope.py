@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 
@@ -32,9 +32,11 @@ from torchdevice.journal import Journal
 from torchdevice.logs import configure_logging
 from torchdevice.options import Options
 from torchdevice.patching import do_all
-from torchdevice.report import Report
 from torchdevice.thread_state import Entry, state, undo
 from torchdevice.tracebacks import trim
+
+if TYPE_CHECKING:
+    from torchdevice.report import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,6 +120,8 @@ class Scope(AbstractContextManager["Scope"]):
 
     def report(self) -> Report:
         """Return what the program asked for in this process so far and what was done instead, by line."""
+        from torchdevice.report import Report  # here, because most programs ask for none
+
         return Report.of(self.journal, self._resolved().options, self.runtime.target)
 
     @property

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from torchdevice import choosing
+from torchdevice import choosing, namesake
 from torchdevice import options as _options
 from torchdevice.devices.registry import runtime
 from torchdevice.errors import PATCHERS, TorchDeviceError
@@ -153,7 +153,7 @@ def _namesake() -> list[Finding]:
     except importlib.metadata.PackageNotFoundError:
         return []
     said = f"another project of that name, torchdevice {version}, is installed in its place"
-    return [Finding("packages", "problem", said, "pip uninstall torchdevice, then install torchdevice-portable again")]
+    return [Finding("packages", "problem", said, namesake.REMEDY)]
 
 
 def _other_builds() -> list[Finding]:

@@ -1,0 +1,200 @@
+"""What is installed: beside the other project of this name, in a bare environment, and how it is imported."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import venv
+from pathlib import Path
+
+import pytest
+from conftest import run_python
+
+import torchdevice
+
+PACKAGE = Path(torchdevice.__file__).parent
+
+ROOT = PACKAGE.parent
+
+THEIRS = {
+    "__init__.py": "from torchdevice.cuda import set_cuda_visible_devices\n__all__ = ['set_cuda_visible_devices']\n",
+    "cuda.py": "def set_cuda_visible_devices(n=1): ...\n",
+}
+"""The shape of the package that PyPI's project ``torchdevice`` installs."""
+
+
+class TestNamesake:
+    """The other project was installed over this one."""
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Path:
+        shutil.copytree(PACKAGE, tmp_path / "torchdevice", ignore=shutil.ignore_patterns("__pycache__"))
+        for name, text in THEIRS.items():
+            (tmp_path / "torchdevice" / name).write_text(text)
+        return tmp_path
+
+    def ask(self, place: Path, *words: str, **environment: str) -> tuple[int, str]:
+        result = run_python(*words, cwd=place, PYTHONPATH=str(place), **environment)
+        return result.returncode, result.stdout + result.stderr
+
+    @pytest.mark.parametrize(
+        "program",
+        [
+            "import torchdevice; torchdevice.portable()",
+            "from torchdevice import simulate",
+            "import torchdevice; torchdevice.set_cuda_visible_devices(1)",
+        ],
+    )
+    def test_what_is_missing_says_why(self, program: str, place: Path) -> None:
+        status, said = self.ask(place, "-c", program)
+        last = said.splitlines()[-1]
+        assert status == 1 and last.startswith("ImportError: torchdevice."), said
+        assert "torchdevice and torchdevice-portable are both installed" in last and "pip uninstall torchdevice" in last
+
+    def test_torch_is_imported_in_silence(self, place: Path) -> None:
+        assert self.ask(place, "-W", "error", "-c", "import torch, torchdevice") == (0, "")
+
+    def test_names_that_nobody_has_are_looked_up_as_ever(self, place: Path) -> None:
+        program = "import torchdevice; print(hasattr(torchdevice, '__wrapped__'), hasattr(torchdevice, 'options'))"
+        assert self.ask(place, "-c", program) == (0, "False False\n")
+        status, said = self.ask(place, "-c", "from torchdevice import options; import torchdevice; torchdevice.options")
+        assert (status, said) == (0, "")
+
+    def test_programs_that_do_not_import_it_still_run(self, place: Path) -> None:
+        (place / "program.py").write_text("import torch; print(torch.ones(2).cuda().sum().item())")
+        status, said = self.ask(place, "-m", "torchdevice", "run", "--quiet", "program.py")
+        assert (status, said) == (0, "2.0\n")
+
+    def test_doctor_says_so(self, place: Path) -> None:
+        metadata = place / "torchdevice-0.1.3.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.4\nName: torchdevice\nVersion: 0.1.3\n")
+        status, said = self.ask(place, "-m", "torchdevice", "doctor")
+        assert status == 1 and "another project of that name, torchdevice 0.1.3" in said
+        assert "pip uninstall torchdevice, then pip install --force-reinstall --no-deps torchdevice-portable" in said
+
+
+class TestImport:
+    def test_it_warns_of_nothing(self) -> None:
+        result = run_python("-W", "error", "-c", "import torchdevice")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+    def test_it_takes_no_time(self) -> None:
+        """The import is a few milliseconds more than that of torch, the first use a small part of torch's import."""
+        program = """
+            import gc, time
+            gc.disable()  # a collection of torch's objects would come at some line
+            start = time.process_time()
+            import torch
+            imported = time.process_time()
+            import torchdevice
+            there = time.process_time()
+            torchdevice.portable
+            print(there - imported, (time.process_time() - there) / (imported - start))
+        """
+        import_time, share = map(float, run_python("-c", textwrap.dedent(program)).stdout.split())
+        assert import_time < 0.03 and share < 0.15
+
+
+TYPED = """
+import torch
+import torchdevice
+from typing_extensions import assert_type
+
+assert_type(torchdevice.portable(), torchdevice.Scope)
+assert_type(torchdevice.simulate("cuda", count=2, memory="8GiB"), torchdevice.Scope)
+assert_type(torchdevice.current(), torchdevice.Scope | None)
+assert_type(torchdevice.portable("cpu").report(), torchdevice.Report)
+assert_type(torchdevice.TorchDevice().device, torch.device)
+
+@torchdevice.portable
+def plain(x: int) -> str:
+    return str(x)
+
+@torchdevice.portable("cpu", strict=True)
+def with_options(x: int) -> str:
+    return str(x)
+
+assert_type(plain(1), str)
+assert_type(with_options(1), str)
+with torchdevice.portable() as scope:
+    assert_type(scope.journal.entries, list[torchdevice.Entry])
+torchdevice.portable(stric=True)
+plain("text")
+assert_type(with_options(1), int)
+"""
+
+TYPE_ERRORS = [
+    'Unexpected keyword argument "stric"',
+    'Argument 1 to "plain" has incompatible type "str"',
+    'Expression is of type "str", not "int"',
+]
+
+
+@pytest.fixture(scope="module", params=["wheel", "sdist"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a bare environment in which a built distribution is installed.
+
+    torch and the other dependencies are found where this Python has them, and this checkout is not found.
+    """
+    pytest.importorskip("build", reason="install with the [test] extra")
+    pytest.importorskip("hatchling", reason="install with the [test] extra")
+    folder = tmp_path_factory.mktemp(request.param)
+    quietly = {"check": True, "capture_output": True, "timeout": 300}
+    built = folder / "dist"
+    subprocess.run(
+        [sys.executable, "-m", "build", "-q", f"--{request.param}", "--no-isolation", "--outdir", built, ROOT],
+        **quietly,
+    )
+    (distribution,) = built.iterdir()
+    venv.create(folder / "venv", symlinks=os.name != "nt")
+    python = folder / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    (packages,) = (folder / "venv").rglob("site-packages")
+    elsewhere = [path for path in sys.path if Path(path).is_dir() and not Path(path, "torchdevice").is_dir()]
+    (packages / "dependencies.pth").write_text("\n".join(elsewhere))
+    install = ["install", "-q", "--no-deps", "--no-index", "--ignore-installed", "--no-build-isolation", "--prefix"]
+    subprocess.run([python, "-m", "pip", *install, folder / "venv", distribution], **quietly)
+    return python
+
+
+@pytest.mark.sampled(1)
+class TestDistribution:
+    def ask(self, python: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHD", "PYTHONP"))}
+        environment["TORCHDEVICE_TARGET"] = "cpu"
+        return subprocess.run(
+            [python, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    def test_it_is_whole(self, installed: Path, tmp_path: Path) -> None:
+        program = "import torchdevice, pathlib; print(pathlib.Path(torchdevice.__file__).parent)"
+        said = self.ask(installed, "-W", "error", "-c", program, cwd=tmp_path)
+        there = Path(said.stdout.strip())
+        assert said.stderr == "" and installed.parent.parent in there.parents
+        ours = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+        assert ours == {
+            path.relative_to(there) for path in there.rglob("*") if path.is_file() and path.suffix != ".pyc"
+        }
+        assert Path("py.typed") in ours
+
+    def test_its_ways_in_work(self, installed: Path, tmp_path: Path) -> None:
+        (tmp_path / "program.py").write_text("import torch; print(torch.ones(2).cuda().sum().item())")
+        (tmp_path / "test_it.py").write_text("import torch\ndef test(): assert torch.cuda.is_available()\n")
+        command = str(installed.with_name("torchdevice" + installed.suffix))
+        program = "import os, sys; os.environ['TORCHDEVICE'] = '1'; import program"
+        for words in ([command, "run", "--quiet", "program.py"], [str(installed), "-c", program]):
+            said = self.ask(Path(words[0]), *words[1:], cwd=tmp_path)
+            assert (said.returncode, said.stdout) == (0, "2.0\n"), said.stderr
+        said = self.ask(installed, "-m", "pytest", "-q", "--torchdevice=cpu", cwd=tmp_path)
+        assert "1 passed" in said.stdout, said.stdout + said.stderr
+
+    def test_its_types_are_seen(self, installed: Path, tmp_path: Path) -> None:
+        pytest.importorskip("mypy", reason="install with the [test] extra")
+        (tmp_path / "typed.py").write_text(TYPED)
+        words = ["-m", "mypy", "--strict", "--no-incremental", "--follow-imports=silent", "--python-executable"]
+        said = self.ask(Path(sys.executable), *words, str(installed), "typed.py", cwd=tmp_path).stdout
+        errors = [line for line in said.splitlines() if ": error: " in line]
+        assert len(errors) == len(TYPE_ERRORS) and all(map(str.__contains__, errors, TYPE_ERRORS)), said

@@ -1,0 +1,44 @@
+"""What to say where the other project of this name, ``torchdevice`` on PyPI, was installed over this one.
+
+Its package has the same name, so its ``torchdevice/__init__.py`` takes the place of this package's. Everything else of
+this package stays, and torch must be importable all the same.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import NoReturn
+
+NAME = "set_cuda_visible_devices"
+"""What the other project's package imports from ``torchdevice.cuda``, which is this package's."""
+
+REMEDY = "pip uninstall torchdevice, then pip install --force-reinstall --no-deps torchdevice-portable"
+
+
+def explain() -> None:
+    """Let ``torchdevice.portable`` and the like say why they are not there."""
+    sys.modules["torchdevice"].__getattr__ = _missing  # type: ignore[method-assign]
+
+
+def refuse(*args: object, **kwargs: object) -> NoReturn:
+    """Stand for the other project's function.
+
+    Raises:
+        ImportError: Always.
+    """
+    raise ImportError(f"torchdevice.{NAME} is not there: {_why()}")
+
+
+def _missing(name: str) -> NoReturn:
+    if name.startswith("__") or importlib.util.find_spec(f"torchdevice.{name}") is not None:
+        raise AttributeError(f"module 'torchdevice' has no attribute {name!r}")
+    # Not an AttributeError, whose text `from torchdevice import portable` would drop.
+    raise ImportError(f"torchdevice.{name} is not there: {_why()}")
+
+
+def _why() -> str:
+    return (
+        "the projects torchdevice and torchdevice-portable are both installed, and their packages have one name. "
+        f"To use torchdevice-portable: {REMEDY}."
+    )
