@@ -55,6 +55,7 @@ ROOMS = [
     "scope",
     "activation",
     "transfer",
+    "magics",
     "__init__",
     "autoload",
     "cli",
