@@ -59,7 +59,7 @@ class Row(NamedTuple):
     python: str
     torch: str
     passed: int
-    failed: int
+    failed: tuple[str, ...]
     skipped: int
     seconds: float
 
@@ -67,9 +67,12 @@ class Row(NamedTuple):
 def run(interpreter: str) -> Row:
     """Run the tests with an interpreter."""
     versions = "import platform, torch; print(platform.python_version(), torch.__version__)"
-    found = subprocess.run([interpreter, "-c", versions], capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        return Row(interpreter, f"cannot be imported: {found.stderr.splitlines()[-1]}", 0, 0, 0, 0.0)
+    try:
+        found = subprocess.run([interpreter, "-c", versions], capture_output=True, text=True, check=True)
+    except OSError as error:
+        return Row(interpreter, f"cannot be started: {error.strerror}", 0, (), 0, 0.0)
+    except subprocess.CalledProcessError as error:
+        return Row(interpreter, f"cannot be imported: {error.stderr.splitlines()[-1]}", 0, (), 0, 0.0)
     python, torch = found.stdout.split()
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.xml")
@@ -82,11 +85,11 @@ def run(interpreter: str) -> Row:
             check=False,
         )
         if not results.exists():
-            return Row(python, f"{torch}: pytest did not run", 0, 0, 0, 0.0)
+            return Row(python, f"{torch}: pytest did not run", 0, (), 0, 0.0)
         (suite,) = ElementTree.parse(results).getroot().iter("testsuite")
+    failed = tuple(case.attrib["name"] for case in suite if {"failure", "error"} & {part.tag for part in case})
     tests, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
-    failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
-    return Row(python, torch, tests - failed - skipped, failed, skipped, float(suite.attrib["time"]))
+    return Row(python, torch, tests - len(failed) - skipped, failed, skipped, float(suite.attrib["time"]))
 
 
 def make(folder: Path, pythons: Iterable[str], torches: Iterable[str]) -> list[str]:
@@ -114,9 +117,11 @@ def make(folder: Path, pythons: Iterable[str], torches: Iterable[str]) -> list[s
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Return the rows as a Markdown table."""
+    """Return the rows as a Markdown table, with the names of the tests that failed."""
     lines = ["| Python | torch | passed | failed | skipped | seconds |", "|---|---|---|---|---|---|"]
-    lines += [f"| {r.python} | {r.torch} | {r.passed} | {r.failed} | {r.skipped} | {r.seconds:.0f} |" for r in rows]
+    for row in rows:
+        failed = " ".join([str(len(row.failed)), *(f"`{name}`" for name in row.failed[:5])])
+        lines.append(f"| {row.python} | {row.torch} | {row.passed} | {failed} | {row.skipped} | {row.seconds:.0f} |")
     return "\n".join(lines) + "\n"
 
 
