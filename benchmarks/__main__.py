@@ -26,6 +26,7 @@ import torch
 
 from benchmarks import cases, entering, facade
 from benchmarks.measuring import Timing, compare
+from benchmarks.progress import track
 
 
 def main() -> int:
@@ -97,11 +98,10 @@ def _measure_half(rounds: int, only: str) -> dict[str, Any]:
 def _measure(rounds: int, only: str) -> dict[str, Any]:
     figures = _heading(rounds)
     figures["cases"] = {}
-    for case in cases.CASES:
-        if only in case.name:
-            timings = _case(case, rounds)
-            figures["cases"][case.name] = timings
-            _print(case.name, timings, cases.NOTHING)
+    for case in track([case for case in cases.CASES if only in case.name], "cases"):
+        timings = _case(case, rounds)
+        figures["cases"][case.name] = timings
+        _print(case.name, timings, cases.NOTHING)
     if only in "torch.cuda facade":
         figures["facade"] = facade.measure(rounds)
         for name, timings in figures["facade"].items():

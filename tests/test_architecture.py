@@ -58,6 +58,7 @@ ROOMS = [
     "scope",
     "activation",
     "transfer",
+    "magics",
     "__init__",
     "autoload",
     "cli",

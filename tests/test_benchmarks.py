@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import run_python
 
 pytestmark = pytest.mark.one_engine
@@ -59,3 +61,42 @@ def test_instructions_are_counted_where_valgrind_is() -> None:
     assert ran.returncode == 0, ran.stderr
     bare, nothing, _, ours, wrapped = (int(count.replace(",", "")) for count in ran.stdout.split("elements")[1].split())
     assert bare < nothing and ours < 1.05 * nothing and wrapped < 1.02 * bare
+
+
+PLATFORMS = """
+import sys
+from pathlib import Path
+from benchmarks import platforms
+
+platforms.ROOT, platforms.TESTS = Path(sys.argv[1]), ("test_it.py",)
+sys.exit(platforms.main([sys.executable, "/nowhere/python", "--make", sys.argv[1], "--python", "0.1", "--torch", "9"]))
+"""
+
+
+def test_platforms_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\ndef test_good(): ...\ndef test_bad(): assert 0\ndef test_left(): pytest.skip('x')\n"
+    )
+    ran = run_python("-c", PLATFORMS, str(tmp_path), cwd=ROOT)
+    good, absent = ran.stdout.splitlines()[2:4]
+    version = f"| {platform.python_version()} | {torch.__version__} | 1 | 1 `test_bad` | 1 |"
+    assert ran.returncode == 1 and good.startswith(version), ran.stdout + ran.stderr
+    assert absent.startswith("| /nowhere/python | cannot be started: No such file or directory | 0 | 0 |")
+    assert "left out: Python 0.1 with torch 9" in ran.stderr
+
+
+TRACK = """
+import io
+from rich.console import Console
+from benchmarks.progress import track
+
+terminal = io.StringIO()
+for item in track([1, 2], "items", Console(file=terminal, force_terminal=True)):
+    print(item)
+assert "items" in terminal.getvalue()
+"""
+
+
+def test_a_bar_leaves_stdout_alone() -> None:
+    ran = run_python("-c", TRACK, cwd=ROOT)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n2\n", "")

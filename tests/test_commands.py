@@ -15,8 +15,9 @@ from conftest import run_command, run_python
 
 import torchdevice
 from torchdevice.cli import examinations, main, programs
+from torchdevice.options import declarations, flag_of
 
-COMMANDS = ("run", "doctor", "report", "devices", "coverage")
+COMMANDS = ("run", "doctor", "report", "devices", "coverage", "completion")
 
 MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
 
@@ -36,7 +37,7 @@ class TestParsing:
     def test_a_flag_that_is_none_shows_the_usage_of_the_command(
         self, command: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        words = {"run": ["x.py"], "report": ["x.json"]}.get(command, [])
+        words = {"run": ["x.py"], "report": ["x.json"], "completion": ["bash"]}.get(command, [])
         with pytest.raises(SystemExit) as ended:
             main.main([command, "--bogus", *words])
         shown = capsys.readouterr().err
@@ -368,3 +369,48 @@ def test_report(tmp_path: Path) -> None:
         refused = run_command("report", name, cwd=tmp_path)
         assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1
         assert refused.stderr.startswith("torchdevice: ")
+
+
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+
+class TestCompletion:
+    """What the printed scripts do, in the shells that are installed here."""
+
+    def completed(self, *words: str) -> set[str]:
+        script = subprocess.run(
+            [sys.executable, "-m", "torchdevice", "completion", "bash"], capture_output=True, text=True, check=True
+        ).stdout
+        ask = f'{script}\nCOMP_WORDS=(torchdevice "$@"); COMP_CWORD=$#; _torchdevice; echo "${{COMPREPLY[@]}}"'
+        result = subprocess.run(["bash", "-c", ask, "bash", *words], capture_output=True, text=True, check=True)
+        assert result.stderr == ""
+        return set(result.stdout.split())
+
+    @needs_bash
+    def test_bash(self) -> None:
+        assert self.completed("") == set(COMMANDS)
+        assert self.completed("d") == {"doctor", "devices"}
+        assert self.completed("run", "--iden") == {"--identity"}
+        assert self.completed("run", "--identity", "") == {"target", "program"}
+        assert self.completed("coverage", "--target", "s") == {"simulated"}
+        assert self.completed("completion", "") >= {"bash", "zsh", "fish"}
+        assert self.completed("run", "train") == set()  # so that bash completes files
+
+    @needs_bash
+    def test_every_option_of_a_scope_is_completed(self) -> None:
+        flags = {flag_of(name) for name in declarations()}
+        assert flags <= self.completed("run", "--")
+
+    @pytest.mark.parametrize(("shell", "needs"), [("zsh", "bashcompinit"), ("fish", "-l identity -d 'The device")])
+    def test_other_shells(self, shell: str, needs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main.main(["completion", shell]) == 0
+        said = capsys.readouterr().out
+        assert needs in said and all(command in said for command in COMMANDS)
+        if shutil.which(shell):
+            (tmp_path / "script").write_text(said)
+            subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
+
+    def test_it_imports_no_torch(self) -> None:
+        program = "import sys; from torchdevice.cli.main import main; main(['completion', 'fish'])"
+        program += "; sys.exit('torch' in sys.modules)"
+        assert run_python("-c", program).returncode == 0

@@ -83,5 +83,19 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(ipython: Any) -> None:
+    """Add the magic commands ``%torchdevice`` and ``%%torchdevice``: what ``%load_ext torchdevice`` calls."""
+    from torchdevice import magics
+
+    magics.add(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """Leave the scope of ``%torchdevice``, and remove the magic commands."""
+    from torchdevice import magics
+
+    magics.remove(ipython)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
@@ -104,6 +105,8 @@ _PROPAGATE = inspect.Parameter("propagate", inspect.Parameter.KEYWORD_ONLY, defa
 def enable(target: str | torch.device | None = None, *, propagate: bool = False, **options: Any) -> Scope:
     """Activate a scope for the rest of the process: this thread and the ones it starts, until :func:`disable`.
 
+    In IPython and in notebooks, where a cell may run again, the last call counts: it takes the place of one before.
+
     Args:
         propagate: Also set ``TORCHDEVICE=1`` and the variables of all options in the environment until then, so that
             Python processes started meanwhile activate themselves when they import torch.
@@ -112,7 +115,30 @@ def enable(target: str | torch.device | None = None, *, propagate: bool = False,
     Returns:
         The scope.
     """
-    return enable_chosen(_options.chosen({"target": target, **options}), propagate=propagate)
+    chosen = _options.chosen({"target": target, **options})
+    return (enable_again if _in_ipython() else enable_chosen)(chosen, propagate=propagate)
+
+
+def _in_ipython() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+def enable_again(options: Options, *, propagate: bool) -> Scope:
+    """Activate a scope as :func:`enable` does, in place of one that :func:`enable` has activated last."""
+    if is_enabled():
+        last = state.entries[-1]
+        scope: Scope = last.owner
+        if scope.options == options and bool(last.environment) is propagate:
+            return scope
+        choosing.resolve(options)  # raises, if it does, before the scope in force is left
+        disable()
+    return enable_chosen(options, propagate=propagate)
+
+
+def is_enabled() -> bool:
+    """Return whether the innermost scope of this thread was activated by :func:`enable`."""
+    return bool(state.entries) and state.entries[-1].environment is not None
 
 
 def enable_chosen(options: Options, *, propagate: bool) -> Scope:

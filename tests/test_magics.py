@@ -1,0 +1,126 @@
+"""The magic commands, in a session of IPython, and enable() in cells that run again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+
+pytest.importorskip("IPython", reason="install with the [test] extra")
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A session with the commands."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    monkeypatch.delenv("TORCHDEVICE_ENGINE", raising=False)
+    shell = InteractiveShell.instance()
+    shell.run_cell("%load_ext torchdevice").raise_error()
+    yield shell
+    shell.run_cell("%unload_ext torchdevice").raise_error()
+    InteractiveShell.clear_instance()
+
+
+def run(session: Any, cell: str) -> Any:
+    """Run a cell, and return the value of its last line."""
+    result = session.run_cell(cell)
+    result.raise_error()
+    return result.result
+
+
+class TestForTheSession:
+    def test_it_lasts_until_off(self, session: Any) -> None:
+        scope = run(session, "%torchdevice simulated:cuda:2 --memory 1GiB")
+        assert scope is torchdevice.current() and scope.options.memory == 1 << 30
+        assert run(session, "import torch; torch.cuda.device_count()") == 2
+        assert run(session, "torch.ones(1).cuda().device.type") == "simulated"
+        run(session, "%torchdevice off")
+        assert torchdevice.current() is None and not torch.cuda.is_available()
+        run(session, "%torchdevice off")
+
+    def test_a_cell_that_runs_again_changes_nothing(self, session: Any) -> None:
+        first = run(session, "%torchdevice cpu --strict")
+        assert run(session, "%torchdevice cpu --strict") is first
+        run(session, "%torchdevice off")
+        assert torchdevice.current() is None
+
+    def test_the_last_one_counts(self, session: Any) -> None:
+        run(session, "%torchdevice cpu")
+        run(session, "%torchdevice --target simulated:cuda")
+        assert run(
+            session, "torchdevice_target = __import__('torchdevice').current().runtime.target; torchdevice_target"
+        )
+        assert torchdevice.current().runtime.target == "simulated:cuda:1"
+        run(session, "%torchdevice off")
+        assert torchdevice.current() is None
+
+    def test_processes_follow(self, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = "import torch; print(torch.ones(1).cuda().item())"
+        run(session, "%torchdevice cpu")
+        said = run(session, f'import subprocess, sys; subprocess.check_output([sys.executable, "-c", "{program}"])')
+        assert said == b"1.0\n"
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("vax", "'vax' is not a target"),
+            ("cpu --memory much", "memory='much' is not a size"),
+            ("cpu --bogus", "unrecognized arguments: --bogus. Use %torchdevice TARGET"),
+            ("cpu --target mps", "'cpu' and 'mps' are both given"),
+        ],
+    )
+    def test_a_wrong_line_is_an_error_and_changes_nothing(self, line: str, message: str, session: Any) -> None:
+        scope = run(session, "%torchdevice cpu")
+        with pytest.raises(Exception, match=message):
+            run(session, f"%torchdevice {line}")
+        assert torchdevice.current() is scope
+
+
+class TestForACell:
+    def test_only_the_cell_is_in_the_scope(self, session: Any) -> None:
+        cell = "%%torchdevice simulated:cuda --identity program\nimport torch\nx = torch.ones(2).cuda()\nx.is_cuda\n"
+        assert run(session, cell) is True
+        assert torchdevice.current() is None and tuple(session.user_ns["x"].shape) == (2,)
+
+    def test_an_error_leaves_it(self, session: Any) -> None:
+        with pytest.raises(ZeroDivisionError):
+            run(session, "%%torchdevice cpu\n1 / 0")
+        assert torchdevice.current() is None
+
+    def test_statements_have_no_value(self, session: Any) -> None:
+        assert run(session, "%%torchdevice cpu\nx = 1\n") is None and session.user_ns["x"] == 1
+
+
+class TestEnable:
+    def test_once_for_a_cell_that_runs_again(self, session: Any) -> None:
+        cell = "import torchdevice\nscope = torchdevice.enable('cpu')"
+        run(session, cell)
+        first = torchdevice.current()
+        run(session, cell)
+        assert torchdevice.current() is first
+        run(session, "torchdevice.disable()")
+        assert torchdevice.current() is None
+
+    def test_the_last_call_counts(self, session: Any) -> None:
+        run(session, "import torchdevice\ntorchdevice.enable('cpu')\ntorchdevice.enable('cpu', strict=True)")
+        assert torchdevice.current().options.strict
+        run(session, "torchdevice.disable()")
+        assert torchdevice.current() is None
+
+    def test_inside_a_block_it_is_a_scope_of_its_own(self, session: Any) -> None:
+        with torchdevice.portable("cpu") as outer:
+            run(session, "import torchdevice\ntorchdevice.enable('cpu')")
+            run(session, "torchdevice.disable()")
+            assert torchdevice.current() is outer
+
+    def test_elsewhere_calls_are_nested(self) -> None:
+        first, second = torchdevice.enable("cpu"), torchdevice.enable("cpu")
+        assert second is not first and torchdevice.current() is second
+        torchdevice.disable()
+        assert torchdevice.current() is first
+        torchdevice.disable()
