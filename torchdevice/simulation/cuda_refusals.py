@@ -45,9 +45,9 @@ _KERNELS = {
     "avg_pool3d": "avg_pool3d_out_cuda",
     "baddbmm": "baddbmm_cuda",
     "bmm": "baddbmm_cuda",
-    "convolution": "slow_conv{dims}d_cuda",
     "dot": "dot",
     "histc": "histc",
+    "linalg_vector_norm": "norm_cuda",
     "max_pool2d_with_indices": "max_pool2d_with_indices_out_cuda_frame",
     "max_pool3d_with_indices": "max_pool3d_with_indices_out_frame",
     "mm": "addmm_cuda",
@@ -56,7 +56,9 @@ _KERNELS = {
     "upsample_bilinear2d": "upsample_bilinear2d_out_frame",
     "vdot": "vdot",
 }
-"""The names that CUDA's kernels have in torch's errors (aten/src/ATen/native/cuda); another operator's is NAME_cuda."""
+"""The names that CUDA's kernels have in torch's errors (aten/src/ATen/native/cuda); another operator's is NAME_cuda.
+
+They are in ``libtorch_cuda.so`` of torch 2.10 and 2.15."""
 
 _OUT_OF_BOUNDS = (
     r"index -?\d+ is out of bounds for dimension",
@@ -175,8 +177,30 @@ def _check_dtype(name: str, dtypes: frozenset[torch.dtype], args: Any) -> None:
     first = next((each for each in args if isinstance(each, torch.Tensor)), None)
     if first is None or first.dtype not in dtypes or not first.numel():
         return
-    kernel = _KERNELS.get(name, f"{name}_cuda").format(dims=first.dim() - 2 if first.dim() > 3 else 2)
+    kernel = _convolution(*args) if name == "convolution" else _KERNELS.get(name, f"{name}_cuda")
     raise NotImplementedError(f"\"{kernel}\" not implemented for '{_SCALAR_TYPES[first.dtype]}'")
+
+
+def _convolution(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> str:
+    """Return the name of the kernel that torch chooses on CUDA without cuDNN (aten/src/ATen/native/Convolution.cpp)."""
+    dims = 3 if input.dim() == 5 else 2
+    if transposed:
+        return f"slow_conv_transpose{dims}d_out_cuda"
+    if groups > 1 and groups == input.size(1) and weight.size(0) % groups == 0:
+        return "conv_depthwise2d_forward_cuda" if dims == 2 else "conv_depthwise3d"
+    if dims == 3 or any(step != 1 for step in dilation):
+        return "slow_conv_dilated<>"
+    return "slow_conv2d_cuda"
 
 
 def _asserting(kernel: Kernel) -> Kernel:
