@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,26 @@ def test_pools_and_allocators_name_the_way_out(cuda: torchdevice.Scope) -> None:
 class _Allocator:
     def allocator(self) -> Any:
         return self
+
+
+@pytest.mark.parametrize("name", ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"])
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda:2"])
+def test_one_figure_is_read_without_the_table_of_all(target: str, name: str) -> None:
+    key = f"{name.split('_')[-1]}_bytes.all.{'peak' if name.startswith('max') else 'current'}"
+    read = getattr(torch.cuda, name)  # as a program that imports it before the scope
+    frames = []
+    with torchdevice.portable(target) as scope:
+        held = torch.ones(1000, device="cuda")
+        assert getattr(torch.cuda.memory, name)() == getattr(torch.cuda, name)(0)
+        if target != "cpu":  # where other parts of the process allocate meanwhile
+            assert getattr(torch.cuda, name)() == torch.cuda.memory_stats()[key] == read() > 0
+            assert getattr(torch.cuda, name)("cuda:1") == torch.cuda.memory_stats(1)[key]
+        with pytest.raises(RuntimeError, match=r"Invalid device argument -?7"):
+            getattr(torch.cuda, name)(7 if target != "cpu" else -7)
+        sys.setprofile(lambda frame, event, argument: frames.append(frame) if event == "call" else None)
+        try:
+            getattr(torch.cuda, name)()
+        finally:
+            sys.setprofile(None)
+    assert len(frames) < 100 and held.numel() == 1000
+    assert bool(scope.journal.degraded) is (target == "cpu")

@@ -8,6 +8,7 @@ allocations, is 0.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -188,6 +189,28 @@ def _list_gpu_processes(context: Context, original: Any, device: Any = None) -> 
     return list_processes(context, torch.cuda._utils._get_device_index(device, optional=True))
 
 
+def _figure(field: str) -> Callable[..., int]:
+    """Return the replacement of a function that reads one figure; torch makes and sorts a table of all for it."""
+
+    def read(context: Context, original: Any, device: Any = None) -> int:
+        if not torch.cuda.is_initialized():
+            return 0
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        report(context, "torch.cuda.memory_stats")
+        return getattr(context.runtime.memory(_target_index(context, index)), field)
+
+    return read
+
+
+_ONE_FIGURE = {
+    "memory_allocated": "allocated",
+    "max_memory_allocated": "peak_allocated",
+    "memory_reserved": "reserved",
+    "max_memory_reserved": "peak_reserved",
+}
+"""Function of torch -> the field of a runtime's figures that it reads."""
+
+
 def _device_memory_used(context: Context, original: Any, device: Any = None) -> int:
     index = torch.cuda._utils._get_device_index(device, optional=True)
     report(context, "torch.cuda.device_memory_used")
@@ -195,8 +218,12 @@ def _device_memory_used(context: Context, original: Any, device: Any = None) -> 
 
 
 def patches() -> list[Patch]:
-    """Return the patches of the functions that ask NVIDIA's management library for memory figures."""
+    """Return the patches of the functions that read one figure, or ask NVIDIA's management library for figures."""
     return [
+        *(
+            replaced_in_importers(torch.cuda.memory, name, _figure(field), native_to="cuda")
+            for name, field in _ONE_FIGURE.items()
+        ),
         replaced_in_importers(torch.cuda.memory, "list_gpu_processes", _list_gpu_processes, native_to="cuda"),
         replaced_function(torch.cuda, "device_memory_used", _device_memory_used, native_to="cuda"),
     ]
