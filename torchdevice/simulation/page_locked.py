@@ -74,6 +74,8 @@ def register() -> bool:
     for name, function in ((_ALLOCATOR, _answer(allocator)), (_IS_LOCKED, _is_locked)):
         place = _ABOVE + _DESTRUCTORS + order.index(name)
         _functions_of_models.append((own, place, own[place], function))
+    # C++ may read the table after Python has ended, when the objects of modules are gone.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(own))
     ctypes.c_void_p.from_address(hooks).value = ctypes.addressof(own) + _ABOVE * _WORD
     return True
 
