@@ -32,6 +32,10 @@ _COMPANIONS = "_torchdevice_companions"
 # The function by which graphs of Dynamo enter autocast. Only torch 2.11 and later make objects of a class of their own.
 _ENTER_IN_GRAPH = require(autocast_mode, "_enter_autocast").__code__
 
+# torch.is_autocast_enabled() without a device asks about torch's accelerator, which is an out-of-tree backend where one
+# is registered, even if the target is another device. Before torch 2.14 it asks about CUDA.
+_ASKS_ABOUT_ACCELERATOR = torch.__version__ >= "2.14"
+
 
 def dtype_on_target(context: Context, requested: torch.dtype, *, enabled: bool = True) -> torch.dtype:
     """Return the dtype in which autocast of the target gives finite results where CUDA's does.
@@ -58,32 +62,43 @@ def _finite_dtype(context: Context, requested: torch.dtype) -> torch.dtype:
 
 
 class _Companion:
-    """Autocast of the target, enabled while the program's autocast is entered and the thread is in the scope."""
+    """Autocast of other devices, enabled while the program's autocast is entered and the thread is in the scope.
 
-    def __init__(self, context: Context, requested: autocast, for_target: autocast):
-        self._context, self._requested, self._for_target = context, requested, for_target
+    Args:
+        context: The active context.
+        requested: The program's autocast.
+        others: Autocast of the target and of the device that torch asks about.
+    """
+
+    def __init__(self, context: Context, requested: autocast, others: list[autocast]):
+        self._context, self._requested, self._others = context, requested, others
 
     def enter(self) -> None:
-        self._for_target.__enter__()
+        for other in self._others:
+            other.__enter__()
         self._context.thread.at_exit.append(self._pause)
 
     def leave(self) -> None:
         thread = self._context.thread
         if self._pause in thread.at_exit:
             thread.at_exit.remove(self._pause)
-            self._for_target.__exit__(None, None, None)
+            self._exit_others()
         elif self._resume in thread.at_return:
             thread.at_return.remove(self._resume)
 
     def _pause(self) -> None:
-        """Disable autocast of the target: the thread leaves the scope, between two steps of a generator or for good."""
-        self._for_target.__exit__(None, None, None)
+        """Disable autocast of others: the thread leaves the scope, between two steps of a generator or for good."""
+        self._exit_others()
         self._context.thread.at_return.append(self._resume)
 
     def _resume(self) -> None:
-        """Enable autocast of the target again: the thread is back in the scope."""
+        """Enable autocast of others again: the thread is back in the scope."""
         if torch.is_autocast_enabled(self._requested.device):  # the program's autocast may have ended meanwhile
             self.enter()
+
+    def _exit_others(self) -> None:
+        for other in reversed(self._others):
+            other.__exit__(None, None, None)
 
 
 def _enter(context: Context, original: Any, self: autocast) -> Any:
@@ -109,16 +124,19 @@ def _exit(original: Any) -> Any:
 
 
 def _companion(context: Context, requested: autocast) -> _Companion | None:
-    """Return autocast of the target; None where the program's autocast suffices or is for another device."""
+    """Return autocast of other devices; None where the program's autocast suffices or is for another device."""
     device_type, enabled = context.device_type, requested._enabled
     # A program that writes torch.autocast(device.type) spells the target, because device was rewritten.
     if requested.device != device_type and requested.device not in ACCELERATORS:
         return None
     dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
-    if requested.device == device_type and dtype is requested.fast_dtype:
-        return None
-    for_target = _of_any_dtype(device_type, dtype, enabled, requested._cache_enabled)
-    return _Companion(context, requested, for_target)
+    dtypes = {device_type: dtype}
+    if _ASKS_ABOUT_ACCELERATOR and (backend := torch._C._get_privateuse1_backend_name()) != "privateuseone":
+        dtypes.setdefault(backend, requested.fast_dtype)
+    if dtypes.get(requested.device) is requested.fast_dtype:
+        del dtypes[requested.device]
+    others = [_of_any_dtype(each, dtype, enabled, requested._cache_enabled) for each, dtype in dtypes.items()]
+    return _Companion(context, requested, others) if others else None
 
 
 def _of_any_dtype(device_type: str, dtype: Any, enabled: bool, cache_enabled: bool | None) -> autocast:
