@@ -18,7 +18,7 @@ def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
         str(PROGRAMS / "collectives.py"), backend, TORCHDEVICE_TARGET=devices,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert done.stdout.count("22 cases") == 2, done.stdout
+    assert done.stdout.count("23 cases") == 2, done.stdout
 
 
 ON_ONE_DEVICE = """
