@@ -132,6 +132,19 @@ def all_gather_refuses():
             raise AssertionError("nothing was raised")
 
 
+def contiguous_tensors_only():
+    for tensor in (mine(3, 4).t(), mine(3, 4)[:, :2]):
+        try:
+            dist.all_reduce(tensor)
+        except ValueError as error:
+            assert str(error) == "Tensors must be contiguous", error
+        else:
+            raise AssertionError("nothing was raised")
+    images = mine(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    dist.all_reduce(images)
+    same(images, total(2, 3, 4, 5))
+
+
 def all_gather_to_a_list():
     for sizes in ([3] * size, list(range(1, size + 1))):
         gathered = [empty(length) for length in sizes]

@@ -29,6 +29,8 @@ from torchdevice.torch_internals import require
 
 _c10d = require(torch._C, "_distributed_c10d")
 
+_memory_format_of = require(torch._prims_common, "suggest_memory_format")
+
 _work_of = require(_c10d, "_create_work_from_future")
 
 _Tensors = Sequence[torch.Tensor]
@@ -80,7 +82,7 @@ class _Staging:
             written: Whether what the collective writes there is written to the tensor by :meth:`write_back`.
         """
         tensor = tensor.detach()
-        alias = self._group.checked_alias(tensor)
+        alias = self._group.checked_alias(tensor, between_two=not self._connects)
         if self._connects and alias is not tensor:
             self._group.know_devices(tensor.get_device())
         host = tensor.cpu() if alias is None else alias
@@ -158,18 +160,21 @@ class NcclOnGloo(dist.ProcessGroup):
         self.gloo.allgather([of_all], [mine]).wait()
         return torch.cat(of_all)
 
-    def checked_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def checked_alias(self, tensor: torch.Tensor, *, between_two: bool = False) -> torch.Tensor | None:
         """Return the CPU tensor with a tensor's memory, if there is one, and refuse what NCCL refuses.
 
         Raises:
             RuntimeError: The tensor is on a device that the group does not serve.
-            ValueError: The tensor has gaps in memory, or shares memory with itself.
+            ValueError: The tensor is not contiguous in a memory format. Between two ranks that is allowed, unless the
+                tensor has gaps in memory, or shares memory with itself.
         """
         alias = self.runtime.host_alias(tensor)
         is_on_cpu = alias is tensor
         if not (self._takes_cpu if is_on_cpu else tensor.device.type == self.runtime.device_type):
             raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
-        if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        if between_two and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+            raise ValueError("Tensors for P2P must be non-overlapping and dense")
+        if not between_two and not tensor.is_contiguous(memory_format=_memory_format_of(tensor)):
             raise ValueError("Tensors must be contiguous")
         return alias
 
