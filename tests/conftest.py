@@ -51,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--targets", default=",".join(TARGETS), help="devices on which the contract tests run, separated by commas"
     )
-    parser.addoption("--engine", choices=("mode", "wrap"), default="mode", help="the engine of scopes that name none")
+    engines = ("mode", "wrap", "auto")
+    parser.addoption("--engine", choices=engines, default="mode", help="the engine of scopes that name none")
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
 
 

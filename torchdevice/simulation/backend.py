@@ -159,8 +159,22 @@ def _register_kernels() -> None:
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys() - batch_norm.KERNELS.keys()):
-        aten.impl(name, guarded(_overload(name), kernels.kernel_of(_overload(name))), "PrivateUse1")
+        aten.impl(name, _made_when_called(name), "PrivateUse1")
     _libraries.extend((fallback, aten, *autocast.register(), *sparse.register()))
+
+
+def _made_when_called(name: str) -> Any:
+    """Return a kernel that is made at its first call: a program calls few operators, and making all takes long."""
+    made: Any = None
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        nonlocal made
+        if made is None:
+            op = _overload(name)
+            made = guarded(op, kernels.kernel_of(op))
+        return made(*args, **kwargs)
+
+    return kernel
 
 
 def _shadowed() -> set[str]:

@@ -156,7 +156,9 @@ def _table() -> Mapping[str, _Entry]:
     table: dict[str, _Entry] = {}
     entry = _Entry()
     for line in path.read_text().splitlines():
-        if found := _FUNCTION.match(line):
+        if not line.startswith(("- func", "  ")):
+            continue
+        if line[0] == "-" and (found := _FUNCTION.match(line)):
             entry = table[found[1]] = _Entry()
         elif line.startswith("  structured_delegate: "):
             entry.delegate = line.split(": ", 1)[1].split("#")[0].strip()
