@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import subprocess
+import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import run_command
+import torch
+from conftest import free_port, run_command
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def torchrun(target: str, program: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    target: str, program: Path, *arguments: str, options: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a program in two processes, on a target with two devices where the target is simulated."""
     devices = f"{target}:2" if target.startswith("simulated") else target
     return run_command(
-        "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program), *arguments,
+        "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options, str(program), *arguments,
         TORCHDEVICE_TARGET=devices, **environment,
     )  # fmt: skip
 
@@ -104,3 +112,49 @@ def test_two_ranks_on_one_device(tmp_path: Path, apart: str) -> None:
     refused = {f"Duplicate GPU detected : rank {a} and rank {b} both on CUDA device 1000" for a, b in ((0, 1), (1, 0))}
     expected = {f"refused {line}" for line in refused} if apart == "no" else {"sum [2.0, 2.0]"}
     assert set(done.stdout.splitlines()) == expected, done.stdout + done.stderr[-4000:]
+
+
+def assert_losses(folder: Path) -> None:
+    found = [json.loads((folder / f"losses-{rank}").read_text()) for rank in (0, 1)]
+    assert found[0] == found[1] and torch.allclose(torch.tensor(found[0]), losses_of_one_process(), atol=1e-5)
+
+
+@pytest.mark.sampled(1)
+def test_a_killed_rank_goes_on_from_its_snapshot(target: str, tmp_path: Path) -> None:
+    done = torchrun(target, PROGRAMS / "elastic.py", str(tmp_path), options=["--max-restarts=2"])
+    assert_succeeded(done)
+    assert "goes on from step 3" in done.stdout and (tmp_path / "killed").exists()
+    assert_losses(tmp_path)
+
+
+@pytest.mark.sampled(1)
+def test_a_killed_rank_of_two_agents_goes_on(target: str, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "torchdevice", "run", "--target", target, "-m", "torch.distributed.run", "--nnodes=2",
+        "--nproc-per-node=1", "--max-restarts=3",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=two",
+        str(PROGRAMS / "elastic.py"), str(tmp_path),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as ending:
+        agents = [ending.enter_context(subprocess.Popen(command, env=environment)) for _ in range(2)]
+        for agent in agents:
+            ending.callback(agent.kill)
+        assert [agent.wait(timeout=250) for agent in agents] == [0, 0]
+    assert (tmp_path / "killed").exists()
+    assert_losses(tmp_path)
+
+
+def losses_of_one_process() -> torch.Tensor:
+    """Train as tests/programs/elastic.py does."""
+    torch.manual_seed(0)
+    data = torch.randn(6, 8, 4)
+    model = torch.nn.Linear(4, 1)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
+    for batch in data:
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return torch.tensor(losses)

@@ -16,6 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -54,7 +57,32 @@ def register(*, takes_cpu: bool) -> str:
 def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> NcclOnGloo:
     context = thread_state.current()
     assert context is not None, "this process group is asked for in scopes only"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = _of_this_attempt(store, rank, size)
     return NcclOnGloo(rank, size, dist.ProcessGroupGloo(store, rank, size, timeout), context.runtime, takes_cpu)
+
+
+def _of_this_attempt(store: Any, rank: int, size: int) -> Any:
+    """Return a part of a store in which processes that were killed have left nothing.
+
+    The agents of torchrun keep their store when they start the ranks again. gloo would find the addresses of killed
+    ranks there. So each rank writes a new value, and waits until all others have seen it. Then all have the new value
+    of rank 0.
+    """
+    others, mine = [each for each in range(size) if each != rank], uuid.uuid4().hex
+    unaware = others
+    store.set(f"{rank} begins", mine)
+    while True:
+        for other in others:
+            store.set(f"{rank} has seen {other}", store.get(f"{other} begins"))
+        if not unaware:  # so all others had begun when their values were read
+            return dist.PrefixStore(store.get("0 begins").decode(), store)
+        time.sleep(_PAUSE)
+        unaware = [other for other in unaware if store.get(f"{other} has seen {rank}").decode() != mine]
+
+
+_PAUSE = 0.01
+"""Seconds between two looks at what the other ranks have written."""
 
 
 class _Staging:
