@@ -188,13 +188,8 @@ def _instructions(only: str) -> int:
         return 1
     with tempfile.TemporaryDirectory() as folder:
         watched = [sys.executable, "-m", "benchmarks", "--counted", only]
-        options = [
-            "--tool=callgrind",
-            "--instr-atstart=no",
-            f"--dump-before={_MARK}",
-            f"--callgrind-out-file={folder}/out",
-        ]
-        subprocess.run(["valgrind", *options, *watched], check=True, stderr=subprocess.DEVNULL)
+        options = ["--instr-atstart=no", f"--dump-before={_MARK}", f"--callgrind-out-file={folder}/out"]
+        subprocess.run(["valgrind", "--tool=callgrind", *options, *watched], check=True, stderr=subprocess.DEVNULL)
         print(f"{'instructions of one call':34}" + "".join(f"{condition:>20}" for condition in _CONDITIONS))
         counted = _cases_counted(only)
         marks = 2 * len(counted) * len(_CONDITIONS)  # ours are the last; starting threads calls the C function too

@@ -87,8 +87,8 @@ def sweep(request: pytest.FixtureRequest) -> tuple[bool, int]:
 
 @pytest.fixture(autouse=True)
 def torch_is_restored() -> Iterator[None]:
-    """Check that every object in torch is after a test the object it was before, and restore the CPU's random state."""
-    state = torch.get_rng_state()
+    """Check that every object in torch is after a test what it was before. Restore random state and precision."""
+    state, precisions = torch.get_rng_state(), snapshot.precisions()
     before = snapshot.take()
     yield
     left = list(thread_state.state.entries)
@@ -101,6 +101,7 @@ def torch_is_restored() -> Iterator[None]:
         changed = snapshot.differences(before, snapshot.take())
     assert changed == []
     torch.set_rng_state(state)
+    snapshot.restore_precisions(precisions)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -143,6 +143,23 @@ def take() -> dict[str, Any]:
     }
 
 
+PRECISIONS = [
+    ("generic", "all"),
+    *((backend, kind) for backend in ("cuda", "mkldnn") for kind in ("all", "matmul", "conv", "rnn")),
+]
+"""Backends and kinds of operators that have a precision of float32 arithmetic. The first ones hold for the others."""
+
+
+def precisions() -> list[str]:
+    """Return the process's precisions of float32 arithmetic, which programs and the HuggingFace Trainer set."""
+    return [torch._C._get_fp32_precision_getter(*each) for each in PRECISIONS]
+
+
+def restore_precisions(before: list[str]) -> None:
+    for each, value in zip(PRECISIONS, before, strict=True):
+        torch._C._set_fp32_precision_setter(*each, value)
+
+
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Return what changed, one line each. Names that torch added by importing its own submodules do not count."""
     found = [

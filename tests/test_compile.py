@@ -733,12 +733,10 @@ class TestTransformers:
         compiled = llama.generate(ids, max_new_tokens=6, do_sample=False, cache_implementation="static")
         assert torch.equal(expected, compiled) and counter.frame_count >= 1
 
-    def test_trainer(self, llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_trainer(self, llama: Any, tmp_path: Path) -> None:
         from transformers import Trainer, TrainingArguments
 
         rows = [{"input_ids": torch.randint(0, 64, (8,)), "labels": torch.randint(0, 64, (8,))} for _ in range(8)]
-        # The Trainer sets TF32 for the whole process, as on CUDA, and torch has no way to restore the setting.
-        monkeypatch.setattr("transformers.training_args.enable_tf32", lambda enable: None)
         arguments = TrainingArguments(
             output_dir=str(tmp_path),
             max_steps=2,

@@ -39,3 +39,11 @@ def test_a_change_is_seen(change: object, expected: str) -> None:
 
 def test_nothing_is_seen_where_nothing_changed() -> None:
     assert _changes(lambda patching: None) == []
+
+
+def test_the_precision_that_a_test_sets_is_restored() -> None:
+    before = snapshot.precisions()
+    torch.backends.fp32_precision = "tf32"  # as the Trainer does
+    assert snapshot.precisions() != before
+    snapshot.restore_precisions(before)
+    assert snapshot.precisions() == before and torch.get_float32_matmul_precision() == "highest"
