@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import plain_torch
+from conftest import plain_torch, run_program
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 pytestmark = pytest.mark.usefixtures("cuda")
@@ -257,3 +257,37 @@ def test_pickling_and_deepcopy() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(x)), x)
     model = torch.nn.Linear(2, 2).cuda()
     assert torch.equal(copy.deepcopy(model).weight, model.weight)
+
+
+@pytest.mark.slow
+def test_options_reach_workers_however_they_start(target: str, tmp_path: Path) -> None:
+    """A worker that raises is named."""
+    program = """
+        import torch
+
+        class Seen(torch.utils.data.Dataset):
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, index):
+                return torch.cuda.get_device_capability()[0], torch.ones(1, device="cuda").device.type
+
+        class Failing(Seen):
+            def __getitem__(self, index):
+                raise ValueError("no")
+
+        if __name__ == "__main__":
+            for method in ("fork", "spawn", "forkserver"):
+                loaded = torch.utils.data.DataLoader(Seen(), num_workers=1, multiprocessing_context=method)
+                print(method, [(capability.item(), *kind) for capability, kind in loaded])
+                try:
+                    list(torch.utils.data.DataLoader(Failing(), num_workers=1, multiprocessing_context=method))
+                except ValueError as error:
+                    print(str(error).splitlines()[0])
+    """
+    done = run_program(tmp_path, program, options=["--target", target, "--capability", "9.0"])
+    kind = target.partition(":")[0]
+    expected = []
+    for method in ("fork", "spawn", "forkserver"):
+        expected += [f"{method} [(9, {kind!r}), (9, {kind!r})]", "Caught ValueError in DataLoader worker process 0."]
+    assert done.stdout.splitlines() == expected, done.stderr[-2000:]
