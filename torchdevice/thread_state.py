@@ -300,7 +300,8 @@ def _retire(mode: ContextMode) -> None:
 
 
 def _is_top(mode: Any) -> bool:
-    return mode is next(reversed(stacked_modes()), None)
+    # On one line and without a call of Python, so that no signal handler enters a scope after the look at the stack.
+    return _stack_length() > 0 and _stack_at(_stack_length() - 1) is mode
 
 
 def _put_back_lifted() -> None:
