@@ -88,6 +88,8 @@ def sweep(request: pytest.FixtureRequest) -> tuple[bool, int]:
 @pytest.fixture(autouse=True)
 def torch_is_restored() -> Iterator[None]:
     """Check that every object in torch is after a test what it was before. Restore random state and precision."""
+    # torch's own tests, once imported, forbid a program to set flags of torch.backends by assignment.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     state, precisions = torch.get_rng_state(), snapshot.precisions()
     before = snapshot.take()
     yield
@@ -102,6 +104,13 @@ def torch_is_restored() -> Iterator[None]:
     assert changed == []
     torch.set_rng_state(state)
     snapshot.restore_precisions(precisions)
+
+
+@pytest.fixture(autouse=True)
+def users_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test that asks nothing of an engine use the one that users get, in the processes that it starts too."""
+    if request.node.get_closest_marker("one_engine"):
+        monkeypatch.setenv("TORCHDEVICE_ENGINE", "auto")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

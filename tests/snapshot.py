@@ -156,8 +156,14 @@ def precisions() -> list[str]:
 
 
 def restore_precisions(before: list[str]) -> None:
-    for each, value in zip(PRECISIONS, before, strict=True):
-        torch._C._set_fp32_precision_setter(*each, value)
+    """Put the precisions back, unless they are the same: torch counts each setting as a use of its newer flags."""
+    if precisions() == before:
+        return
+    # torch has an older flag for the same, refuses to read it where the two differ, and sets each with the other.
+    torch.set_float32_matmul_precision("highest")
+    for _ in range(2):
+        for each, value in zip(PRECISIONS, before, strict=True):
+            torch._C._set_fp32_precision_setter(*each, value)
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -180,7 +180,7 @@ class TestRun:
             dist.init_process_group("nccl")
             x = torch.ones(1, device="cuda")
             dist.all_reduce(x)
-            print(x.item())
+            print(f"{x.item()}\\n", end="")
             dist.destroy_process_group()
         """
         (tmp_path / "program.py").write_text(program)

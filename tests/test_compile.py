@@ -510,8 +510,6 @@ class TestTracing:
         program = """
             import torch
             from torch._subclasses import FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
             from torch.distributed.tensor import DTensor, Shard
             from torch.testing._internal.distributed.fake_pg import FakeStore
 

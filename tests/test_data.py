@@ -259,7 +259,7 @@ def test_pickling_and_deepcopy() -> None:
     assert torch.equal(copy.deepcopy(model).weight, model.weight)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(1)
 def test_options_reach_workers_however_they_start(target: str, tmp_path: Path) -> None:
     """A worker that raises is named."""
     program = """

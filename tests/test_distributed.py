@@ -38,13 +38,14 @@ def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:
 def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     done = torchrun(target, PROGRAMS / "collectives.py", backend)
     assert_succeeded(done)
-    assert done.stdout.count("23 cases") == 2, done.stdout
+    assert done.stdout.count("24 cases") == 2, done.stdout
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["test_ops", "test_script", "test_sync", "test_ddp_comm_hook", "test_distributed_data_loop"]
 )
+@pytest.mark.one_engine
 def test_accelerates_own_tests(target: str, name: str) -> None:
     if name == "test_distributed_data_loop":
         pytest.importorskip("torchdata", reason="install with the [test] extra")
@@ -92,9 +93,9 @@ if os.environ["APART"] == "visible":
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]
 try:
     dist.all_reduce(values)
-    print("sum", values.tolist(), flush=True)
+    print(f"sum {values.tolist()}\\n", end="", flush=True)
 except dist.DistBackendError as error:
-    print("refused", str(error).splitlines()[-1], flush=True)
+    print(f"refused {str(error).splitlines()[-1]}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
 

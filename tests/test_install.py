@@ -17,7 +17,7 @@ import torchdevice
 
 PACKAGE = Path(torchdevice.__file__).parent
 
-ROOT = PACKAGE.parent
+ROOT = Path(__file__).parents[1]
 
 THEIRS = {
     "__init__.py": "from torchdevice.cuda import set_cuda_visible_devices\n__all__ = ['set_cuda_visible_devices']\n",

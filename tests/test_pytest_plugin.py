@@ -241,7 +241,9 @@ GIVEN = {**OTHER_VALUES, "target": "simulated:mps"}
 
 def test_every_option_is_a_flag(tmp_path: Path) -> None:
     given = as_text({name: value for name, value in GIVEN.items() if name != "devices"})
-    words = [record.pytest_flag_of(name) + ("" if name == "strict" else f"={text}") for name, text in given.items()]
+    words = [
+        record.pytest_flag_of(name) + ("" if type(GIVEN[name]) is bool else f"={text}") for name, text in given.items()
+    ]
     code, output = run_pytest(tmp_path, SHOWN, "-s", *words)
     assert code == 0 and given.items() <= shown(output).items(), output
 

@@ -324,13 +324,14 @@ def test_a_warning_for_each_pair_of_lines() -> None:
 
 
 def test_nothing_is_looked_for_by_default() -> None:
+    before = enforcement.watching  # a test that limits memory watches for good
     with torchdevice.simulate():
-        assert not enforcement.watching and not enforcement.recorders and not allocator.observers
+        assert enforcement.watching == before and not enforcement.recorders and not allocator.observers
         write_then_read(False)
     with torchdevice.simulate(races=False), torchdevice.simulate(races="error"):  # the inner scope looks
         with pytest.raises(RaceError):
             write_then_read(False)
-    assert not enforcement.watching and not enforcement.recorders and not allocator.observers
+    assert enforcement.watching == before and not enforcement.recorders and not allocator.observers
 
 
 def test_programs_without_races(cuda: torchdevice.Scope) -> None:

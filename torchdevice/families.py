@@ -8,8 +8,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Literal, get_args
 
-import torch
-
 Family = Literal["cuda", "mps", "xpu"]
 
 FAMILIES: tuple[str, ...] = get_args(Family)
@@ -18,5 +16,7 @@ FAMILIES: tuple[str, ...] = get_args(Family)
 
 def conventional_modules() -> list[ModuleType]:
     """Return the families' modules that follow torch's convention: they initialise the device when it is used."""
+    import torch  # not above: options are read before torch is imported, which may activate this package
+
     modules = [getattr(torch, family) for family in FAMILIES]
     return [module for module in modules if hasattr(module, "_lazy_init")]

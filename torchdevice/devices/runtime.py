@@ -142,13 +142,13 @@ class Runtime:
         """Return the CPU tensor with the memory of one of the device or of the CPU; None where there is none."""
         return tensor if tensor.device.type == "cpu" else None
 
-    def enter_thread(self, entry: object) -> None:
+    def enter_thread(self, entry: Any) -> None:
         """Prepare this thread for an entry of a scope on the device.
 
         May be called again for an entry, after an interrupt. The second call must change nothing.
         """
 
-    def leave_thread(self, entry: object) -> None:
+    def leave_thread(self, entry: Any) -> None:
         """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone before."""
 
     def is_available(self) -> bool:

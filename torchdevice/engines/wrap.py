@@ -99,13 +99,13 @@ class LastResort(EntryPoint):
         return super().__call__(*args, **kwargs)
 
 
-class _Product(EntryPoint):
-    """A product of tensors, for which the mode is not needed in float32."""
+class _Product(LastResort):
+    """A product of tensors: a last resort in float32."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if args and getattr(args[0], "dtype", None) is torch.float32:
-            return self.original(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+            return super().__call__(*args, **kwargs)
+        return EntryPoint.__call__(self, *args, **kwargs)
 
 
 class _Attention(LastResort):

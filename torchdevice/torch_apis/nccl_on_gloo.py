@@ -159,6 +159,27 @@ def _for_each_pair(collective: Callable[..., Any]) -> Callable[..., Any]:
     return coalesced
 
 
+class _WithoutModes:
+    """A gloo backend whose functions are called without function modes.
+
+    A work of gloo holds the modes of its call until a thread of gloo drops it. If Python has ended by then, that thread
+    ends the process with ``terminate called without an active exception``.
+    """
+
+    def __init__(self, backend: Any):
+        self.backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self.backend, name)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with thread_state.without_modes():
+                return function(*args, **kwargs)
+
+        return call
+
+
 class NcclOnGloo(dist.ProcessGroup):
     """NCCL's collectives for tensors of a target, by gloo.
 
@@ -172,7 +193,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def __init__(self, rank: int, size: int, gloo: Any, runtime: Runtime, takes_cpu: bool):
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self.gloo, self.runtime = gloo, runtime
+        self.gloo, self.runtime = _WithoutModes(gloo), runtime
         self._takes_cpu = takes_cpu or runtime.shares_host_memory
         self._name = self._description = ""
         self._knows_devices = size == 1 or runtime.shared_by_ranks
@@ -238,7 +259,7 @@ class NcclOnGloo(dist.ProcessGroup):
             return [torch.device(each) for each in types]
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self.gloo
+        return self.gloo.backend
 
     def _set_sequence_number_for_group(self) -> None:
         self.gloo._set_sequence_number_for_group()
