@@ -107,10 +107,14 @@ def torch_is_restored() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def users_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def users_engine(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let a test that asks nothing of an engine use the one that users get, in the processes that it starts too."""
+    # Not by monkeypatch, which would then be undone after the scopes of other fixtures have ended.
+    before = os.environ["TORCHDEVICE_ENGINE"]
     if request.node.get_closest_marker("one_engine"):
-        monkeypatch.setenv("TORCHDEVICE_ENGINE", "auto")
+        os.environ["TORCHDEVICE_ENGINE"] = "auto"
+    yield
+    os.environ["TORCHDEVICE_ENGINE"] = before
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -153,7 +153,9 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     venv.create(folder / "venv", symlinks=os.name != "nt")
     python = folder / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     (packages,) = (folder / "venv").rglob("site-packages")
-    elsewhere = [path for path in sys.path if Path(path).is_dir() and not Path(path, "torchdevice").is_dir()]
+    elsewhere = [
+        path for path in sys.path if Path(path).is_dir() and Path(path).resolve() not in (ROOT, ROOT / "tests")
+    ]
     (packages / "dependencies.pth").write_text("\n".join(elsewhere))
     install = ["install", "-q", "--no-deps", "--no-index", "--ignore-installed", "--no-build-isolation", "--prefix"]
     subprocess.run([python, "-m", "pip", *install, folder / "venv", distribution], **quietly)

@@ -10,10 +10,9 @@ and the two must agree, also when an asyncio task is suspended inside a ``with``
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -276,17 +275,6 @@ def stacked_modes() -> list[Any]:
             return [_stack_at(index) for index in range(_stack_length())]
         except RuntimeError:
             continue  # a signal handler between these calls made the stack shorter
-
-
-@contextlib.contextmanager
-def without_modes() -> Iterator[None]:
-    """Take all modes off torch's stack for a call, of this package and of others, and put them back."""
-    modes = [_pop() for _ in range(_stack_length())]
-    try:
-        yield
-    finally:
-        while modes:
-            _push(modes.pop())
 
 
 def _retire(mode: ContextMode) -> None:

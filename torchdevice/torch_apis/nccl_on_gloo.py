@@ -14,6 +14,7 @@ Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/Proces
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -57,9 +58,24 @@ def register(*, takes_cpu: bool) -> str:
 def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> NcclOnGloo:
     context = thread_state.current()
     assert context is not None, "this process group is asked for in scopes only"
+    _wait_at_end()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = _of_this_attempt(store, rank, size)
     return NcclOnGloo(rank, size, dist.ProcessGroupGloo(store, rank, size, timeout), context.runtime, takes_cpu)
+
+
+@functools.cache
+def _wait_at_end() -> None:
+    """Let the process wait at its end until the threads of gloo have dropped the last collectives.
+
+    With a collective a thread drops objects of Python that it holds. If Python has ended by then, that thread ends the
+    process with "terminate called without an active exception".
+    """
+    atexit.register(time.sleep, _TO_DROP)
+
+
+_TO_DROP = 0.1
+"""Seconds in which a thread of gloo takes Python's lock once."""
 
 
 def _of_this_attempt(store: Any, rank: int, size: int) -> Any:
@@ -159,27 +175,6 @@ def _for_each_pair(collective: Callable[..., Any]) -> Callable[..., Any]:
     return coalesced
 
 
-class _WithoutModes:
-    """A gloo backend whose functions are called without function modes.
-
-    A work of gloo holds the modes of its call until a thread of gloo drops it. If Python has ended by then, that thread
-    ends the process with ``terminate called without an active exception``.
-    """
-
-    def __init__(self, backend: Any):
-        self.backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self.backend, name)
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with thread_state.without_modes():
-                return function(*args, **kwargs)
-
-        return call
-
-
 class NcclOnGloo(dist.ProcessGroup):
     """NCCL's collectives for tensors of a target, by gloo.
 
@@ -193,7 +188,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def __init__(self, rank: int, size: int, gloo: Any, runtime: Runtime, takes_cpu: bool):
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self.gloo, self.runtime = _WithoutModes(gloo), runtime
+        self.gloo, self.runtime = gloo, runtime
         self._takes_cpu = takes_cpu or runtime.shares_host_memory
         self._name = self._description = ""
         self._knows_devices = size == 1 or runtime.shared_by_ranks
@@ -259,7 +254,7 @@ class NcclOnGloo(dist.ProcessGroup):
             return [torch.device(each) for each in types]
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self.gloo.backend
+        return self.gloo
 
     def _set_sequence_number_for_group(self) -> None:
         self.gloo._set_sequence_number_for_group()
