@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from generated import write_or_check
+
 from torchdevice import installed, public_names, supplied
 from torchdevice.engines import dtype_gaps
 
@@ -93,13 +95,7 @@ def page() -> str:
 
 def main() -> int:
     """Write the page. With --check, return 1 if the file differs from the page."""
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(page())
-        return 0
-    if PAGE.read_text() == page():
-        return 0
-    print("docs/coverage.md is out of date: run python docs/make_coverage.py", file=sys.stderr)
-    return 1
+    return write_or_check(PAGE, page())
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from generated import write_or_check
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -26,7 +27,7 @@ from torchdevice.simulation.profiles import cpu_only_operators
 MADE_WITH = "2.13"
 """The release of torch whose database the file is made from. Other releases differ in single entries."""
 
-PAGE = Path(torchdevice.__file__).parent / "simulation" / "cuda_dtypes.py"
+PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "cuda_dtypes.py"
 
 SAMPLES = 12
 
@@ -127,8 +128,4 @@ if __name__ == "__main__":
             f"torch {torch.__version__} is installed, and the file is made with {MADE_WITH}. Install that release."
         )
     warnings.simplefilter("ignore")
-    text = page()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text)
-    elif not PAGE.exists() or PAGE.read_text() != text:
-        sys.exit(f"{PAGE} is out of date; run python docs/make_cuda_dtypes.py")
+    sys.exit(write_or_check(PAGE, page()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from generated import write_or_check
+
 from torchdevice import options
 
 PAGE = Path(__file__).with_name("options.md")
@@ -48,14 +50,7 @@ has what its processes share, `TORCHDEVICE_REPORT`, whether there is a report, a
 
 def main() -> int:
     """Write the page. With --check, return 1 if the file differs from the page."""
-    page = HEADER + options.table() + FOOTER
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(page)
-        return 0
-    if PAGE.read_text() == page:
-        return 0
-    print("docs/options.md is out of date: run python docs/make_options.py", file=sys.stderr)
-    return 1
+    return write_or_check(PAGE, HEADER + options.table() + FOOTER)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from generated import write_or_check
 from rich.console import Console
 from rich.text import Text
 
@@ -71,14 +72,7 @@ def without_numbers(text: str) -> str:
 
 def main() -> int:
     """Draw the picture. With --check, return 1 if the file shows something else, apart from numbers."""
-    drawn = picture()
-    if "--check" not in sys.argv[1:]:
-        PICTURE.write_text(drawn)
-        return 0
-    if without_numbers(PICTURE.read_text()) == without_numbers(drawn):
-        return 0
-    print("docs/images/terminal.svg is out of date: run python docs/make_picture.py", file=sys.stderr)
-    return 1
+    return write_or_check(PICTURE, picture(), without_numbers)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,8 @@ def is_enabled() -> bool:
 
 def enable_chosen(options: Options, *, propagate: bool) -> Scope:
     """Activate a scope with a complete record of options, as :func:`enable` does."""
-    scope = Scope(options, auto=held.engine() if not state.entries else "mode")
+    whole_process = options.engine == "auto" and not state.entries
+    scope = Scope(options, auto=held.engine() if whole_process else "mode")
     scope.__enter__()
     entry = scope._entry_to_leave()
     try:

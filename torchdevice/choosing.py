@@ -6,6 +6,7 @@ PrivateUse1 backend and the CPU. It is chosen when a scope is entered, never at 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
@@ -73,7 +74,7 @@ def options_of_tests(given: Mapping[str, Any], **configured: Any) -> Options:
     found: Options = _options.chosen(given, **configured)
     if found.identity is not None or not is_simulated(found.target):
         return found
-    return _options.chosen(given, **{**configured, "identity": "program"})  # type: ignore[return-value]
+    return dataclasses.replace(found, identity="program", implied=found.implied | {"identity"})
 
 
 def is_simulated(target: object) -> bool:

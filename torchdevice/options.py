@@ -99,16 +99,13 @@ def _races(value: Any) -> str | None:
     return None if value is None or value is False else _one_of("races", "error", "warn")["check"](value)
 
 
-def _strict(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"strict={value!r} is not a bool. Use True or False.")
-    return value
+def _switch(name: str) -> dict[str, Any]:
+    def check(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r} is not a bool. Use True or False.")
+        return value
 
-
-def _asynchronous(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"asynchronous={value!r} is not a bool. Use True or False.")
-    return value
+    return {"check": check, "parse": _truth, "show": lambda value: str(int(value))}
 
 
 def _truth(text: str) -> bool:
@@ -207,9 +204,7 @@ class Options:
     strict: bool = _option(
         False,
         "Raise FidelityError where the target would only approximate a request.",
-        _strict,
-        parse=_truth,
-        show=lambda value: str(int(value)),
+        **_switch("strict"),
     )
     float64: Literal["float32", "error"] = _option(
         "float32",
@@ -264,9 +259,7 @@ class Options:
         False,
         "On simulated devices, let copies with non_blocking=True from and to page-locked memory go on after the call, "
         "until the program waits for them.",
-        _asynchronous,
-        parse=_truth,
-        show=lambda value: str(int(value)),
+        **_switch("asynchronous"),
     )
     engine: Literal["auto", "mode", "wrap"] = _option(
         "auto",
@@ -300,19 +293,19 @@ class Options:
         Raises:
             ValueError: An option that the call gave contradicts the target.
         """
+        of_simulated = {
+            "memory": "limits",
+            "races": "looks at the streams of",
+            "asynchronous": "is about",
+        }
         contradictions = {
-            "memory": self.memory is not None
-            and not simulated
-            and f"memory={self.memory!r} limits simulated devices, and {self.target!r} is not one. Use a target such "
-            f"as 'simulated:cuda', or leave memory out.",
-            "races": self.races is not None
-            and not simulated
-            and f"races={self.races!r} looks at the streams of simulated devices, and {self.target!r} is not one. Use "
-            f"a target such as 'simulated:cuda', or leave races out.",
-            "asynchronous": self.asynchronous
-            and not simulated
-            and f"asynchronous={self.asynchronous!r} is about simulated devices, and {self.target!r} is not one. Use a "
-            f"target such as 'simulated:cuda', or leave asynchronous out.",
+            **{
+                name: getattr(self, name) not in (None, False)
+                and not simulated
+                and f"{name}={getattr(self, name)!r} {does} simulated devices, and {self.target!r} is not one. Use a "
+                f"target such as 'simulated:cuda', or leave {name} out."
+                for name, does in of_simulated.items()
+            },
             "identity": self.identity == "program"
             and shares_host_memory
             and f"identity={self.identity!r} needs a target whose tensors can be told from CPU tensors, and those of "
@@ -323,12 +316,13 @@ class Options:
             and f"devices={self.devices!r} contradicts target={self.target!r}, which contains the number of devices. "
             f"Leave devices out.",
         }
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
         left_out: dict[str, Any] = {}
         for name, message in contradictions.items():
             if message and name not in self.implied:
                 raise ValueError(message)
             if message:
-                left_out[name] = False if name == "asynchronous" else None
+                left_out[name] = defaults[name]
         return dataclasses.replace(self, **left_out) if left_out else self
 
 

@@ -178,15 +178,20 @@ class ReplacedInImporters:
         return [module for module in _modules_of_torch() if vars(module).get(self._name) is self._function]
 
 
-_searched: tuple[int, list[ModuleType]] = 0, []
-"""How many modules were loaded, and which of them are torch's."""
+def loaded() -> tuple[int, str]:
+    """Return how many modules are loaded, and the newest: what differs once another module has been imported."""
+    return len(sys.modules), next(reversed(sys.modules))
+
+
+_searched: tuple[tuple[int, str], list[ModuleType]] = (0, ""), []
+"""What was loaded at the last search for torch's modules, and what was found."""
 
 
 def _modules_of_torch() -> list[ModuleType]:
     global _searched
-    if _searched[0] != len(sys.modules):
-        modules = list(sys.modules.items())
-        _searched = len(modules), [module for key, module in modules if key.startswith("torch.")]
+    now = loaded()
+    if _searched[0] != now:
+        _searched = now, [module for key, module in list(sys.modules.items()) if key.startswith("torch.")]
     return _searched[1]
 
 

@@ -15,7 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.engines.wrap import EntryPoint, LastResort
+from torchdevice.engines import wrap
 from torchdevice.errors import FidelityError
 from torchdevice.patching import Callback, Patch, Replaced, ReplacedItem, replaced_function
 from torchdevice.thread_state import ContextMode
@@ -147,7 +147,7 @@ def _show_nothing() -> None:
         builder.SourcelessBuilder._type_handlers.pop(cls, None)
 
 
-_CLASSES = (EntryPoint, LastResort)
+_CLASSES = tuple(wrap.kinds())
 
 
 def patches() -> list[Patch]:

@@ -2,8 +2,7 @@
 
 A device with an allocator of its own tells a :class:`History` of each allocation. On other targets an
 :class:`~torchdevice.devices.allocation_events.OperatorWatcher` tells it of the storages that operators of one thread
-return.
-Such a watcher sees neither the temporary memory of a kernel nor the storages that existed before it started.
+return. Such a watcher sees neither the temporary memory of a kernel nor the storages that existed before it started.
 """
 
 from __future__ import annotations

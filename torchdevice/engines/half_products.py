@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchdevice.context import Context
+from torchdevice.devices.runtime import HALF
 from torchdevice.engines import rewriters
 from torchdevice.fidelity import Fidelity
 
@@ -24,7 +25,7 @@ _LEAST_ELEMENTS = 1024
 _LEAST_ROWS = 4
 """The number of rows from which the product with a transposed weight takes longer than the conversion of the weight."""
 
-_REQUESTED = {dtype: f"a product of {dtype} tensors" for dtype in (torch.float16, torch.bfloat16)}
+_REQUESTED = {dtype: f"a product of {dtype} tensors" for dtype in HALF}
 
 
 def _product(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

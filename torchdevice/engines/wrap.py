@@ -22,7 +22,7 @@ from torchdevice.context import Context
 from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import dtype_gaps, half_products, lookup, rewriters
 from torchdevice.engines.replace_new import Call, Constructor
-from torchdevice.patching import Installation, Patch, Replaced, stands_for
+from torchdevice.patching import Installation, Patch, Replaced, loaded, stands_for
 from torchdevice.thread_state import ContextMode
 from torchdevice.torch_internals import is_torch_function_all_disabled
 
@@ -116,6 +116,13 @@ class _Attention(LastResort):
         if mode is not None and mode.context is not None and mode.context.product_dtypes:
             return EntryPoint.__call__(self, *args, **kwargs)
         return super().__call__(*args, **kwargs)
+
+
+def kinds(cls: type[EntryPoint] = EntryPoint) -> Iterator[type[EntryPoint]]:
+    """Yield the classes of entry points."""
+    yield cls
+    for derived in cls.__subclasses__():
+        yield from kinds(derived)
 
 
 class _Attribute:
@@ -256,17 +263,17 @@ class _ImportedByValue:
     def __init__(self, functions: Iterable[Any]) -> None:
         self._originals = {id(function): function for function in functions}
         self._seen: set[str] = set()
-        self._newest = ""
+        self._loaded = 0, ""
         self._patches: dict[tuple[types.ModuleType, str], Replaced] = {}
 
     def install(self) -> None:
         originals = self._originals.keys()
-        newest = next(reversed(sys.modules))
-        if (len(sys.modules), newest) != (len(self._seen), self._newest):
+        now = loaded()
+        if now != self._loaded:
             new = sys.modules.keys() - self._seen
             for place in (place for key in new | {"__main__"} for place in _holding(key, originals)):
                 self._patches.setdefault(place, Replaced(*place, _stand_in, may_be_absent=True))
-            self._seen, self._newest = set(sys.modules), newest
+            self._seen, self._loaded = set(sys.modules), now
         for (module, name), patch in self._patches.items():
             if id(vars(module).get(name)) in originals:
                 patch.install()

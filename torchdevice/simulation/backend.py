@@ -170,8 +170,7 @@ def _made_when_called(name: str) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         nonlocal made
         if made is None:
-            op = _overload(name)
-            made = guarded(op, kernels.kernel_of(op))
+            made = _kernel_of(_overload(name))
         return made(*args, **kwargs)
 
     return kernel
@@ -197,8 +196,12 @@ def _run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The fallback: run an operator that has no registered kernel."""
     kernel = _kernels_by_op.get(op)
     if kernel is None:
-        kernel = _kernels_by_op[op] = guarded(op, kernels.kernel_of(op))
+        kernel = _kernels_by_op[op] = _kernel_of(op)
     return kernel(*args, **kwargs)
+
+
+def _kernel_of(op: Any) -> kernels.Kernel:
+    return guarded(op, kernels.kernel_of(op))
 
 
 _kernels_by_op: dict[Any, Any] = {}

@@ -149,8 +149,7 @@ def _checks(op: Any, name: str) -> list[Callable[[Any, Any], None]]:
         checks.append(lambda args, kwargs: _check_dtype(name, dtypes, args))
     found = nondeterminism.OPERATORS.get(name)
     if found is not None:
-        names = [argument.name for argument in op._schema.arguments]
-        checks.append(lambda args, kwargs: nondeterminism.check(found, names, args, kwargs))
+        checks.append(lambda args, kwargs: nondeterminism.check(found, op, args, kwargs))
     return checks
 
 
@@ -213,7 +212,8 @@ def _asserting(kernel: Kernel) -> Kernel:
             text = str(error).split("\n")[0]
             if not (enforcement.stands_for_cuda() and _ASSERTED.match(text)):
                 raise
-            enforcement.lose(f"The kernel's assertion was: {text}")
-            raise cuda_error(DEVICE_ASSERT, f"The kernel's assertion was: {text}") from None
+            why = f"The kernel's assertion was: {text}"
+            enforcement.lose(why)
+            raise cuda_error(DEVICE_ASSERT, why) from None
 
     return asserting

@@ -136,8 +136,7 @@ class InFlight(Order):
             if is_in_flight(self.context, op, args, kwargs, result):
                 self._begin(op, args, result, indices.pop())
             elif host_waits(self.context, op, args, kwargs, result):
-                for index in indices:
-                    self.stream_synchronized(self.current(index))
+                self.host_waited(indices)
         return result
 
     def _begin(self, op: Any, args: tuple[Any, ...], result: torch.Tensor, index: int) -> None:

@@ -9,10 +9,12 @@ docstring. Those that the CPU has no deterministic kernel for either, such as ``
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+
+from torchdevice.simulation.order import given_to
 
 
 class Nondeterministic(NamedTuple):
@@ -66,7 +68,7 @@ OPERATORS: Mapping[str, Nondeterministic] = {
 }
 
 
-def check(found: Nondeterministic, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check(found: Nondeterministic, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Refuse a call of an operator, or warn, if the program asked for deterministic algorithms.
 
     Raises:
@@ -74,7 +76,7 @@ def check(found: Nondeterministic, names: Sequence[str], args: Sequence[Any], kw
     """
     if not torch.are_deterministic_algorithms_enabled():
         return
-    if not found.concerns({**dict(zip(names, args, strict=False)), **kwargs}):
+    if not found.concerns(given_to(op, args, kwargs)):
         return
     if torch.is_deterministic_algorithms_warn_only_enabled():
         warnings.warn(

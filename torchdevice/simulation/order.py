@@ -79,6 +79,11 @@ class Order(StreamObserver):
             for clock in clocks:
                 clock[self.current(index)] = self.number
 
+    def host_waited(self, indices: set[int]) -> None:
+        """Note that the host has waited for the current stream of each device."""
+        for index in indices:
+            self.stream_synchronized(self.current(index))
+
     def host_learned(self) -> None:
         """Do what follows where the host has waited for something."""
 

@@ -112,8 +112,7 @@ class Races(Order):
                 self.submit(indices)
                 self._note_all(op._schema.name.removeprefix("aten::"), tensors)
                 if host_waits(self.context, op, args, kwargs, result):
-                    for index in indices:
-                        self.stream_synchronized(self.current(index))
+                    self.host_waited(indices)
         return result
 
     def _note_all(self, name: str, tensors: list[tuple[torch.Tensor, bool]]) -> None:

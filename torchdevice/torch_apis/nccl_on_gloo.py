@@ -14,12 +14,9 @@ Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/Proces
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import os
-import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +25,7 @@ import torch.distributed as dist
 
 from torchdevice import thread_state
 from torchdevice.devices.runtime import Runtime
-from torchdevice.torch_apis import nccl_devices
+from torchdevice.torch_apis import gloo_processes, nccl_devices
 from torchdevice.torch_internals import require
 
 _c10d = require(torch._C, "_distributed_c10d")
@@ -58,47 +55,10 @@ def register(*, takes_cpu: bool) -> str:
 def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> NcclOnGloo:
     context = thread_state.current()
     assert context is not None, "this process group is asked for in scopes only"
-    _wait_at_end()
+    gloo_processes.wait_at_end()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        store = _of_this_attempt(store, rank, size)
+        store = gloo_processes.store_of_this_attempt(store, rank, size)
     return NcclOnGloo(rank, size, dist.ProcessGroupGloo(store, rank, size, timeout), context.runtime, takes_cpu)
-
-
-@functools.cache
-def _wait_at_end() -> None:
-    """Let the process wait at its end until the threads of gloo have dropped the last collectives.
-
-    With a collective a thread drops objects of Python that it holds. If Python has ended by then, that thread ends the
-    process with "terminate called without an active exception".
-    """
-    atexit.register(time.sleep, _TO_DROP)
-
-
-_TO_DROP = 0.1
-"""Seconds in which a thread of gloo takes Python's lock once."""
-
-
-def _of_this_attempt(store: Any, rank: int, size: int) -> Any:
-    """Return a part of a store in which processes that were killed have left nothing.
-
-    The agents of torchrun keep their store when they start the ranks again. gloo would find the addresses of killed
-    ranks there. So each rank writes a new value, and waits until all others have seen it. Then all have the new value
-    of rank 0.
-    """
-    others, mine = [each for each in range(size) if each != rank], uuid.uuid4().hex
-    unaware = others
-    store.set(f"{rank} begins", mine)
-    while True:
-        for other in others:
-            store.set(f"{rank} has seen {other}", store.get(f"{other} begins"))
-        if not unaware:  # so all others had begun when their values were read
-            return dist.PrefixStore(store.get("0 begins").decode(), store)
-        time.sleep(_PAUSE)
-        unaware = [other for other in unaware if store.get(f"{other} has seen {rank}").decode() != mine]
-
-
-_PAUSE = 0.01
-"""Seconds between two looks at what the other ranks have written."""
 
 
 class _Staging:

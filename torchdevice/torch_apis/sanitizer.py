@@ -6,10 +6,9 @@ calls come from the scope's streams and events and from the allocator of the sim
 
 from __future__ import annotations
 
-import sys
+from types import ModuleType
 from typing import Any
 
-import torch
 import torch.cuda._gpu_trace as gpu_trace
 
 from torchdevice import thread_state
@@ -18,10 +17,9 @@ from torchdevice.cuda.streams import handle_of
 from torchdevice.devices.allocation_events import Block
 from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.engines.mode import with_mode
-from torchdevice.patching import Patch, Replaced, replaced_function
+from torchdevice.importing import WhenImported
+from torchdevice.patching import Patch, replaced_function
 from torchdevice.supplied import supplied_function
-
-_SANITIZER = "torch.cuda._sanitizer"
 
 
 class Trace(StreamObserver):
@@ -72,7 +70,6 @@ def activate_gpu_trace(context: Context) -> None:
     if not context.runtime.has_handles:
         thread_state.refuse("torch._C._activate_gpu_trace", "Use a simulated device: simulate() or --target simulated.")
     _Activation.asked = True
-    _CLASS.install()
     begin(context)
 
 
@@ -96,26 +93,8 @@ def _dispatch(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any
     return with_mode(context, original, *args, **kwargs)
 
 
-class _SanitizersClass:
-    """The patch of the sanitizer's class, which is there from the program's import of the sanitizer on."""
-
-    def __init__(self) -> None:
-        self._patch: Replaced | None = None
-
-    def install(self) -> None:
-        mode = getattr(sys.modules.get(_SANITIZER), "CUDASanitizerDispatchMode", None)
-        if mode is None:
-            return
-        if self._patch is None or self._patch.owner is not mode:
-            self._patch = replaced_function(mode, "__torch_dispatch__", _dispatch)
-        self._patch.install()
-
-    def remove(self) -> None:
-        if self._patch is not None:
-            self._patch.remove()
-
-
-_CLASS = _SanitizersClass()
+def _patches_of_sanitizer(module: ModuleType) -> list[Patch]:
+    return [replaced_function(module.CUDASanitizerDispatchMode, "__torch_dispatch__", _dispatch)]
 
 
 def enable() -> None:
@@ -126,6 +105,5 @@ def enable() -> None:
 
 
 def patches() -> list[Patch]:
-    """Return the patch of the sanitizer's class."""
-    assert torch.cuda._gpu_trace is gpu_trace
-    return [_CLASS]
+    """Return the patch of the sanitizer's class, put in where a program imports the sanitizer."""
+    return [WhenImported("torch.cuda._sanitizer", _patches_of_sanitizer, sees_scope=True)]

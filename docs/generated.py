@@ -1,0 +1,25 @@
+"""What the scripts that make files have in common: they write a file, or check with --check that it is up to date."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_or_check(path: Path, text: str, compared: Callable[[str], str] = str) -> int:
+    """Write a file. With --check on the command line, return 1 if the file has another text.
+
+    Args:
+        path: The file.
+        text: What it should contain.
+        compared: Returns what of a text is compared.
+    """
+    if "--check" not in sys.argv[1:]:
+        path.write_text(text)
+        return 0
+    if path.exists() and compared(path.read_text()) == compared(text):
+        return 0
+    shown, script = (each.relative_to(Path(__file__).parents[1]) for each in (path, Path(sys.argv[0]).resolve()))
+    print(f"{shown} is out of date: run python {script}", file=sys.stderr)
+    return 1

@@ -1,0 +1,48 @@
+"""How the processes of a gloo group find each other when they begin, and let gloo finish when they end."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import time
+import uuid
+from typing import Any
+
+import torch.distributed as dist
+
+
+@functools.cache
+def wait_at_end() -> None:
+    """Let the process wait at its end until the threads of gloo have dropped the last collectives.
+
+    With a collective a thread drops objects of Python that it holds. If Python has ended by then, that thread ends the
+    process with "terminate called without an active exception".
+    """
+    atexit.register(time.sleep, _TO_DROP)
+
+
+_TO_DROP = 0.1
+"""Seconds in which a thread of gloo takes Python's lock once."""
+
+
+def store_of_this_attempt(store: Any, rank: int, size: int) -> Any:
+    """Return a part of a store in which processes that were killed have left nothing.
+
+    The agents of torchrun keep their store when they start the ranks again. gloo would find the addresses of killed
+    ranks there. So each rank writes a new value, and waits until all others have seen it. Then all have the new value
+    of rank 0.
+    """
+    others, mine = [each for each in range(size) if each != rank], uuid.uuid4().hex
+    unaware = others
+    store.set(f"{rank} begins", mine)
+    while True:
+        for other in others:
+            store.set(f"{rank} has seen {other}", store.get(f"{other} begins"))
+        if not unaware:  # so all others had begun when their values were read
+            return dist.PrefixStore(store.get("0 begins").decode(), store)
+        time.sleep(_PAUSE)
+        unaware = [other for other in unaware if store.get(f"{other} has seen {rank}").decode() != mine]
+
+
+_PAUSE = 0.01
+"""Seconds between two looks at what the other ranks have written."""
