@@ -38,7 +38,7 @@ HEADER = """# Where it has run
 Written by `python -m benchmarks.platforms --write PYTHON...`, which runs a part of the suite with each interpreter:
 {tests}. To make the environments first, for every Python on the path and every torch:
 
-```
+```sh
 python -m benchmarks.platforms --make build/platforms --python 3.10 3.11 3.12 3.13 3.14 --torch 2.10.0 2.13.0
 ```
 

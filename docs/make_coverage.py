@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 
 from generated import write_or_check
@@ -61,36 +64,66 @@ These raise torch's error:
 |---|---|
 """
 
+_MODULES = """
+| module | mps | cpu | simulated |
+|---|---|---|---|
+"""
+
 _TABLE = """
 | name | what it does | mps | cpu | simulated |
 |---|---|---|---|---|
 """
 
 
-def row(name: str, declared: supplied.Supplied | public_names.Declared) -> str:
+Declared = supplied.Supplied | public_names.Declared
+
+
+def on(declared: Declared, target: str) -> tuple[str, str]:
+    """Return the fidelity of a name on a target, and a sentence where it differs there."""
+    fidelity, note = declared.on.get(target, (declared.fidelity, ""))
+    return fidelity.value, note
+
+
+def row(name: str, declared: Declared) -> str:
     """Return a row of a table: a name, what it does, and its fidelity on each target."""
-    cells = [f"`{name}`", declared.note]
-    for target in public_names.TARGETS:
-        fidelity, note = declared.on.get(target, (declared.fidelity, ""))
-        cells.append(f"{fidelity.value}: {note}" if note else fidelity.value)
+    found = (on(declared, target) for target in public_names.TARGETS)
+    cells = [f"`{name}`", declared.note, *(f"{fidelity}: {note}" if note else fidelity for fidelity, note in found)]
     return f"| {' | '.join(cells)} |\n"
+
+
+def totals(module: str, names: Mapping[str, Declared]) -> str:
+    """Return a row of the table of modules: how many of its names have which fidelity, on each target."""
+    kinds = [Counter(on(declared, target)[0] for declared in names.values()) for target in public_names.TARGETS]
+    cells = [", ".join(f"{count} {kind}" for kind, count in sorted(counted.items())) for counted in kinds]
+    return f"| [{module}](#{module.replace('.', '').lower()}) | {' | '.join(cells)} |\n"
+
+
+def modules() -> str:
+    """Return the tables of the public names: one of all modules, and one for each."""
+    names = sorted(public_names.PUBLIC_NAMES.items(), key=lambda item: (item[0].rpartition(".")[0], item[0]))
+    found = {key: dict(group) for key, group in groupby(names, key=lambda item: item[0].rpartition(".")[0])}
+    counted = _MODULES + "".join(totals(module, names) for module, names in found.items())
+    return counted + "".join(f"\n### {module}\n{_TABLE}{rows(names)}" for module, names in found.items())
+
+
+def rows(names: Mapping[str, Declared]) -> str:
+    """Return the rows of a table."""
+    return "".join(row(name, names[name]) for name in sorted(names))
 
 
 def dtypes() -> str:
     """Return the section on dtypes that the CPU lacks."""
     kernels = [(kernel, dtype, lacked) for (kernel, dtype), lacked in dtype_gaps.KERNELS.items()]
     kernels += [(text, "", lacked) for text, lacked in dtype_gaps.TEXTS.items()]
-    rows = "".join(f"| `{name}` | {dtype} | {what.done} | {what.fidelity.value} |\n" for name, dtype, what in kernels)
+    done = "".join(f"| `{name}` | {dtype} | {what.done} | {what.fidelity.value} |\n" for name, dtype, what in kernels)
     left_out = "".join(f"| `{name}` | {reason} |\n" for name, reason in dtype_gaps.LEFT_OUT.items())
-    return _DTYPES + rows + _LEFT_OUT + left_out
+    return _DTYPES + done + _LEFT_OUT + left_out
 
 
 def page() -> str:
     """Return the page for the installed package."""
     assert installed.AREAS  # importing these modules has registered the names that they supply
-    public = "".join(row(name, public_names.PUBLIC_NAMES[name]) for name in sorted(public_names.PUBLIC_NAMES))
-    private = "".join(row(name, supplied.SUPPLIED[name]) for name in sorted(supplied.SUPPLIED))
-    return HEADER + _PUBLIC + _TABLE + public + _PRIVATE + _TABLE + private + dtypes()
+    return HEADER + _PUBLIC + modules() + _PRIVATE + _TABLE + rows(supplied.SUPPLIED) + dtypes()
 
 
 def main() -> int:

@@ -1,15 +1,50 @@
-"""The pages: the picture of README.md shows what its commands print, and links lead somewhere."""
+"""The pages: their commands and code run, links lead somewhere, and the picture shows what its commands print."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import os
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from conftest import run_python
+from torch import nn
+
+import torchdevice
 
 ROOT = Path(__file__).parent.parent
+
+PAGES = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+
+
+class Block(NamedTuple):
+    """A block of code in a page."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+def blocks() -> Iterator[Block]:
+    """Yield the blocks of code of all pages."""
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        for found in re.finditer(r"^```(.*)\n((?:.*\n)*?)```$", text, re.M):
+            yield Block(page, text[: found.start()].count("\n") + 1, found[1], found[2])
+
+
+def in_language(language: str) -> list[Any]:
+    """Return the blocks in a language, as parameters of a test."""
+    return [pytest.param(block, id=f"{block.page}:{block.line}") for block in blocks() if block.language == language]
 
 
 @pytest.mark.sampled(1)
@@ -23,10 +58,162 @@ def test_the_readme_shows_it() -> None:
     assert "(docs/images/terminal.svg)" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", (ROOT / page).read_text())
     lost = [link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()]
     assert lost == []
+
+
+def test_every_block_says_its_language() -> None:
+    # ini, yaml, and the Python of nox: tests/test_recipes.py. ipython: tests/test_magics.py. text: what is printed.
+    known = {"python", "sh", "ini", "yaml", "ipython", "text", "markdown"}
+    assert {(block.page, block.line) for block in blocks() if block.language not in known} == set()
+    assert all((ROOT / page).read_text().count("```") % 2 == 0 for page in PAGES)
+
+
+def train() -> None:
+    device = "cuda" if torch.cuda.is_available() else "mps"
+    assert torch.ones(2, device=device).sum().item() == 2
+
+
+def given(block: Block) -> dict[str, Any]:
+    """Return what a page takes for granted: the names of a program with a model, a loader and a training function."""
+    names = {"torch": torch, "nn": nn, "torchdevice": torchdevice, "Path": Path, "train": train}
+    if block.page == "docs/transfers.md":
+        return {
+            **names,
+            "first": nn.Linear(3, 3),
+            "second": nn.Linear(3, 3),
+            "loader": [torch.rand(4, 3)],
+            "loss": torch.sum,
+        }
+    return {**names, "model": nn.Linear(3, 2)}
+
+
+SCOPES: dict[str, Any] = {
+    "docs/copies.md": lambda: torchdevice.portable("cpu"),
+    "docs/transfers.md": lambda: torchdevice.simulate(count=2),
+}
+"""The scopes that pages take for granted."""
+
+
+def run_block(block: Block) -> None:
+    """Run a block of Python, statement by statement: ``# True`` and ``# False`` say what an expression is."""
+    names = given(block)
+    comments = dict(enumerate((line.partition("  # ")[2].split(":")[0] for line in block.text.splitlines()), start=1))
+    for statement in ast.parse(block.text).body:
+        said = comments[statement.end_lineno or statement.lineno]
+        if isinstance(statement, ast.Expr) and said in ("True", "False"):
+            found = eval(compile(ast.Expression(statement.value), block.page, "eval"), names)
+            assert found is (said == "True"), ast.unparse(statement)
+        else:
+            exec(compile(ast.Module([statement], []), block.page, "exec"), names)
+
+
+def raised(block: Block) -> Any:
+    """Return what catches the error that a block announces in a comment."""
+    found = re.search(r"# (\w+Error): ([^.\n]*)", block.text)
+    if found is None:
+        return contextlib.nullcontext()
+    return pytest.raises(getattr(torchdevice.errors, found[1]), match=re.escape(found[2]))
+
+
+def is_run_elsewhere(block: Block) -> bool:
+    """Whether tests/test_recipes.py runs a block: a file of tests, or nox's."""
+    return "def test_" in block.text or "import nox" in block.text
+
+
+@pytest.mark.parametrize("block", [case for case in in_language("python") if not is_run_elsewhere(case.values[0])])
+def test_python_of_the_pages_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        with SCOPES.get(block.page, contextlib.nullcontext)(), raised(block):
+            run_block(block)
+    finally:
+        if torchdevice.current() is not None:
+            torchdevice.disable()
+
+
+TRAIN = """
+import torch
+x = torch.ones(2, device=torch.accelerator.current_accelerator())
+print(x.device, torch.cuda.device_count())
+"""
+
+TRAIN_DDP = """
+import os, torch, torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+dist.init_process_group("nccl")
+dist.all_reduce(torch.ones(1, device="cuda"))
+dist.destroy_process_group()
+"""
+
+TEST = """
+import pytest, torch
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_it():
+    assert torch.ones(1, device="cuda").is_cuda
+"""
+
+ELSEWHERE = {
+    "pip": "tests/test_install.py installs the package; .ci/run does it as README.md says",
+    "pytest -n auto": "this suite",
+    "pytest tests/": "this suite",
+    "pytest --sweep": "this suite",
+    "coverage": "another run of this suite",
+    "cosmic-ray": "takes hours",
+    "cr-": "takes hours",
+    "mkdocs": ".ci/check builds the site",
+    "python -m benchmarks": "tests/test_benchmarks.py",
+    "torchdevice completion": "writes into the home folder; tests/test_cli.py asks it",
+}
+"""What commands begin with that are not run here, and why."""
+
+
+def commands() -> list[Any]:
+    """Return the commands of the pages, each once."""
+    found = {}
+    for block in blocks():
+        for line in block.text.splitlines() if block.language == "sh" else ():
+            command = line.partition("  #")[0].strip()
+            if not command.startswith(tuple(ELSEWHERE)) and "torchdevice doctor --target mps" not in command:
+                found.setdefault(command, f"{block.page}:{block.line}")
+    return [pytest.param(command, id=f"{place} {command}") for command, place in found.items()]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with the programs that the commands of the pages name."""
+    (tmp_path / "package").mkdir()
+    for name in ("train.py", "package/train.py", "package/__init__.py"):
+        (tmp_path / name).write_text(TRAIN)
+    (tmp_path / "train_ddp.py").write_text(TRAIN_DDP)
+    (tmp_path / "test_project.py").write_text(TEST)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    report = "import sys, torchdevice.cli.main as m; sys.exit(m.main(['run', '--report=monday.json', 'train.py']))"
+    assert run_python("-c", report, cwd=tmp_path).returncode == 0
+    shutil.copy(tmp_path / "monday.json", tmp_path / "tuesday.json")
+    return tmp_path
+
+
+# Each command is a process or several, so the default run takes a sample.
+@pytest.mark.one_engine
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_the_pages_run(command: str, project: Path) -> None:
+    scripts = project / "scripts"
+    scripts.mkdir()
+    ways = {
+        "python": "",
+        "torchdevice": "-m torchdevice",
+        "pytest": "-m pytest",
+        "torchrun": "-m torch.distributed.run",
+    }
+    for name, words in ways.items():
+        (scripts / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (scripts / name).chmod(0o755)
+    path = os.pathsep.join([str(scripts), os.environ["PATH"]])
+    environ = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, shell=True, cwd=project, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -378,6 +378,7 @@ _declare(
     "enable_cuda_sanitizer",
     "No effect: all streams run their work in one order, so there are no races.",
     INERT,
+    {"simulated": (EXACT, "torch's own. It is told of every stream, event, kernel and block.")},
 )
 
 

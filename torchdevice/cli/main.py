@@ -22,14 +22,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 if the command line is invalid or cannot be carried out.
         BaseException: What the program of ``torchdevice run`` raises, ``SystemExit`` included.
     """
-    parser = CommandParser(
+    options = parser().parse_args(argv)
+    return options.action(options)
+
+
+def parser() -> CommandParser:
+    """Return the parser of the command line, with all commands."""
+    found = CommandParser(
         prog="torchdevice",
         description="Run CUDA-written PyTorch programs where there is no CUDA.",
         epilog="example:\n  torchdevice run train.py --epochs 3\n\n'torchdevice COMMAND --help' says more.",
     )
-    parser.add_argument("--version", action="version", version=f"torchdevice {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
+    found.add_argument("--version", action="version", version=f"torchdevice {__version__}")
+    commands = found.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     for command in (run, doctor, report, devices, coverage, completion):
         command.add(commands)
-    options = parser.parse_args(argv)
-    return options.action(options)
+    return found

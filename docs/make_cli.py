@@ -1,0 +1,80 @@
+"""Write docs/cli.md from the parser of the command line, or check that it is up to date (--check)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from generated import write_or_check
+
+from torchdevice.cli.main import parser
+from torchdevice.cli.parsing import CommandParser
+
+PAGE = Path(__file__).with_name("cli.md")
+
+HEADER = """# Command line
+
+Made by `python docs/make_cli.py`; do not edit. `torchdevice COMMAND --help` prints the same.
+"""
+
+
+def commands() -> Iterator[tuple[str, CommandParser]]:
+    """Yield each command and its parser."""
+    for action in parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.items()
+
+
+def usage(name: str, command: CommandParser) -> str:
+    """Return how a command is called. argparse would break the lines for the terminal of whoever calls it."""
+    if command.usage:
+        return "\n".join(line.strip() for line in command.usage.splitlines())
+    words = [f"{value(action)} ..." if action.nargs == "+" else value(action) for action in positionals(command)]
+    return " ".join(["torchdevice", name, "[options]", *words])
+
+
+def positionals(command: CommandParser) -> list[argparse.Action]:
+    """Return the arguments that are no flags."""
+    return [action for action in command._actions if not action.option_strings]
+
+
+def value(action: argparse.Action) -> str:
+    """Return how the value of an argument is called."""
+    name = "|".join(map(str, action.choices)) if action.choices else str(action.metavar or action.dest.upper())
+    return f"[{name}]" if not action.option_strings and action.nargs == "?" else name
+
+
+def row(action: argparse.Action) -> str:
+    """Return the row of an argument."""
+    shown = {0: "", "?": f"[={value(action)}]"}.get(action.nargs, f" {value(action)}")  # type: ignore[arg-type]
+    names = [f"`{name}{shown}`" for name in action.option_strings] or [f"`{value(action)}`"]
+    cells = [", ".join(names), str(action.help)]
+    return "".join(f"| {cell.replace('|', chr(92) + '|')} " for cell in cells) + "|\n"
+
+
+def section(name: str, command: CommandParser) -> str:
+    """Return the section of a command."""
+    shown = [action for action in command._actions if action.help and action.dest != "help"]
+    table = "| argument | what it does |\n|---|---|\n" + "".join(map(row, shown))
+    called = f"```text\n{usage(name, command)}\n```"
+    return f"\n## {name}\n\n{command.description}\n\n{called}\n\n{table}\n{epilog(command)}"
+
+
+def epilog(command: CommandParser) -> str:
+    """Return what stands below a command's arguments: text, and examples."""
+    text, found, examples = (command.epilog or "").partition("example")
+    lines = [line.strip() for line in examples.partition("\n")[2].splitlines() if line.startswith("  ")]
+    after = [line for line in examples.partition("\n")[2].splitlines() if line and not line.startswith("  ")]
+    shown = "```sh\n" + "\n".join(lines) + "\n```\n" if found else ""
+    return "\n\n".join(part for part in (text.strip(), shown, "\n".join(after)) if part)
+
+
+def page() -> str:
+    """Return the page."""
+    return HEADER + "".join(section(name, command) for name, command in commands())
+
+
+if __name__ == "__main__":
+    sys.exit(write_or_check(PAGE, page()))
