@@ -62,6 +62,7 @@ ROOMS = [
     "__init__",
     "autoload",
     "cli",
+    "pytest_summary",
     "pytest_plugin",
     "__main__",
 ]

@@ -405,3 +405,41 @@ def test_torchs_test_case_still_finds_what_a_test_leaves(tmp_path: Path) -> None
     outside = run_python("-m", "unittest", "test_project.py", cwd=tmp_path)
     assert ("torch function mode stack was leaked" in inside.stderr) == ("was leaked" in outside.stderr)
     assert inside.stderr.splitlines()[-1] == outside.stderr.splitlines()[-1]
+
+
+REPORTED = """
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_it(number):
+    torch.ones(2).cuda()
+    with torch.autocast("cuda", torch.float16):
+        torch.ones(2) * 2
+"""
+
+
+class TestSummary:
+    def test_totals(self, tmp_path: Path) -> None:
+        code, output = run_pytest(tmp_path, REPORTED, "--torchdevice=cpu", "-v")
+        assert code == 0 and "changed numbers: 4 calls at 1 line\n" in output, output
+        assert "ran elsewhere: 4 calls at 1 line\n" in output and "autocast(torch.float16)" not in output
+
+    def test_nothing_is_said_without_a_scope_or_a_call(self, tmp_path: Path) -> None:
+        for flags in ((), ("--torchdevice=cpu",)):
+            _, output = run_pytest(tmp_path, "def test_it():\n    pass\n", "-v", *flags)
+            assert "1 passed" in output and "- torchdevice -" not in output.replace("=", "-"), output
+
+    def test_the_report(self, tmp_path: Path) -> None:
+        code, output = run_pytest(tmp_path, REPORTED, "--torchdevice=cpu", "--torchdevice-report")
+        assert code == 0 and output.count("torchdevice: report of ") == 1, output
+        assert "4 x autocast(torch.float16) ->" in output and "torch.ones(2).cuda()" in output, output
+
+    def test_files(self, tmp_path: Path) -> None:
+        run_pytest(tmp_path, REPORTED, "--torchdevice=cpu", "-n", "2", "--torchdevice-report=found.json")
+        report = json.loads((tmp_path / "found.json").read_text())
+        assert {process["name"] for process in report["processes"]} == {"main", "gw0", "gw1"}
+        assert sum(row["count"] for row in report["rows"]) == 8
+        code, output = run_pytest(tmp_path, REPORTED, "--torchdevice=cpu", "--torchdevice-report=found.txt")
+        assert code == 4 and "'found.txt' is neither FILE.html nor FILE.json" in output, output

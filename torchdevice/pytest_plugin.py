@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torchdevice import options as _options
+from torchdevice.cli.reports import report_file
+from torchdevice.pytest_summary import Summary
 from torchdevice.switch import switched_off, switched_on
 
 if TYPE_CHECKING:
     from torchdevice import Scope
 
 _MARK = "torchdevice"
+
+_REPORT = "--torchdevice-report"
 
 _scopes = pytest.StashKey["Scope"]()
 
@@ -31,6 +35,14 @@ _scopes_of_marks = pytest.StashKey["Scope"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--torchdevice`` for the target, a flag for each other option of a scope, and a key for each option."""
     _options.add_flags(parser.getgroup("torchdevice").addoption, _options.pytest_flag_of)
+    parser.getgroup("torchdevice").addoption(
+        _REPORT,
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        type=report_file,
+        help="say at the end what each line asked for and what was done; with =FILE.html or =FILE.json write it",
+    )
     for name in _options.declarations():
         parser.addini(_options.pytest_key_of(name), f"the same as {_options.pytest_flag_of(name)}", default="")
 
@@ -45,7 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
             with switched_off():
                 from torchdevice import activation, choosing
             chosen = choosing.options_of_tests(given, **configured)
-            config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True)
+            scope = config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True)
+            config.pluginmanager.register(Summary(scope, config.getoption(_REPORT)))
     except _errors() as error:
         raise pytest.UsageError(f"torchdevice: {error}") from error
 

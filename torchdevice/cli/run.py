@@ -14,7 +14,6 @@ import functools
 import importlib.machinery
 import importlib.util
 import io
-import logging
 import os
 import pkgutil
 import runpy
@@ -31,12 +30,12 @@ from torchdevice.cli import programs
 from torchdevice.cli.parsing import CommandParser
 from torchdevice.cli.programs import Program
 from torchdevice.cli.refusals import refusals
-from torchdevice.logs import configure_logging, logger
+from torchdevice.cli.reports import report_file, show_report
+from torchdevice.logs import configure_logging
 from torchdevice.switch import REPORT, SWITCH
 from torchdevice.tracebacks import trim, without_ours
 
 if TYPE_CHECKING:
-    from torchdevice.report import Report
     from torchdevice.scope import Scope
 
 
@@ -70,7 +69,7 @@ def add(commands: Any) -> None:
         nargs="?",
         const=True,  # a text would be checked as a path
         metavar="FILE",
-        type=_report_file,
+        type=report_file,
         help="say at the end what was rewritten; with =FILE write that as a page (FILE.html) or as data (FILE.json)",
     )
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
@@ -89,16 +88,6 @@ def _split(with_value: set[str], words: Sequence[str]) -> tuple[list[str], list[
             return list(words[:index]), list(words[index + 1 :])
         index += 2 if words[index] in with_value else 1
     return list(words[:index]), list(words[index:])
-
-
-def _report_file(path: str) -> str:
-    """Return a path that a report can be written to."""
-    if not path.endswith((".html", ".json")):
-        raise argparse.ArgumentTypeError(f"{path!r} is neither FILE.html nor FILE.json")
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise argparse.ArgumentTypeError(f"{path!r}: there is no folder {folder!r}")
-    return os.path.abspath(path)
 
 
 def _run(parser: CommandParser, options: argparse.Namespace) -> int:
@@ -235,27 +224,12 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
 
     if options.report is not None:
         run_folder.begin()
-        processes.lead(scope.journal, scope.report, functools.partial(_show_report, options.report))
+        processes.lead(scope.journal, scope.report, functools.partial(show_report, options.report))
     elif run_folder.path() is None:
         os.environ.pop(REPORT, None)
         run_folder.begin()
     elif REPORT in os.environ:
         processes.follow(scope.journal, scope.report)
-
-
-def _show_report(file: str | bool, report: Report) -> None:
-    """Print a report, or write it to a file."""
-    if not isinstance(file, str):
-        report.show(sys.stderr)
-        return
-    try:
-        with open(file, "w", encoding="utf-8") as stream:
-            stream.write(report.to_html() if file.endswith(".html") else report.to_json())
-    except OSError as error:
-        print(f"torchdevice: the report could not be written: {error}", file=sys.stderr)
-    else:
-        if logger.isEnabledFor(logging.WARNING):
-            print(f"torchdevice: the report is in {file}", file=sys.stderr)
 
 
 def _execute(program: Program, main: dict[str, Any]) -> None:
