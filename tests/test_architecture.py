@@ -30,6 +30,7 @@ ROOMS = [
     "logs",
     "device_properties",
     "families",
+    "device_models",
     "options",
     "spelling",
     "call_sites",

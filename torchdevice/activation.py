@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
@@ -58,20 +59,23 @@ def portable(target: Any = None, **options: Any) -> Scope:
     return Scope(_options.chosen({"target": target, **options}))
 
 
-_PROFILE = inspect.Parameter("profile", inspect.Parameter.POSITIONAL_OR_KEYWORD, default="cuda", annotation="str")
+_PROFILE = inspect.Parameter(
+    "profile", inspect.Parameter.POSITIONAL_OR_KEYWORD, default="cuda", annotation="str | Mapping[str, Any]"
+)
 _COUNT = inspect.Parameter("count", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=1, annotation="int")
 
 
 @_options.takes_options(leading=(_PROFILE, _COUNT), without=("target", "devices"))
-def simulate(profile: str = "cuda", count: int = 1, **options: Any) -> Scope:
+def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **options: Any) -> Scope:
     """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
 
     Equivalent to ``portable(f"simulated:{profile}:{count}", identity="program", ...)``. The device stays registered
     with torch for the life of the process.
 
     Args:
-        profile: ``"cuda"``; ``"mps"``, with the dtypes and operators that Metal has; or ``"strict"``, which lacks
-            what either of the two lacks.
+        profile: ``"cuda"``; ``"mps"``, with the dtypes and operators that Metal has; ``"strict"``, which lacks what
+            either of the two lacks; a model such as ``"t4"`` or ``"a100"``, with its memory and compute capability; a
+            TOML or JSON file, or a dict, that describes a model (docs/simulation.md).
         count: How many devices there are.
         **options: See below.
 
@@ -84,17 +88,20 @@ def simulate(profile: str = "cuda", count: int = 1, **options: Any) -> Scope:
         ValueError: If an option has an unknown value.
         TypeError: If an option does not exist, or has a value of a wrong type.
     """
-    if not isinstance(profile, str) or not profile.isalpha():
+    if isinstance(profile, Mapping):
+        profile = json.dumps(profile)
+    name = f"{choosing.SIMULATED}:{profile}"
+    if not isinstance(profile, str) or not choosing.is_simulated(name) or choosing.names_count(name):
         raise ValueError(
             f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps' or 'strict', and count= for the "
             f"number of devices."
         )
     if not _options.is_number(count, least=1):
         raise ValueError(f"count={count!r} is not a number of devices. Use an int of 1 or more.")
-    for name in ("target", "devices"):
-        if name in options:
-            raise TypeError(f"simulate() takes no {name}. Use profile and count, or portable(target=...).")
-    target = f"{choosing.SIMULATED}:{profile}" + (f":{count}" if count > 1 else "")
+    for without in ("target", "devices"):
+        if without in options:
+            raise TypeError(f"simulate() takes no {without}. Use profile and count, or portable(target=...).")
+    target = name + (f":{count}" if count > 1 else "")
     return Scope(_options.chosen({"target": target, **options}, identity="program"))
 
 

@@ -21,7 +21,7 @@ def activate() -> None:
         from torchdevice import activation, options, run_folder
 
         if activation.current() is None:
-            enabled = activation.enable_chosen(options.Options(**options.from_environment()), propagate=False)
+            enabled = activation.enable_chosen(options.chosen(options.from_environment()), propagate=False)
             if run_folder.path() is None:
                 os.environ.pop(REPORT, None)
                 run_folder.begin()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from torchdevice import device_models, thread_state
 from torchdevice import options as _options
-from torchdevice import thread_state
 from torchdevice.devices.registry import registered, runtime
 from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
@@ -28,9 +27,7 @@ _REMEDIES = {
     "xpu": "torch.xpu.is_available() is False: install an XPU build of torch and a driver, or leave the target out.",
 }
 
-SIMULATED = "simulated"
-
-_SIMULATED = re.compile(SIMULATED + r"(?::([a-z]+))?(?::([1-9][0-9]*))?")
+SIMULATED = device_models.SIMULATED
 
 
 def resolve(options: Options) -> tuple[Runtime, Options]:
@@ -43,7 +40,7 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
     """
     with thread_state.suspended():
         name = _name_of(options.target)
-        simulated = _SIMULATED.fullmatch(name) if name is not None else None
+        simulated = device_models.TARGET.fullmatch(name) if name is not None else None
         found = None if simulated else _best() if name is None else _named(options.target, name)
         fitting = options.for_target(
             simulated=simulated is not None,
@@ -79,12 +76,12 @@ def options_of_tests(given: Mapping[str, Any], **configured: Any) -> Options:
 
 def is_simulated(target: object) -> bool:
     """Return whether a target is the name of a simulated device."""
-    return isinstance(target, str) and _SIMULATED.fullmatch(target) is not None
+    return isinstance(target, str) and device_models.TARGET.fullmatch(target) is not None
 
 
 def names_count(target: str) -> bool:
     """Return whether the name of a target contains a number of devices, as ``"simulated:cuda:2"`` does."""
-    found = _SIMULATED.fullmatch(target)
+    found = device_models.TARGET.fullmatch(target)
     return found is not None and found[2] is not None
 
 
@@ -114,11 +111,12 @@ def _simulated(target: object, profile: str, count: int, memory: int | str | Non
     from torchdevice.simulation import profiles
     from torchdevice.simulation import runtime as simulated
 
-    if profile not in profiles.PROFILES:
+    chosen = profiles.find(profile)
+    if chosen is None:
         raise _unknown(target, str(target))
-    if count > 1 and profiles.PROFILES[profile].single:
+    if count > 1 and chosen.single:
         raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
-    return simulated.runtime(profile, count, memory)
+    return simulated.runtime(chosen, count, memory)
 
 
 _OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", "intel": "xpu", "gpu": "simulated:cuda"}
@@ -128,12 +126,13 @@ _OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", 
 def _unknown(target: object, name: str) -> UnknownTargetError:
     from torchdevice.simulation import profiles
 
-    known = (*target_names(), *(f"{SIMULATED}:{each}" for each in profiles.PROFILES))
+    simulated = (*profiles.PROFILES, *device_models.MODELS)
+    known = (*target_names(), *(f"{SIMULATED}:{each}" for each in simulated))
     lowered = name.strip().lower()
     lowered = _OTHER_NAMES.get(lowered, lowered)
     near = difflib.get_close_matches(lowered, known, n=1)
-    found = _SIMULATED.fullmatch(lowered)
-    exists = lowered in known or (found is not None and found[1] in (None, *profiles.PROFILES))
+    found = device_models.TARGET.fullmatch(lowered)
+    exists = lowered in known or (found is not None and found[1] in (None, *simulated))
     return UnknownTargetError(target, known, lowered if exists else near[0] if near else None)
 
 

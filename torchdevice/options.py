@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from torchdevice import device_properties
+from torchdevice import device_models, device_properties
 from torchdevice.families import FAMILIES, Family
 from torchdevice.switch import SAID, SWITCH
 
@@ -79,7 +79,7 @@ def _target(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if not (value is None or isinstance(value, str) or (torch is not None and isinstance(value, torch.device))):
         raise TypeError(f"target={value!r} is not a device type. Use a text such as 'cpu', or a torch.device.")
-    return value
+    return device_models.absolute(value) if isinstance(value, str) else value
 
 
 def _devices(value: Any) -> int | None:
@@ -359,6 +359,8 @@ def chosen(given: Mapping[str, Any], *, record: type = Options, **defaults: Any)
         raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations(record))}.")
     said = {name: value for name, value in given.items() if value is not None}
     others = {**defaults, **from_environment(record)}
+    if record is Options:
+        others = {**device_models.options_of(said.get("target", others.get("target"))), **others}
     return record(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
 
 
@@ -419,9 +421,12 @@ def from_texts(
 def to_environment(options: Any) -> dict[str, str | None]:
     """Return the variables that give a child process these options; None means that a variable must not be set."""
     values: dict[str, str | None] = {SWITCH: "1", SAID: os.environ.get(SAID)}
+    # What the target implies is left to it, so that a child's scope on another target has the figures of that one.
+    implied = device_models.options_of(options.target)
     for name, declaration in declarations(type(options)).items():
         value = getattr(options, name)
-        values[variable_of(name)] = None if value is None else declaration.show(value)
+        left_out = value is None or (name in implied and declaration.check(implied[name]) == value)
+        values[variable_of(name)] = None if left_out else declaration.show(value)
     return values
 
 

@@ -43,7 +43,7 @@ def _devices(options: argparse.Namespace) -> int:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from torchdevice import choosing
+    from torchdevice import choosing, device_models
     from torchdevice.devices.registry import runtime
     from torchdevice.simulation.profiles import PROFILES
 
@@ -57,4 +57,7 @@ def _rows() -> list[dict[str, Any]]:
         many = "" if profile.single else f", several as {choosing.SIMULATED}:{profile.name}:2"
         name = f"real values in CPU memory, by the rules of the profile {profile.name!r}{many}"
         rows.append({"target": f"{choosing.SIMULATED}:{profile.name}", "available": True, "count": 1, "name": name})
+    for model in device_models.MODELS:
+        name = f"the profile 'cuda' with the figures of a {device_models.MODELS[model].properties['name']}"
+        rows.append({"target": f"{choosing.SIMULATED}:{model}", "available": True, "count": 1, "name": name})
     return rows

@@ -14,7 +14,7 @@ import torch
 from torchdevice.simulation import enforcement, nondeterminism
 from torchdevice.simulation.cuda_dtypes import GAPS
 from torchdevice.simulation.cuda_errors import DEVICE_ASSERT, cuda_error
-from torchdevice.simulation.profiles import cpu_only_operators
+from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
 
 Kernel = Callable[..., Any]
 
@@ -161,14 +161,7 @@ def _lacks(op: Any) -> bool:
 
 
 def _raise_missing(op: Any) -> NoReturn:
-    """Raise torch's error for an operator without a kernel (aten/src/ATen/core/dispatch/OperatorEntry.cpp)."""
-    name = op.name()
-    raise NotImplementedError(
-        f"Could not run '{name}' with arguments from the 'CUDA' backend. This could be because the operator doesn't "
-        f"exist for this backend, or was omitted during the selective/custom build process (if using custom build). "
-        f"If you are a Facebook employee using PyTorch on mobile, please visit https://fburl.com/ptmfixes for possible "
-        f"resolutions. '{name}' is only available for these backends: [CPU]."
-    )
+    raise NotImplementedError(missing_on_cuda(op.name()))
 
 
 def _check_dtype(name: str, dtypes: frozenset[torch.dtype], args: Any) -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from torchdevice import device_models
 
 _COMPOSITE = re.compile(r"\bComposite\w+")
 
@@ -41,6 +44,7 @@ class Profile:
         single: Whether a machine never has more than one such device.
         refuses: Whether an operator that the device lacks always raises, without a fallback to the CPU.
         stands_for_cuda: Whether the device refuses what CUDA refuses.
+        operators: Further operators that the device lacks, with or without an overload.
     """
 
     name: str
@@ -50,11 +54,19 @@ class Profile:
     single: bool = False
     refuses: bool = False
     stands_for_cuda: bool = False
+    operators: frozenset[str] = frozenset()
+
+    @property
+    def lacks_anything(self) -> bool:
+        """Whether there is a dtype or an operator that the device lacks."""
+        return bool(self.backends or self.unsupported_dtypes or self.operators)
 
     def missing(self, op: Any) -> str | None:
         """Return an operator's name, as the device's error spells it, if the device lacks the operator, else None."""
         name = op._schema.name.removeprefix("aten::")
         overload = f"{name}.{op._overloadname}" if op._overloadname != "default" else name
+        if self.operators and not self.operators.isdisjoint((name, overload)):
+            return f"aten::{overload}"
         for backend in self.backends:
             found = missing_operators(backend).get(overload)
             if found is not None:
@@ -63,6 +75,8 @@ class Profile:
 
     def missing_message(self, operator: str) -> str:
         """Return the text of torch's error for an operator without a kernel (aten/src/ATen/mps/MPSFallback.mm)."""
+        if not self.backends:
+            return missing_on_cuda(operator)
         return (
             f"The operator '{operator}' is not currently implemented for the MPS device. If you want this op to be "
             f"considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention "
@@ -91,6 +105,46 @@ PROFILES: Mapping[str, Profile] = {
         Profile("strict", backends=("MPS",), unsupported_dtypes=_NOT_ON_METAL, refuses=True, stands_for_cuda=True),
     )
 }
+
+
+def missing_on_cuda(operator: str) -> str:
+    """Return torch's text for an operator that CUDA lacks (aten/src/ATen/core/dispatch/OperatorEntry.cpp)."""
+    return (
+        f"Could not run '{operator}' with arguments from the 'CUDA' backend. This could be because the operator "
+        f"doesn't exist for this backend, or was omitted during the selective/custom build process (if using custom "
+        f"build). If you are a Facebook employee using PyTorch on mobile, please visit https://fburl.com/ptmfixes for "
+        f"possible resolutions. '{operator}' is only available for these backends: [CPU]."
+    )
+
+
+def find(name: str) -> Profile | None:
+    """Return the profile of a name, or the one that a model of a device is made from.
+
+    Raises:
+        ValueError: The model is not a valid one.
+    """
+    if name in PROFILES:
+        return PROFILES[name]
+    model = device_models.find(name)
+    if model is None:
+        return None
+    if model.base not in PROFILES:
+        raise ValueError(f"base={model.base!r} is not a profile. Use one of {', '.join(map(repr, PROFILES))}.")
+    dtypes = frozenset(map(_dtype, model.unsupported_dtypes))
+    base = PROFILES[model.base]
+    return dataclasses.replace(
+        base,
+        name=name,
+        unsupported_dtypes=base.unsupported_dtypes | dtypes,
+        operators=frozenset(operator.removeprefix("aten::") for operator in model.missing_operators),
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"unsupported_dtypes has {name!r}, which is not a dtype. Use names such as 'float64'.")
+    return found
 
 
 class _Entry:

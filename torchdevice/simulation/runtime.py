@@ -28,7 +28,7 @@ from torchdevice.simulation import (
     rewriters,
 )
 from torchdevice.simulation.kernels import aliased, index_of
-from torchdevice.simulation.profiles import PROFILES, Profile
+from torchdevice.simulation.profiles import Profile
 from torchdevice.torch_apis import sanitizer
 from torchdevice.torch_internals import require
 
@@ -124,7 +124,7 @@ class SimulatedRuntime(Runtime):
         _settle_multithreading()
 
     def _refuses_anything(self) -> bool:
-        return self.memory_limit is not None or bool(self.profile.backends or self.profile.unsupported_dtypes)
+        return self.memory_limit is not None or bool(self.profile.lacks_anything)
 
     def is_available(self) -> bool:
         return True
@@ -232,6 +232,6 @@ def _settle_multithreading() -> None:
 
 
 @functools.cache
-def runtime(profile: str, count: int, memory_limit: int | None) -> SimulatedRuntime:
+def runtime(profile: Profile, count: int, memory_limit: int | None) -> SimulatedRuntime:
     """Return the runtime of ``count`` simulated devices, one object for equal arguments."""
-    return SimulatedRuntime(PROFILES[profile], count, memory_limit)
+    return SimulatedRuntime(profile, count, memory_limit)

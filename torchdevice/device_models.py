@@ -1,0 +1,143 @@
+"""Simulated devices by model: ``simulated:t4``, ``simulated:a100:8``, and models that a user describes.
+
+A model is one of the profiles of :mod:`torchdevice.simulation.profiles` with figures of its own. They are the defaults
+of the options ``capability``, ``memory`` and ``properties``; an option that the call, a variable or a configuration
+gives comes first.
+
+Sources of :data:`MODELS`: the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming
+Guide (threads, shared memory), NVIDIA's data sheets and white papers (name, multiprocessors, L2 cache, bus). The memory
+is what torch reports for such a GPU in its out-of-memory errors, or NVIDIA's deviceQuery; it is less than the data
+sheet's, because the driver and error correction keep a part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+SIMULATED = "simulated"
+
+TARGET = re.compile(SIMULATED + r"(?::([a-z][a-z0-9]*|[^{}]+\.(?:toml|json)|\{.*\}))?(?::([1-9][0-9]*))?", re.DOTALL)
+"""The name of a simulated device as a target: the profile or model, or a file or JSON object with one; and a number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceModel:
+    """A model of a device.
+
+    Attributes:
+        base: The profile whose rules hold: ``"cuda"``, ``"mps"`` or ``"strict"``.
+        capability: The option of that name; None for its default.
+        memory: The option of that name; None for no limit.
+        properties: The option of that name.
+        unsupported_dtypes: Names of dtypes that the device cannot hold, besides those of the profile.
+        missing_operators: Operators of ATen that the device has no kernel for, besides those of the profile, such as
+            ``"_fft_r2c"``. A name without an overload means all overloads.
+    """
+
+    base: str = "cuda"
+    capability: Any = None
+    memory: Any = None
+    properties: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unsupported_dtypes: tuple[str, ...] = ()
+    missing_operators: tuple[str, ...] = ()
+
+
+def _nvidia(
+    name: str,
+    capability: tuple[int, int],
+    memory: int | str,
+    multiprocessors: int,
+    l2_mebibytes: int,
+    bus: int,
+    threads: int,
+    shared: int,
+) -> DeviceModel:
+    properties = {
+        "name": name,
+        "multi_processor_count": multiprocessors,
+        "L2_cache_size": l2_mebibytes << 20,
+        "memory_bus_width": bus,
+        "max_threads_per_multi_processor": threads,
+        "shared_memory_per_multiprocessor": shared << 10,
+        # CUDA keeps 1 KiB of each block from compute capability 8.0 on.
+        "shared_memory_per_block_optin": (shared if capability < (8, 0) else shared - 1) << 10,
+    }
+    return DeviceModel(capability=capability, memory=memory, properties=properties)
+
+
+MODELS: Mapping[str, DeviceModel] = {
+    "t4": _nvidia("Tesla T4", (7, 5), "14.56GiB", 40, 4, 256, 1024, 64),
+    "a100": _nvidia("NVIDIA A100-SXM4-40GB", (8, 0), 42298834944, 108, 40, 5120, 2048, 164),
+    "rtx4090": _nvidia("NVIDIA GeForce RTX 4090", (8, 9), "23.64GiB", 128, 72, 384, 1536, 100),
+    "h100": _nvidia("NVIDIA H100 80GB HBM3", (9, 0), "79.11GiB", 132, 50, 5120, 2048, 228),
+}
+
+
+def find(profile: str) -> DeviceModel | None:
+    """Return the model that a target names, by its name, as a file or as a JSON object; None for a name without one.
+
+    Raises:
+        ValueError: The file cannot be read, or what it says is not a model.
+    """
+    if profile.startswith("{"):
+        return _described(_parsed(json.loads, profile, "it"), "The description")
+    if profile.endswith((".toml", ".json")):
+        return _described(_read(profile), profile)
+    return MODELS.get(profile)
+
+
+def options_of(target: object) -> dict[str, Any]:
+    """Return the options that a target implies: those of its model."""
+    found = TARGET.fullmatch(target) if isinstance(target, str) else None
+    model = find(found[1]) if found is not None and found[1] else None
+    if model is None:
+        return {}
+    values = {"capability": model.capability, "memory": model.memory, "properties": model.properties or None}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def absolute(target: str) -> str:
+    """Return a target with the whole path of its file, so that it means the same in processes in other folders."""
+    found = TARGET.fullmatch(target)
+    if found is None or not found[1] or not found[1].endswith((".toml", ".json")):
+        return target
+    path = os.path.abspath(found[1])
+    return f"{SIMULATED}:{path}" + (f":{found[2]}" if found[2] else "")
+
+
+def _read(path: str) -> Any:
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError as error:
+        raise ValueError(f"{path!r} cannot be read: {error.strerror}. Name a file with a device's figures.") from None
+    return _parsed(json.loads if path.endswith(".json") else _toml(path), text, repr(path))
+
+
+def _toml(path: str) -> Any:
+    try:
+        return importlib.import_module("tomllib").loads
+    except ModuleNotFoundError:
+        raise ValueError(f"{path!r} cannot be read: Python 3.10 reads no TOML. Write the device as JSON.") from None
+
+
+def _parsed(parse: Any, text: str, name: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"The description of the device: {name} cannot be parsed: {error}") from None
+
+
+def _described(found: Any, name: str) -> DeviceModel:
+    known = [field.name for field in dataclasses.fields(DeviceModel)]
+    unknown = sorted(found.keys() - set(known)) if isinstance(found, Mapping) else [found]
+    if unknown:
+        raise ValueError(f"{name} has {unknown[0]!r}, which is not known. Use keys among {', '.join(known)}.")
+    lists = {name: tuple(found[name]) for name in ("unsupported_dtypes", "missing_operators") if name in found}
+    return DeviceModel(**{**found, **lists})
