@@ -218,6 +218,8 @@ class Context:
 
     def _redirect_new(self, value: Any) -> torch.device | None:
         """Resolve an argument that this thread has not seen yet, or whose answer is reported each time."""
+        if not self.runtime.torch_knows_current and self._is_target_without_index(value):
+            return self.target
         spelling = parse(value)
         if spelling is None or (spelling.accelerator == self.device_type and isinstance(value, (str, torch.device))):
             self._remember(value, None)
@@ -231,6 +233,10 @@ class Context:
             self.journal.record(str(value), str(device), Fidelity.EXACT)
             self._remember(value, (device, str(value), str(device)))
         return device
+
+    def _is_target_without_index(self, value: Any) -> bool:
+        spells = value.index is None and value.type if isinstance(value, torch.device) else value
+        return spells.__class__ is str and spells == self.device_type
 
     def _remember(self, value: Any, answer: tuple[torch.device, str, str] | None) -> None:
         redirects = self.thread.redirects

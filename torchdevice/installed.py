@@ -31,6 +31,7 @@ from torchdevice.patching import Installation, Patch
 from torchdevice.torch_apis import (
     autocast,
     autograd,
+    batch_norm,
     cpp_extension,
     cuda_checks,
     data_parallel,
@@ -81,6 +82,7 @@ AREAS = (
     flex_attention,
     default_device,
     modules,
+    batch_norm,
     optimizers,
     autocast,
     autograd,

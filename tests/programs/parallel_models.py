@@ -119,16 +119,51 @@ def zero():
 
 def synchronized_batch_norm():
     torch.manual_seed(2)
-    plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.BatchNorm2d(2, momentum=None))
     parallel = ddp(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain)))
-    images = torch.randn(4 * size, 1, 5, 5)
-    found = parallel(images.chunk(size)[rank].cuda())
-    found.square().mean().backward()
-    whole = plain(images)
-    whole.square().mean().backward()
-    assert torch.allclose(found.cpu(), whole.chunk(size)[rank], atol=1e-5)
+    for _ in range(2):
+        images = torch.randn(4 * size, 1, 5, 5, requires_grad=True)
+        part = images.detach().chunk(size)[rank].cuda().requires_grad_()
+        found = parallel(part)
+        found.square().mean().backward()
+        whole = plain(images)
+        whole.square().mean().backward()
+        assert torch.allclose(found.cpu(), whole.chunk(size)[rank], atol=1e-5)
+        assert torch.allclose(part.grad.cpu() / size, images.grad.chunk(size)[rank], atol=1e-5)
     for one, other in zip(parallel.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(one.grad.cpu(), other.grad, atol=1e-5)
+    same_buffers(parallel.module, plain)
+    assert torch.allclose(parallel.eval()(part).cpu(), plain.eval()(images).chunk(size)[rank], atol=1e-5)
+
+
+def synchronized_batch_norm_of_unequal_parts():
+    """The ranks have 0, 1, 2, ... rows of three dimensions; the layer has no weights, and half precision."""
+    torch.manual_seed(3)
+    plain, sizes = nn.BatchNorm1d(3, affine=False), list(range(size))
+    parallel = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain)).cuda()
+    rows = torch.randn(sum(sizes), 3, 4).half().float().requires_grad_()
+    part = rows.detach().split(sizes)[rank].cuda().requires_grad_()
+    with torch.autocast("cuda", dtype=torch.float16):
+        found = parallel(part)
+    weights = torch.randn_like(rows)
+    (found * weights.split(sizes)[rank].cuda()).sum().backward()
+    whole = plain(rows)
+    (whole * weights).sum().backward()
+    assert torch.allclose(found.cpu(), whole.split(sizes)[rank], atol=1e-5)
+    if sizes[rank]:  # else torch gives no gradient
+        assert torch.allclose(part.grad.cpu(), rows.grad.split(sizes)[rank], atol=1e-5)
+    same_buffers(parallel, plain)
+
+
+def synchronized_batch_norm_in_a_group_of_one():
+    group = [dist.new_group([each]) for each in range(size)][rank]
+    images = torch.randn(4, 2, 5, 5)
+    assert torch.equal(nn.SyncBatchNorm(2, process_group=group).cuda()(images.cuda()).cpu(), nn.BatchNorm2d(2)(images))
+
+
+def same_buffers(parallel, plain):
+    for (name, one), other in zip(parallel.named_buffers(), plain.buffers(), strict=True):
+        assert torch.allclose(one.cpu(), other, atol=1e-5), name
 
 
 def sharded():
@@ -219,7 +254,8 @@ def pipeline():
 CASES = {
     case.__name__: case
     for case in (
-        data_parallel, data_parallel_with_unused_parameters, zero, synchronized_batch_norm, sharded, sharded_state,
+        data_parallel, data_parallel_with_unused_parameters, zero, synchronized_batch_norm,
+        synchronized_batch_norm_of_unequal_parts, synchronized_batch_norm_in_a_group_of_one, sharded, sharded_state,
         fully_sharded, fully_sharded_from_meta, checkpoints, tensor_parallel, pipeline,
     )
 }  # fmt: skip

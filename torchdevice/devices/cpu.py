@@ -43,6 +43,7 @@ class CpuRuntime(Runtime):
 
     device_type = "cpu"
     compiles_flex_backward = False
+    synchronizes_batch_norm = False
     shares_host_memory = True
     # CPU autocast in float16 leaves exp, softmax, layer_norm, sum and others in half: a public toy task gives NaN at
     # its first step.

@@ -17,6 +17,7 @@ class MpsRuntime(Runtime):
 
     device_type = "mps"
     compiles_flex_backward = False
+    synchronizes_batch_norm = False
     unsupported_dtypes = frozenset({torch.float64, torch.complex128})
     # pytorch issues 139550 and 189690: an asynchronous copy can return partly copied data.
     blocking_copies_only = True

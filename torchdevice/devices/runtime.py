@@ -86,7 +86,9 @@ class Runtime:
         float16_autocast_is_finite: Whether float16 autocast computes exp, softmax and sums in float32, as CUDA's does.
         compiles: Whether Inductor makes code for the device.
         compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
+        synchronizes_batch_norm: Whether torch allows ``SyncBatchNorm`` on the device, and has its kernels.
         makes_triton_code: Whether Inductor's code for the device is written in Triton.
+        torch_knows_current: Whether torch completes a device without an ordinal by the thread's current device.
         folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
             is not given. Otherwise such an ordinal raises CUDA's error.
         shared_by_ranks: Whether several ranks of one process group may be on one device.
@@ -110,7 +112,9 @@ class Runtime:
     float16_autocast_is_finite = True
     compiles = True
     compiles_flex_backward = True
+    synchronizes_batch_norm = True
     makes_triton_code = False
+    torch_knows_current = True
     folds_ordinals = True
     shared_by_ranks = True
     survives_fork = True

@@ -144,6 +144,8 @@ def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwar
         memory = (
             torch.empty(size, dtype=torch.uint8) if isinstance(size, int) else torch.tensor(size, dtype=torch.uint8)
         )
+        context = _scope()
+        device = (context and context.redirect(device)) or device
         return allocator.fresh(memory, device.index or 0).untyped_storage()
 
 

@@ -67,6 +67,7 @@ class SimulatedRuntime(Runtime):
 
     device_type = enforcement.KIND
     takes_device_ids = True
+    torch_knows_current = False
     is_torch_accelerator = False
     compiles = False
     generator_type = random.Generator

@@ -73,11 +73,6 @@ class _Staging:
         self._group, self._connects = group, connects
         self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    @property
-    def copies(self) -> bool:
-        """Whether something has to be written back."""
-        return bool(self._copied)
-
     def numbers(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
         """Return a tensor's elements as one-dimensional CPU tensor.
 
@@ -105,23 +100,26 @@ class _Staging:
             tensor.copy_(flat.view(tensor.shape))
 
 
-class _Received(dist.distributed_c10d.Work):
-    """A reception whose data is brought to the target by ``wait``."""
+class _Begun(dist.distributed_c10d.Work):
+    """A tensor on its way between two ranks. ``wait`` brings what was received to the target."""
 
-    def __init__(self, work: Any, staging: _Staging):
+    def __init__(self, group: NcclOnGloo, name: str, work: Any, staging: _Staging):
         super().__init__()
-        self._work, self._staging = work, staging
+        self._group, self._name, self._work, self._staging = group, name, work, staging
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait until the tensor has what was sent."""
-        self._work.wait() if timeout is None else self._work.wait(timeout)
-        with torch._C.DisableTorchFunction():
+        """Wait until the tensor has been sent or received."""
+        with self._group.naming(self._name), torch._C.DisableTorchFunction():
+            self._work.wait() if timeout is None else self._work.wait(timeout)
             self._staging.write_back()
         return True
 
     def is_completed(self) -> bool:
-        """Return whether gloo has received what was sent."""
+        """Return whether gloo has sent or received the tensor."""
         return self._work.is_completed()
+
+    def _source_rank(self) -> int:
+        return self._work._source_rank()
 
 
 def _for_each_pair(collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,7 +230,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def allreduce(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Reduce over all ranks, to all of them."""
-        with self._staging() as staging:
+        with self._staging("all_reduce") as staging:
             for tensor in tensors:
                 self._all_reduce(staging.numbers(tensor, written=True), _op_of(opts))
         return _finished(tensors)
@@ -248,7 +246,7 @@ class NcclOnGloo(dist.ProcessGroup):
             to.reduceOp = op
             self.gloo.reduce([flat], to).wait()
 
-        with self._staging() as staging:
+        with self._staging("reduce") as staging:
             if self.rank() == opts.rootRank:
                 flat = staging.numbers(tensors[0], written=True)
             else:  # gloo computes in the memory of every rank
@@ -258,7 +256,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any = None) -> Any:
         """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their sizes may differ."""
-        with self._staging() as staging:
+        with self._staging("reduce_scatter") as staging:
             flats = [staging.numbers(tensor) for tensor in inputs[0]]
             self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, _op_of(opts))
         return _finished(outputs)
@@ -274,7 +272,7 @@ class NcclOnGloo(dist.ProcessGroup):
             raise TypeError("input tensor must be the same type as the output tensor.")
         if input.numel() != output.numel() * self.size():
             raise ValueError("input tensor must be the same size as output size times world size")
-        with self._staging() as staging:
+        with self._staging("reduce_scatter") as staging:
             flats = staging.numbers(input).split(max(1, output.numel()))
             self._reduce_scatter(staging.numbers(output, written=True), flats, _op_of(opts))
         return _finished(output)
@@ -305,7 +303,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
         """Send a tensor of one rank to all."""
-        with self._staging() as staging:
+        with self._staging("broadcast") as staging:
             for tensor in tensors:
                 self._broadcast(staging.bytes(tensor, written=True), opts.rootRank)
         return _finished(tensors)
@@ -317,7 +315,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
         """Send a tensor of each rank to all. Their sizes may differ."""
-        with self._staging() as staging:
+        with self._staging("all_gather") as staging:
             for gathered, given in zip(outputs, inputs, strict=True):
                 self._all_gather([staging.bytes(tensor, written=True) for tensor in gathered], staging.bytes(given))
         return _finished(outputs)
@@ -345,7 +343,7 @@ class NcclOnGloo(dist.ProcessGroup):
             raise TypeError("output tensor must have the same type as input tensor")
         if input.numel() * self.size() != output.numel():
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-        with self._staging() as staging:
+        with self._staging("all_gather") as staging:
             given = staging.bytes(input)
             parts = staging.bytes(output, written=True).split(max(1, given.numel()))
             if parts and given.numel():
@@ -360,21 +358,21 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to one."""
-        with self._staging() as staging:
+        with self._staging("gather") as staging:
             gathered = [[staging.bytes(tensor, written=True) for tensor in each] for each in outputs]
             self.gloo.gather(gathered, [staging.bytes(inputs[0])], opts).wait()
         return _finished(outputs)
 
     def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Send a tensor of one rank to each."""
-        with self._staging() as staging:
+        with self._staging("scatter") as staging:
             scattered = [[staging.bytes(tensor) for tensor in each] for each in inputs]
             self.gloo.scatter([staging.bytes(outputs[0], written=True)], scattered, opts).wait()
         return _finished(outputs)
 
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
         """Send a tensor of each rank to each."""
-        with self._staging() as staging:
+        with self._staging("all_to_all") as staging:
             received = [staging.bytes(tensor, written=True) for tensor in outputs]
             sent = [staging.bytes(tensor) for tensor in inputs]
             self._exchange(received, sent)
@@ -393,7 +391,7 @@ class NcclOnGloo(dist.ProcessGroup):
         Raises:
             RuntimeError: The sizes do not add up to the tensor's.
         """
-        with self._staging() as staging:
+        with self._staging("all_to_all") as staging:
             received = self._parts(staging.bytes(output, written=True), output, output_sizes)
             self._exchange(received, self._parts(staging.bytes(input), input, input_sizes))
         return _finished(output)
@@ -419,7 +417,8 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def barrier(self, opts: Any) -> Any:
         """Wait for all ranks."""
-        self.gloo.barrier(opts).wait()
+        with self.naming("barrier"):
+            self.gloo.barrier(opts).wait()
         return _finished(None)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -430,29 +429,44 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def send(self, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
         """Begin to send a tensor to a rank."""
-        with self._staging(connects=False) as staging:
-            return self.gloo.send([staging.bytes(tensors[0])], rank, tag)
+        return self._begin("send", lambda staging: self.gloo.send([staging.bytes(tensors[0])], rank, tag))
 
     def recv(self, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
         """Begin to receive a tensor from a rank."""
-        return self._receive(lambda flat: self.gloo.recv([flat], rank, tag), tensors[0])
+        return self._begin("recv", lambda staging: self.gloo.recv([staging.bytes(tensors[0], written=True)], rank, tag))
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Any:
         """Begin to receive a tensor from any rank."""
-        return self._receive(lambda flat: self.gloo.recv_anysource([flat], tag), tensors[0])
+        return self._begin(
+            "recv", lambda staging: self.gloo.recv_anysource([staging.bytes(tensors[0], written=True)], tag)
+        )
 
-    def _receive(self, receive: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
-        with torch._C.DisableTorchFunction():
+    def _begin(self, name: str, begin: Callable[[_Staging], Any]) -> _Begun:
+        with self.naming(name), torch._C.DisableTorchFunction():
             staging = _Staging(self, connects=False)
-            work = receive(staging.bytes(tensor, written=True))
-        return _Received(work, staging) if staging.copies else work
+            return _Begun(self, name, begin(staging), staging)
 
     @contextlib.contextmanager
-    def _staging(self, *, connects: bool = True) -> Iterator[_Staging]:
-        with torch._C.DisableTorchFunction():
-            staging = _Staging(self, connects=connects)
+    def _staging(self, name: str) -> Iterator[_Staging]:
+        with self.naming(name), torch._C.DisableTorchFunction():
+            staging = _Staging(self)
             yield staging
             staging.write_back()
+
+    @contextlib.contextmanager
+    def naming(self, collective: str) -> Iterator[None]:
+        """Let an error of gloo say which collective failed, and on which rank.
+
+        Raises:
+            DistBackendError: A rank has ended, or has not come within the time-out of the group.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if _OF_TRANSPORT not in str(error):
+                raise
+            where = f"rank {dist.get_rank()}, in the group {self._description!r} of {self.size()} ranks"
+            raise dist.DistBackendError(f"{collective} failed on {where}: {error}") from error
 
 
 def _finished(result: Any) -> Any:
@@ -498,6 +512,9 @@ def _kind_of(op: Any) -> tuple[Any, Any]:
     """Return the operation, and the factor of ``PREMUL_SUM``."""
     return (op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)).__getstate__()
 
+
+_OF_TRANSPORT = "gloo/transport/"
+"""What errors of gloo's connections hold, in the name of the file that they are from."""
 
 _Kind = dist.ReduceOp.RedOpType
 
