@@ -55,6 +55,7 @@ ROOMS = [
     "installed",
     "public_names",
     "report",
+    "check",
     "scope",
     "activation",
     "transfer",

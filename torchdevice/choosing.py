@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,9 @@ from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
 from torchdevice.families import FAMILIES
 from torchdevice.options import Options
+
+if TYPE_CHECKING:
+    from torchdevice.simulation.profiles import Profile
 
 _REMEDIES = {
     "cuda": "torch.cuda.is_available() is False: install a CUDA build of torch and a driver, or leave the target out.",
@@ -88,6 +91,24 @@ def names_count(target: str) -> bool:
     return found is not None and found[2] is not None
 
 
+def simulated_profile(target: str) -> tuple[Profile, int | None]:
+    """Return the profile that the name of a simulated device means, and the number of devices in the name, if any.
+
+    Raises:
+        UnknownTargetError: It is not such a name.
+        ValueError: The profile has one device, and the name asks for more.
+    """
+    from torchdevice.simulation import profiles
+
+    found = _SIMULATED.fullmatch(target)
+    profile = profiles.PROFILES.get(found[1] or "cuda") if found else None
+    if found is None or profile is None:
+        raise _unknown(target, target)
+    count = int(found[2]) if found[2] else None
+    _check_count(target, profile, count)
+    return profile, count
+
+
 def target_names() -> tuple[str, ...]:
     """Return the names of real devices that :func:`resolve` understands."""
     private = torch._C._get_privateuse1_backend_name()
@@ -116,9 +137,13 @@ def _simulated(target: object, profile: str, count: int, memory: int | str | Non
 
     if profile not in profiles.PROFILES:
         raise _unknown(target, str(target))
-    if count > 1 and profiles.PROFILES[profile].single:
-        raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
+    _check_count(target, profiles.PROFILES[profile], count)
     return simulated.runtime(profile, count, memory)
+
+
+def _check_count(target: object, profile: Profile, count: int | None) -> None:
+    if profile.single and (count or 1) > 1:
+        raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
 
 
 _OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", "intel": "xpu", "gpu": "simulated:cuda"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchdevice.cli import completion, coverage, devices, doctor, report, run
+from torchdevice.cli import check, completion, coverage, devices, doctor, report, run
 from torchdevice.cli.parsing import CommandParser
 from torchdevice.version import __version__
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"torchdevice {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    for command in (run, doctor, report, devices, coverage, completion):
+    for command in (run, check, doctor, report, devices, coverage, completion):
         command.add(commands)
     options = parser.parse_args(argv)
     return options.action(options)

@@ -1,0 +1,306 @@
+"""``torchdevice check``: what each rule finds, and what it must not find, in sources that are never run."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import run_command, run_python
+
+from torchdevice.check import RULES, Finding, Target, check, check_source, sources
+from torchdevice.cli import main
+
+pytestmark = pytest.mark.one_engine
+
+
+def findings(code: str, target: str = "cpu", rules: set[str] | None = None) -> list[Finding]:
+    source = sources.program("program.py", textwrap.dedent(code).encode())
+    return check_source(source, Target.named(target), rules)
+
+
+class Case(NamedTuple):
+    """A source, and what a rule finds in it: a verdict for each line that is marked with one in a comment."""
+
+    rule: str
+    code: str
+    target: str = "cpu"
+
+    @property
+    def expected(self) -> list[tuple[int, str, str]]:
+        marked = enumerate(textwrap.dedent(self.code).split("\n"), 1)
+        return [(line, self.rule, text.split("#:")[1].strip()) for line, text in marked if "#:" in text]
+
+
+TORCH_NAMES = [
+    Case("torch-name", "import torch\ntorch.cuda.synchronize()  #: handled"),
+    Case("torch-name", "import torch as th\nth.cuda.synchronize()  #: handled"),
+    Case("torch-name", "from torch import cuda\nwait = cuda.synchronize  #: handled"),
+    Case("torch-name", "from torch.cuda import synchronize as wait\nwait()  #: handled"),
+    Case("torch-name", "import torch\nc = torch.cuda\nc.synchronize()  #: handled"),
+    Case("torch-name", "from torch.cuda import *\nsynchronize()  #: handled"),
+    Case("torch-name", "import torch.cuda.memory as m\nm.memory_allocated()  #: approximate"),
+    Case("torch-name", "import torch\ntorch.cuda.memory_allocated()  #: handled", "simulated:cuda"),
+    Case("torch-name", "import torch\ntorch.cuda.get_device_capability()  #: handled"),
+    Case("torch-name", "import torch\ntorch.backends.cudnn.benchmark = True  #: approximate"),
+    Case("torch-name", "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True  #: handled"),
+    Case("torch-name", "import torch\npool = torch.cuda.MemPool()  #: change"),
+    Case("torch-name", "import torch\ntorch.cuda.current_blas_handle()  #: change", "mps"),
+    Case("torch-name", "import torch\ntorch.mps.empty_cache()  #: handled", "cuda"),
+    Case("torch-name", "import torch\nx = [torch.version.cuda for _ in range(2)]  #: handled"),
+    Case(
+        "torch-name",
+        """
+        try:
+            import torch
+        except ImportError:
+            torch = None
+        torch.cuda.synchronize()  #: handled
+        """,
+    ),
+    Case(
+        "torch-name",
+        """
+        class Model:
+            import torch
+            def forward(self):
+                return torch.cuda.synchronize()
+            torch.cuda.synchronize()  #: handled
+        """,
+    ),
+    # What must not be found:
+    Case("torch-name", "import torch\ntorch.cuda.synchronize()", "cuda"),
+    Case("torch-name", "import torch\ntorch.mps.synchronize()", "mps"),
+    Case("torch-name", "torch.cuda.synchronize()"),
+    Case("torch-name", "import torch\ndef f(torch):\n    torch.cuda.synchronize()"),
+    Case("torch-name", "from mine import cuda\ncuda.synchronize()"),
+    Case("torch-name", "import torch\ntorch.cuda.no_such_name()"),
+    Case("torch-name", "import torch\ntorch.cuda = 1\ntorch.backends.mkldnn.enabled"),
+    Case("torch-name", "import torch\n'torch.cuda.synchronize()'\n# torch.cuda.synchronize()"),
+]
+
+CASES = [*TORCH_NAMES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.target}-{case.code.strip()[:50]!r}")
+def test_a_rule_finds_what_it_should(case: Case) -> None:
+    found = findings(case.code, case.target, {case.rule})
+    assert [(each.line, each.rule, each.verdict.value) for each in found] == case.expected
+
+
+@pytest.mark.parametrize("rule", sorted(set(RULES) - {"syntax"}))
+def test_every_rule_has_a_case_and_a_near_miss(rule: str) -> None:
+    of_rule = [case for case in CASES if case.rule == rule]
+    assert any(case.expected for case in of_rule) and any(not case.expected for case in of_rule)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+CUDA = "import torch\ntorch.cuda.synchronize()\n"
+
+
+def checked(*paths: Path, target: str = "cpu") -> list[tuple[str, int, str]]:
+    return [(Path(each.path).name, each.line, each.rule) for each in check(map(str, paths), Target.named(target))]
+
+
+class TestFiles:
+    def test_folders_are_searched(self, tmp_path: Path) -> None:
+        for name in ("a.py", "inner/b.py", ".hidden/c.py", "__pycache__/d.py", "env/lib/e.py", "notes.txt"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(CUDA)
+        (tmp_path / "env" / "pyvenv.cfg").touch()
+        assert checked(tmp_path) == [("a.py", 2, "torch-name"), ("b.py", 2, "torch-name")]
+        assert checked(tmp_path / "notes.txt") == [("notes.txt", 2, "torch-name")]
+
+    def test_a_file_comes_once(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text(CUDA)
+        (tmp_path / "b.py").symlink_to("a.py")
+        assert checked(tmp_path, tmp_path / "a.py") == [("a.py", 2, "torch-name")]
+
+    def test_links_in_a_circle_end(self, tmp_path: Path) -> None:
+        (tmp_path / "inner").mkdir()
+        (tmp_path / "inner" / "a.py").write_text(CUDA)
+        (tmp_path / "inner" / "up").symlink_to(tmp_path)
+        (tmp_path / "self.py").symlink_to("self.py")
+        assert checked(tmp_path) == [("a.py", 2, "torch-name"), ("self.py", 1, "syntax")]
+
+    @pytest.mark.parametrize(
+        ("data", "line", "said"),
+        [
+            (b"x = 1\ny = (\n", 2, "cannot be parsed"),
+            (b"import torch\nprint 'x'\n", 2, "Python 2"),
+            (b"try:\n    pass\nexcept ValueError, e:\n    pass\n", 3, "Python 2"),
+            (b"raise ValueError, 'x'\n", 1, "Python 2"),
+            (b"x = 1\ny = '\xff'\n", 2, "not text in utf-8"),
+            (b"# coding: no-such-thing\n", 1, "unknown encoding"),
+            (b"x = 1\x00\n", 1, "cannot be parsed"),
+            (b"-" * 100_000 + b"1", 1, "cannot be parsed"),
+        ],
+    )
+    def test_what_is_no_python_is_a_finding(self, data: bytes, line: int, said: str, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_bytes(data)
+        (found,) = check([str(tmp_path)], Target.named("cpu"))
+        assert (found.line, found.rule, found.verdict.value) == (line, "syntax", "change") and said in found.remedy
+
+    def test_a_declared_encoding_and_marks_of_order(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1") + CUDA.encode())
+        (tmp_path / "b.py").write_bytes(b"\xef\xbb\xbf" + CUDA.replace("\n", "\r\n").encode())
+        assert checked(tmp_path) == [("a.py", 4, "torch-name"), ("b.py", 2, "torch-name")]
+
+    def test_columns_count_characters(self) -> None:
+        (found,) = findings("import torch\nx = 'éé'; torch.cuda.synchronize()")
+        assert (found.column, found.text) == (11, "x = 'éé'; torch.cuda.synchronize()")
+
+    def test_deep_sources(self) -> None:
+        chain = ".a" * 150
+        assert findings(f"import torch\nx{chain}\ntorch.cuda.synchronize(){chain}")[-1].line == 3
+        assert findings("import torch\n" + "\n".join(f"a{n + 1} = a{n}" for n in range(99)) + "\na99.cuda.x") == []
+        assert findings("x = x\nx.cuda.y\na = b\nb = a\na.cuda") == []
+
+
+def notebook(*cells: Any, **more: Any) -> str:
+    made = [{"cell_type": "code", "outputs": ["torch"], "source": cell} for cell in cells]
+    return json.dumps({"cells": [{"cell_type": "markdown", "source": ["x ="]}, *made], **more}, indent=1)
+
+
+class TestNotebooks:
+    def test_lines_are_those_of_the_file(self, tmp_path: Path) -> None:
+        magic = ["%matplotlib inline\n", "!pip install x\n", "files = !ls\n", "?x\n", "torch.cuda?\n", "x = 1"]
+        wait = ["if True:\n", "    %time x\n", "    torch.cuda.synchronize()"]
+        text = notebook("import torch", magic, ["%%bash\n", "torch.cuda.synchronize()"], ["%%time\n", *wait])
+        (tmp_path / "a.ipynb").write_text(text)
+        (found,) = check([str(tmp_path)], Target.named("cpu"))
+        (line,) = (n for n, each in enumerate(text.split("\n"), 1) if '    torch.cuda.synchronize()"' in each)
+        assert (found.line, found.cell, found.text) == (line, 4, "torch.cuda.synchronize()")
+
+    def test_one_text_for_a_cell(self, tmp_path: Path) -> None:
+        (tmp_path / "a.ipynb").write_text(notebook("import torch\n\ntorch.cuda.synchronize()\n", ""))
+        (found,) = check([str(tmp_path)], Target.named("cpu"))
+        assert (found.cell, found.text) == (1, "torch.cuda.synchronize()")
+
+    def test_the_third_version_of_the_format(self, tmp_path: Path) -> None:
+        cell = {"cell_type": "code", "input": ["import torch\n", "torch.cuda.synchronize()"]}
+        (tmp_path / "a.ipynb").write_text(json.dumps({"worksheets": [{"cells": [cell]}]}))
+        assert checked(tmp_path) == [("a.ipynb", 1, "torch-name")]
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"cells": 1}', '{"cells": [1]}', "[" * 100_000])
+    def test_what_is_no_notebook(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "a.ipynb").write_text(text)
+        assert checked(tmp_path) == [("a.ipynb", 1, "syntax")]
+
+    def test_a_notebook_without_code(self, tmp_path: Path) -> None:
+        (tmp_path / "a.ipynb").write_text('{"cells": []}')
+        assert checked(tmp_path) == []
+
+
+# ---- comments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("torch.cuda.synchronize()  # torchdevice: ignore", 0),
+        ("torch.cuda.synchronize()  #torchdevice:ignore[torch-name]", 0),
+        ("torch.cuda.synchronize()  # why; torchdevice: ignore[device, torch-name]", 1),
+        ("torch.cuda.synchronize()  # why # torchdevice: ignore[device, torch-name]", 0),
+        ("torch.cuda.synchronize(  # torchdevice: ignore\n)", 0),
+        ("torch.cuda.synchronize()  # torchdevice: ignore[device]", 1),
+        ("torch.cuda.synchronize(), '# torchdevice: ignore'", 1),
+        ("# torchdevice: ignore\ntorch.cuda.synchronize()", 1),
+        ("if torch.cuda.is_available():  # torchdevice: ignore\n    torch.cuda.synchronize()", 1),
+    ],
+)
+def test_a_comment_leaves_a_line_out(code: str, count: int) -> None:
+    assert len(findings(f"import torch\n{code}", rules={"torch-name"})) == count
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+class TestCommand:
+    def run(self, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+        status = main.main(["check", *map(str, words)])
+        return status, capsys.readouterr().out
+
+    def test_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "a.py"
+        path.write_text(CUDA + "torch.cuda.MemPool()\n")
+        status, out = self.run(capsys, path, "--target", "mps")
+        first, *rest = out.split("\n")
+        assert status == 1 and first == "torchdevice: 1 file checked for mps"
+        assert rest[:2] == ["  must be changed: 1", "  handled: 1"] and f"{path}\n  2: torch.cuda.synchronize()" in out
+        status, out = self.run(capsys, path, "--ignore", "torch-name")
+        assert status == 0 and "nothing in them concerns the target" in out
+        path.write_text(CUDA)
+        status, out = self.run(capsys, path)
+        assert status == 0 and "nothing must be changed" in out
+
+    def test_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "a.py").write_text(CUDA)
+        status, out = self.run(capsys, tmp_path, "--json")
+        (found,) = json.loads(out)
+        assert status == 0 and list(found)[:5] == ["path", "line", "rule", "verdict", "remedy"]
+        assert found["path"] == str(tmp_path / "a.py") and found["text"] == "torch.cuda.synchronize()"
+
+    def test_sarif(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a é.py").write_text(CUDA + "torch.cuda.MemPool()\n")
+        status, out = self.run(capsys, ".", "--sarif")
+        data = json.loads(out)
+        (run,) = data["runs"]
+        driver = run["tool"]["driver"]
+        assert status == 1 and data["version"] == "2.1.0" and driver["name"] == "torchdevice"
+        assert [each["level"] for each in run["results"]] == ["note", "error"]
+        for result in run["results"]:
+            assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"] and result["message"]["text"]
+            place = result["locations"][0]["physicalLocation"]
+            assert place["artifactLocation"]["uri"] == "a%20%C3%A9.py" and place["region"]["startLine"] in (2, 3)
+        assert self.run(capsys, tmp_path, "--sarif=out.sarif") == (1, "")
+        assert json.loads((tmp_path / "out.sarif").read_text()) == data
+
+    def test_rules_are_listed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        status, out = self.run(capsys, "--rules")
+        assert status == 0 and [line for line in out.split("\n") if line and line[0] != " "] == list(RULES)
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            ([], "which files?"),
+            (["no-such-file.py"], "there is no file or folder 'no-such-file.py'"),
+            (["."], "no Python file and no notebook is in '.'"),
+            (["a.txt", "--target", "abacus"], "'abacus' is not a target"),
+            (["a.txt", "--target", "simulated:mps:2"], "the profile has one"),
+            (["a.txt", "--select", "torch-nam"], "no rule 'torch-nam' (did you mean 'torch-name'?)"),
+            (["a.txt", "--sarif", "a.txt"], "'a.txt' is neither FILE.sarif nor FILE.json"),
+            (["a.txt", "--sarif=no/such.sarif"], "No such file or directory"),
+        ],
+    )
+    def test_what_cannot_be_done(
+        self,
+        words: list[str],
+        said: str,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a.txt").write_text(CUDA)
+        with pytest.raises(SystemExit) as ended:
+            main.main(["check", *words])
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+
+    def test_torch_is_imported_only_for_its_tables(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text("import torch\nx = 1\n")
+        words = (
+            "import sys; from torchdevice.cli import main; main.main(['check', 'a.py']); print('torch' in sys.modules)"
+        )
+        result = run_python("-c", words, cwd=tmp_path)
+        assert result.stdout.endswith("\nFalse\n"), result.stderr
+
+    def test_the_program_is_not_run(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text("import torch\ntorch.cuda.synchronize()\nopen('ran', 'w')\n")
+        result = run_command("check", "a.py", cwd=tmp_path)
+        assert result.returncode == 0 and os.listdir(tmp_path) == ["a.py"], result.stderr

@@ -1,0 +1,136 @@
+"""What a target does with the names, dtypes and operators that a source mentions.
+
+Torch is imported when the first of them is looked up, because the tables are those that the package works with.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchdevice.families import FAMILIES
+
+if TYPE_CHECKING:
+    from torchdevice.fidelity import Fidelity
+    from torchdevice.simulation.profiles import Profile
+
+
+class Target(NamedTuple):
+    """A device that stands in, as far as a source can be judged by it.
+
+    Attributes:
+        name: What ``--target`` named.
+        column: The target's column in the table of public names.
+        native: The accelerator whose programs need nothing there; or empty.
+        profile_name: The profile that says what the device lacks; or empty.
+        folds: Whether an ordinal beyond the last device means the first device.
+        devices: How many devices there are.
+    """
+
+    name: str
+    column: str
+    native: str = ""
+    profile_name: str = ""
+    folds: bool = True
+    devices: int = 1
+
+    @classmethod
+    def named(cls, name: str) -> Target:
+        """Return a target by its name. It need not be available here.
+
+        Raises:
+            UnknownTargetError: There is no such target.
+        """
+        if name in _REAL:
+            return _REAL[name]
+        from torchdevice import choosing
+
+        profile, devices = choosing.simulated_profile(name)
+        return cls(name, "simulated", "", profile.name, profile.single, devices or 1)
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile that says what the device lacks; None where it lacks nothing."""
+        from torchdevice.simulation.profiles import PROFILES
+
+        return PROFILES.get(self.profile_name)
+
+    def fidelity(self, name: str) -> tuple[str, Fidelity, str] | None:
+        """Return the public name that a dotted name of torch means, its fidelity and what it does.
+
+        Returns None for a name that the table does not contain, and for one that the target has itself.
+        """
+        if name.split(".")[1:2] == [self.native] or name.startswith(f"torch.backends.{self.native}."):
+            return None
+        known = _known_name(name)
+        if known is None:
+            return None
+        declared = _public_names()[known]
+        fidelity, note = declared.on.get(self.column, (declared.fidelity, ""))
+        return known, fidelity, note or declared.note
+
+    def lacks_dtype(self, name: str) -> bool:
+        """Return whether the device cannot hold tensors of a dtype, given by its dotted name."""
+        dtype = torch_object(name)
+        return self.profile is not None and dtype in self.profile.unsupported_dtypes
+
+
+_REAL: Mapping[str, Target] = {
+    # A simulated profile that has the name of an accelerator says what the accelerator lacks.
+    **{family: Target(family, family, family, family) for family in FAMILIES},
+    "cpu": Target("cpu", "cpu"),
+}
+
+
+def torch_object(name: str) -> Any:
+    """Return what a dotted name of torch means, or None if torch has no such name."""
+    import torch
+
+    try:
+        return operator.attrgetter(name.partition(".")[2])(torch)
+    except AttributeError:
+        return None
+
+
+def _public_names() -> Mapping[str, Any]:
+    from torchdevice.public_names import PUBLIC_NAMES
+
+    return PUBLIC_NAMES
+
+
+@functools.cache
+def _by_last_word() -> Mapping[str, list[tuple[str, str]]]:
+    """Return the public names by their last word: word -> module and name, the innermost module first."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in sorted(_public_names(), key=len, reverse=True):
+        module, _, word = name.rpartition(".")
+        found.setdefault(word, []).append((module, name))
+    return found
+
+
+@functools.cache
+def _known_name(name: str) -> str | None:
+    """Return the name in the table that a dotted name spells, or whose attribute it is.
+
+    ``torch.cuda.memory.memory_allocated`` is ``torch.cuda.memory_allocated``, ``torch.backends.cuda.matmul.allow_tf32``
+    belongs to ``torch.backends.cuda.matmul``, and a flag of a module to the function ``flags`` that sets it.
+    """
+    known = _public_names()
+    parts = name.split(".")
+    for length in range(len(parts), 2, -1):
+        spelled, word = ".".join(parts[:length]), parts[length - 1]
+        if spelled in known:
+            return spelled
+        for module, candidate in _by_last_word().get(word, ()):
+            if spelled.startswith(f"{module}.") and torch_object(spelled) is torch_object(candidate):
+                return candidate
+    flags = f"{name.rpartition('.')[0]}.flags"
+    return flags if flags in known and parts[-1] in _parameters(flags) else None
+
+
+def _parameters(name: str) -> list[str]:
+    import inspect
+
+    return list(inspect.signature(torch_object(name)).parameters)
