@@ -82,13 +82,75 @@ TORCH_NAMES = [
     Case("torch-name", "import torch\n'torch.cuda.synchronize()'\n# torch.cuda.synchronize()"),
 ]
 
-CASES = [*TORCH_NAMES]
+DEVICES = [
+    Case("device", "x.cuda()  #: handled"),
+    Case("device", "model = model.to('cuda')  #: handled"),
+    Case("device", "import torch\nd = torch.device('cuda:0' if c else 'cpu')  #: handled"),
+    Case("device", "import torch\nx = torch.ones(2, device='cuda')  #: handled", "mps"),
+    Case("device", "import torch\nx = torch.load(f, map_location='mps')  #: handled", "cuda"),
+    Case("device", "x.to('cuda:1')  #: approximate"),
+    Case("device", "x.cuda(1)  #: approximate", "mps"),
+    Case("device", "x.cuda(1)  #: handled", "simulated:cuda:2"),
+    Case("device", "x.cuda(2)  #: change", "simulated:cuda:2"),
+    Case("device", "x.to('cuda:1')  #: approximate", "simulated:mps"),
+    Case("device", "x.to(f'cuda:{rank}')  #: handled"),
+    Case("device", "x.to('cuda:' + str(rank))  #: handled\nx.to('cuda:%d' % rank)  #: handled"),
+    Case("device", "x.to('cuda:{}'.format(rank))  #: handled"),
+    Case("device", "DEVICE = 'cuda'  #: handled\nx.to(DEVICE)  #: handled"),
+    Case("device", "import torch\nD = 'cuda'  #: handled\ndef f():\n    return torch.ones(2, device=D)  #: handled"),
+    Case("device", "def f(x, device='cuda'):  #: handled\n    return x.to(device)  #: handled"),
+    Case("device", "class A:\n    def f(self):\n        self.d = 'cuda'  #: handled\n        x.to(self.d)  #: handled"),
+    Case("device", "p.add_argument('--device', default='cuda')  #: handled"),
+    Case("device", "f({'device': 'cuda'}, ['cuda:0', 'cuda:1'])  #: handled", "simulated:cuda:2"),
+    Case("device", "x.type('torch.cuda.FloatTensor')  #: handled"),
+    Case("device", "x.to(\n    'cuda'  #: handled\n)"),
+    # What must not be found:
+    Case("device", "x.to('cuda')", "cuda"),
+    Case("device", "x.to('mps')", "mps"),
+    Case("device", "x.to('cpu')\nx.to('meta')\nx.cpu()"),
+    Case("device", "print('cuda')\n'cuda'\nd['cuda']\nx == 'cuda'\nd = {'cuda': 1}\ngetattr(torch, 'cuda')"),
+    Case("device", "d.startswith('cuda')\nd.split('cuda:')\nraise ValueError('cuda')\nf'is cuda:{x} there?'"),
+    Case("device", "path = 'data/cuda'\nx.to('CUDA')\nx.to('cuda:x')\nx.to('cuda:01')\nx.cuda\ncuda()"),
+    Case("device", "p.add_argument('--backend', choices=['cuda'], default='cuda')"),
+    Case("device", "import torch\ntorch.cuda.cuda()\nd = torch.device('cpu')\nx.to(d)"),
+    Case("device", "def f(x, device):\n    return x.to(device)"),
+    Case("is-cuda", "if x.is_cuda:  #: approximate\n    f(x)"),
+    Case("is-cuda", "y = a if x.is_mps else b  #: approximate"),
+    Case("is-cuda", "assert x.is_cuda, 'no GPU'  #: change", "simulated:cuda"),
+    Case("is-cuda", "if not x.is_cuda:  #: change\n    raise ValueError"),
+    Case("is-cuda", "assert x.is_cuda and y.is_cuda  #: change"),
+    Case("is-cuda", "assert not x.is_cuda  #: approximate"),
+    Case("is-cuda", "if not x.is_cuda:  #: approximate\n    f(x)"),
+    Case("is-cuda", "assert x.is_cuda", "cuda"),
+    Case("is-cuda", "x.is_cpu\nis_cuda = 1\nif is_cuda:\n    pass\nx.is_cuda_there"),
+    Case("device-type", "if x.device.type == 'cuda':  #: approximate\n    f()"),
+    Case("device-type", "if str(x.device) == 'cuda:0':  #: approximate\n    f()"),
+    Case("device-type", "if 'cuda' in str(x.device):  #: approximate\n    f()"),
+    Case("device-type", "import torch\nd = torch.device('cuda')\nt = d.type\nprint(t == 'cuda')  #: approximate"),
+    Case("device-type", "assert x.device.type in ('cuda', 'xpu')  #: change"),
+    Case("device-type", "if device.type != 'cuda':  #: change\n    raise RuntimeError"),
+    Case("device-type", "if x.device.type == 'mps':  #: approximate\n    f()", "cuda"),
+    Case("device-type", "if x.device.type == 'cuda':\n    f()", "cuda"),
+    Case("device-type", "if args.device == 'cuda':\n    f()\nif device == 'cuda':\n    f()\nk.type == 'cuda'"),
+    Case("device-type", "if x.device.type == 'cpu':\n    f()\nif x.device == y.device:\n    f()"),
+    Case("capability", "import torch\nif torch.cuda.get_device_capability() >= (8, 0):  #: handled\n    f()"),
+    Case("capability", "import torch\nif torch.cuda.get_device_capability(0)[0] > 7:  #: handled\n    f()"),
+    Case(
+        "capability",
+        "from torch import cuda\na, b = cuda.get_device_capability()\nold = a * 10 + b < 80  #: handled",
+    ),
+    Case("capability", "import torch\np = torch.cuda.get_device_properties(0)\np.major >= 8  #: handled", "mps"),
+    Case("capability", "import torch\ntorch.cuda.get_device_capability() >= (8, 0)", "cuda"),
+    Case("capability", "import torch\nc = torch.cuda.get_device_capability()\nversion.major >= 8\nc2 >= (8, 0)"),
+]
+
+CASES = [*TORCH_NAMES, *DEVICES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.target}-{case.code.strip()[:50]!r}")
 def test_a_rule_finds_what_it_should(case: Case) -> None:
     found = findings(case.code, case.target, {case.rule})
-    assert [(each.line, each.rule, each.verdict.value) for each in found] == case.expected
+    assert sorted({(each.line, each.rule, each.verdict.value) for each in found}) == case.expected
 
 
 @pytest.mark.parametrize("rule", sorted(set(RULES) - {"syntax"}))

@@ -213,7 +213,8 @@ def _unpacked(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.ex
     if not isinstance(target, (ast.Tuple, ast.List)):
         yield (target.value if isinstance(target, ast.Starred) else target), value
         return
-    values: list[ast.expr | None] = [None] * len(target.elts)
+    parts = value if isinstance(value, ast.Call) else None  # such as major, minor = get_device_capability()
+    values: list[ast.expr | None] = [parts] * len(target.elts)
     if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
         values = list(value.elts)
     for each, part in zip(target.elts, values, strict=True):
