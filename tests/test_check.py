@@ -144,7 +144,41 @@ DEVICES = [
     Case("capability", "import torch\nc = torch.cuda.get_device_capability()\nversion.major >= 8\nc2 >= (8, 0)"),
 ]
 
-CASES = [*TORCH_NAMES, *DEVICES]
+OPERATORS = [
+    Case("operator", "import torch\ntorch.linalg.eig(x)  #: change", "mps"),
+    Case("operator", "import torch\ntorch.linalg.eig(x)  #: change", "simulated:mps"),
+    Case("operator", "import torch\ntorch.linalg.eig(x)  #: change", "simulated:strict"),
+    Case("operator", "from torch.nn import functional as F\nloss = F.ctc_loss  #: change", "mps"),
+    Case("operator", "import torch.nn as nn\nlayer = nn.AdaptiveAvgPool3d(1)  #: change", "mps"),
+    Case("operator", "from torch import linalg as L\nL.eigh(x)  #: change", "mps"),
+    Case("operator", "import torch\nx.geqrf()  #: change\ny = torch.ones(2)\ny.take(i)  #: change", "mps"),
+    Case("operator", "import torch\nx = (torch.rand(2) + 1)[0].exp()\nx.mode()  #: change", "mps"),
+    Case("operator", "import torch\ntorch.poisson(x)  #: change\ntorch.special.ndtri(x)  #: change", "mps"),
+    Case("operator", "import torch\ntorch.logspace(0, 1, 5, device=d)  #: change", "mps"),
+    Case("operator", "import torch\ntorch.linalg.solve(a, b)  #: change", "mps"),
+    Case("operator", "import torch\ntorch.linalg.eig(x)\ntorch.nn.CTCLoss()"),
+    Case("operator", "import torch\ntorch.linalg.eig(x)\ntorch.nn.CTCLoss()", "simulated:cuda"),
+    Case("operator", "import torch\ntorch.matmul(a, b)\ntorch.nn.Linear(2, 2)\ntorch.linalg.qr(x)", "mps"),
+    Case("operator", "import numpy as np, torch\nnp.linalg.eig(x)\nx.take(i)\nq.put(x)\ndf.mode()", "mps"),
+    Case("operator", "import torch\ndef geqrf(self): pass\nx.geqrf()\nx.heaviside", "mps"),
+    Case("operator", "x.geqrf()", "mps"),
+    Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, 3)  #: approximate", "mps"),
+    Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, (1, 1))", "mps"),
+    Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, 3)"),
+    Case("operator-tests", "import torch\ntorch.matmul(a, b).to(x)\ntorch.linalg.eig(x)", "mps"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64)  #: approximate", "mps"),
+    Case("dtype", "import torch\nx = x.double()  #: approximate", "simulated:mps"),
+    Case("dtype", "from torch import cdouble\nx.to(cdouble)  #: approximate", "simulated:strict"),
+    Case("dtype", "import torch\ntorch.cuda.DoubleTensor(2)  #: approximate", "mps"),
+    Case("dtype", "import torch\nx.type('torch.cuda.DoubleTensor')  #: approximate", "mps"),
+    Case("dtype", "import torch\ntorch.set_default_dtype(torch.double)  #: approximate", "mps"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64).double()"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64).double()", "simulated:cuda"),
+    Case("dtype", "import torch, numpy\ntorch.float32\nnumpy.float64\nx.double(2)\nx.double\n'float64'", "mps"),
+    Case("dtype", "x.double()", "mps"),
+]
+
+CASES = [*TORCH_NAMES, *DEVICES, *OPERATORS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.target}-{case.code.strip()[:50]!r}")

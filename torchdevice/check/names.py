@@ -63,12 +63,16 @@ class Names:
         nodes: All nodes, in the order of the source.
         parents: Node -> the node that it is a part of.
         attributes: Name of an attribute -> the expressions that the source assigns to attributes of that name.
+        defined: The names of all functions, methods and classes that the source defines.
+        uses_torch: Whether the source imports torch or a part of it.
     """
 
     def __init__(self, tree: ast.Module):
         self.nodes: list[ast.AST] = []
         self.parents: dict[ast.AST, ast.AST] = {}
         self.attributes: dict[str, list[ast.expr]] = {}
+        self.defined: set[str] = set()
+        self.uses_torch = False
         self._scopes: dict[ast.AST, _Scope] = {}
         self._read(tree)
 
@@ -90,11 +94,12 @@ class Names:
         """Note the names that a node binds."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and scope is not None:
             scope.give(node.name, _Given())
+            self.defined.add(node.name)
         if isinstance(node, _FUNCTIONS):
             for name, default in _parameters(node.args):
                 inner.give(name, _Given(value=default))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            _note_import(node, inner)
+            self.uses_torch |= "torch" in {name.partition(".")[0] for name in _note_import(node, inner)}
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             inner.elsewhere.update(node.names)
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
@@ -184,15 +189,19 @@ def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr | None
             yield rest.arg, None
 
 
-def _note_import(node: ast.Import | ast.ImportFrom, scope: _Scope) -> None:
+def _note_import(node: ast.Import | ast.ImportFrom, scope: _Scope) -> Iterator[str]:
+    """Note the names that an import binds, and yield the modules that it imports."""
     for alias in node.names:
         if isinstance(node, ast.Import):
             first = alias.name.partition(".")[0]
             scope.give(alias.asname or first, _Given(alias.name if alias.asname else first))
-        elif alias.name == "*":
-            scope.stars.append(f"{'.' * node.level}{node.module or ''}")
+            yield alias.name
+            continue
+        module = f"{'.' * node.level}{node.module or ''}"
+        yield module
+        if alias.name == "*":
+            scope.stars.append(module)
         else:
-            module = f"{'.' * node.level}{node.module or ''}"
             scope.give(alias.asname or alias.name, _Given(f"{module}.{alias.name}"))
 
 

@@ -5,9 +5,11 @@ Torch is imported when the first of them is looked up, because the tables are th
 
 from __future__ import annotations
 
+import ast
 import functools
 import operator
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdevice.families import FAMILIES
@@ -75,6 +77,70 @@ class Target(NamedTuple):
         """Return whether the device cannot hold tensors of a dtype, given by its dotted name."""
         dtype = torch_object(name)
         return self.profile is not None and dtype in self.profile.unsupported_dtypes
+
+    def missing(self, name: str) -> str | None:
+        """Return the operator that a public function or module of torch needs and the device lacks, else None."""
+        from torchdevice.check.mps_operators import BACKWARD, FORWARD
+
+        return self._missing(FORWARD.get(name)) or self._missing_by_name(name) or self._missing(BACKWARD.get(name))
+
+    def _missing(self, operator: str | None) -> str | None:
+        """Return an operator of the made table, if the installed torch lacks it too."""
+        from torchdevice.simulation.profiles import missing_operators
+
+        backends = self.profile.backends if self.profile is not None and operator else ()
+        lacked = any(str(operator).removeprefix("aten::") in missing_operators(backend) for backend in backends)
+        return operator if lacked else None
+
+    def _missing_by_name(self, name: str) -> str | None:
+        """Return the operator that has the name of a public function."""
+        from torchdevice.simulation.profiles import missing_functions
+
+        for module, prefix in _PREFIXES.items():
+            operator = f"{prefix}{name[len(module) :]}"
+            for backend in self.profile.backends if self.profile is not None and name.startswith(module) else ():
+                if operator in missing_functions(backend):
+                    return f"aten::{missing_functions(backend)[operator]}"
+        return None
+
+    def refused_by_tests(self, name: str) -> bool:
+        """Return whether torch's own tests expect a function to fail on the device for some inputs."""
+        return self.profile is not None and bool(self.profile.backends) and name in expected_failures()
+
+
+_PREFIXES = {"torch.linalg.": "linalg_", "torch.special.": "special_", "torch.fft.": "fft_", "torch.nn.functional.": ""}
+_PREFIXES |= {"torch.Tensor.": "", "torch.": ""}
+"""The beginning of public names -> that of the operators of the same name."""
+
+_LIST = "UNIMPLEMENTED_XFAILLIST"
+"""The list in ``torch/testing/_internal/common_mps.py`` of what MPS is known to lack."""
+
+
+@functools.cache
+def expected_failures() -> frozenset[str]:
+    """Return the public functions that torch's own tests expect to fail on MPS in float32.
+
+    The list stands in a function that torch defines on a Mac only, so its source is read.
+    """
+    import torch
+
+    path = Path(torch.__file__).parent / "testing" / "_internal" / "common_mps.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assigned = (node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict))
+    (listed,) = (node.value for node in assigned if ast.unparse(node.target) == _LIST)
+    assert isinstance(listed, ast.Dict)
+    entries = zip(listed.keys, listed.values, strict=True)
+    names = {str(getattr(key, "value", "")) for key, dtypes in entries if _concerns_float32(dtypes)}
+    return frozenset(f"torch.{name}" for name in names - _CONVERSIONS)
+
+
+_CONVERSIONS = {"to", "double", "cdouble"}
+"""Entries that are in the list for float64 alone, which has its own rule."""
+
+
+def _concerns_float32(dtypes: ast.expr) -> bool:
+    text = ast.unparse(dtypes)
+    return text == "None" or "torch.float32" in text
 
 
 _REAL: Mapping[str, Target] = {
