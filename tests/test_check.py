@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from conftest import run_command, run_python
+from hypothesis import given, settings, strategies
 
+import torchdevice
 from torchdevice.check import RULES, Finding, Target, check, check_source, sources
 from torchdevice.cli import main
 
@@ -178,7 +182,75 @@ OPERATORS = [
     Case("dtype", "x.double()", "mps"),
 ]
 
-CASES = [*TORCH_NAMES, *DEVICES, *OPERATORS]
+SURROUNDINGS = [
+    Case("package", "import flash_attn  #: change"),
+    Case("package", "from flash_attn.bert_padding import pad_input  #: change", "mps"),
+    Case(
+        "package", "from nvidia import dali  #: change\nimport numba.cuda as c  #: change\nimport cupy, os  #: change"
+    ),
+    Case("package", "try:\n    import triton  #: approximate\nexcept ImportError:\n    triton = None"),
+    Case("package", "try:\n    import triton  #: approximate\nexcept (ValueError, ImportError):\n    triton = None"),
+    Case("package", "if find_spec('apex'):\n    import apex  #: approximate"),
+    Case(
+        "package", "try:\n    import triton  #: change\nexcept ValueError:\n    pass\nelse:\n    import apex  #: change"
+    ),
+    Case("package", "try:\n    def f():\n        import pynvml  #: change\nexcept ImportError:\n    pass"),
+    Case("package", "import torch\nif torch.cuda.is_available():\n    import deepspeed  #: change"),
+    Case("package", "import flash_attn, triton", "cuda"),
+    Case(
+        "package",
+        "import numba\nimport flash_attn_wrapper\nfrom .triton import kernel\nfrom mine import apex\nimport nvidia",
+    ),
+    Case(
+        "extension",
+        """
+        from torch.utils.cpp_extension import CUDAExtension, load, load_inline
+        CUDAExtension("a", ["a.cpp", "a.cu"])  #: change
+        load(name="a", sources=["a.cpp", "a.cu"])  #: change
+        load("a", [os.path.join(here, "a.cu")])  #: change
+        load_inline("a", cpp_sources="", cuda_sources="x")  #: change
+        load("a", ["a.cpp"], with_cuda=True)  #: change
+        """,
+    ),
+    Case("extension", "import torch.utils.cpp_extension as c\nc.CUDAExtension('a', ['a.cu'])", "cuda"),
+    Case("extension", "import torch.utils.cpp_extension as c\nc.CppExtension('a', ['a.cpp'])\nc.load('a', ['a.cpp'])"),
+    Case("extension", "from mine import CUDAExtension, load\nCUDAExtension('a', ['a.cu'])\nload('a', ['a.cu'])"),
+    Case("nvidia-smi", "import subprocess\nsubprocess.run(['nvidia-smi', '-q'])  #: change"),
+    Case("nvidia-smi", "import os\nos.popen('/usr/bin/nvidia-smi -q')  #: change\nos.system('nvcc x.cu')  #: change"),
+    Case("nvidia-smi", "import shutil\nif shutil.which('nvidia-smi'):  #: approximate\n    pass"),
+    Case("nvidia-smi", "import subprocess\nsubprocess.run(['nvidia-smi'])", "cuda"),
+    Case(
+        "nvidia-smi", "import subprocess\nsubprocess.run(['ls', 'nvidia-smi'])\nsubprocess.run([])\nprint('nvidia-smi')"
+    ),
+    Case("nccl", "import torch.distributed as dist\ndist.init_process_group('nccl', rank=0)  #: approximate"),
+    Case("nccl", "import torch\ntorch.distributed.init_process_group(backend='cpu:gloo,cuda:nccl')  #: approximate"),
+    Case("nccl", "b = 'nccl' if gpu else 'gloo'\nstart(backend=b)  #: approximate", "mps"),
+    Case("nccl", "p.add_argument('--dist-backend', default='nccl')  #: approximate", "simulated:cuda:2"),
+    Case("nccl", "import torch.distributed as dist\ndist.init_process_group('nccl')", "cuda"),
+    Case("nccl", "import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('nccl')\nf('nccl')"),
+    Case("compile", "import torch\ntorch.compile(f, mode='reduce-overhead')  #: approximate"),
+    Case("compile", "import torch\ng = torch.compile(backend='cudagraphs')(f)  #: approximate", "mps"),
+    Case("compile", "import torch\ntorch.compile(f, options={'triton.cudagraphs': True})  #: approximate"),
+    Case("compile", "import torch\n@torch.compile(dynamic=True)  #: approximate\ndef f(): pass", "simulated:mps"),
+    Case("compile", "import torch\ntorch.compile(f)\ntorch.compile(f, mode='default', backend='eager')"),
+    Case("compile", "import torch\ntorch.compile(f, backend='eager')", "simulated:mps"),
+    Case("compile", "import torch\ntorch.compile(f, mode='reduce-overhead')", "cuda"),
+    Case("compile", "import re\nre.compile(x, mode='reduce-overhead')"),
+    Case("variable", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'  #: handled"),
+    Case("variable", "from os import environ as e\ne['TORCH_CUDA_ARCH_LIST'] = '8.0'  #: handled", "mps"),
+    Case(
+        "variable",
+        "import os\nos.environ.setdefault('CUDA_HOME', x)  #: handled\nos.putenv('CUDA_HOME', x)  #: handled",
+    ),
+    Case(
+        "variable",
+        "import os\nos.environ.update({'CUDA_HOME': x})  #: handled\nos.environ.update(CUDA_HOME=x)  #: handled",
+    ),
+    Case("variable", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'", "cuda"),
+    Case("variable", "import os\nx = os.environ['CUDA_VISIBLE_DEVICES']\nd['CUDA_HOME'] = 1\nos.environ['HOME'] = 1"),
+]
+
+CASES = [*TORCH_NAMES, *DEVICES, *OPERATORS, *SURROUNDINGS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.target}-{case.code.strip()[:50]!r}")
@@ -400,3 +472,104 @@ class TestCommand:
         (tmp_path / "a.py").write_text("import torch\ntorch.cuda.synchronize()\nopen('ran', 'w')\n")
         result = run_command("check", "a.py", cwd=tmp_path)
         assert result.returncode == 0 and os.listdir(tmp_path) == ["a.py"], result.stderr
+
+    def test_doctor_with_a_path_is_check(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "a.py").write_text(CUDA + "x.take(torch.mode(y))\n")
+        for words in (["--target", "mps"], ["--target", "mps", "--json"], ["--target", "cpu", "--select", "operator"]):
+            shown = []
+            for command in ("check", "doctor"):
+                status = main.main([command, str(tmp_path), *words])
+                shown.append((status, capsys.readouterr().out))
+            assert shown[0] == shown[1] and shown[0][0] == ("mps" in words)
+        monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:mps")
+        assert main.main(["doctor", str(tmp_path)]) == 1
+        assert "1 file checked for simulated:mps" in capsys.readouterr().out
+        monkeypatch.delenv("TORCHDEVICE_TARGET")
+        main.main(["doctor", str(tmp_path)])
+        assert f"1 file checked for {torchdevice.TorchDevice().device.type}" in capsys.readouterr().out
+        with pytest.raises(SystemExit) as ended:
+            main.main(["doctor", "--sarif"])
+        assert ended.value.code == 2 and "need a PATH" in capsys.readouterr().err
+
+
+# ---- programs that nobody wrote --------------------------------------------------------------------------------------
+
+WORDS = (
+    "torch",
+    "x",
+    "cuda",
+    "device",
+    "nn",
+    "F",
+    "is_cuda",
+    "type",
+    "double",
+    "to",
+    "compile",
+    "take",
+    "os",
+    "environ",
+)
+
+expressions = strategies.recursive(
+    strategies.sampled_from(WORDS) | strategies.sampled_from(("'cuda'", "'cuda:1'", "(1)", "None", "f'cuda:{x}'")),
+    lambda inner: (
+        strategies.builds("{}.{}".format, inner, strategies.sampled_from(WORDS))
+        | strategies.builds("({})({}, device={})".format, inner, inner, inner)
+        | strategies.builds("({} if {} else {})".format, inner, inner, inner)
+        | strategies.builds("({} == {})".format, inner, inner)
+        | strategies.builds("({} + {})".format, inner, inner)
+        | strategies.builds("[{} for {} in {}]".format, inner, strategies.sampled_from(WORDS), inner)
+        | strategies.builds("(lambda {}, *a, y={}: {})".format, strategies.sampled_from(WORDS), inner, inner)
+        | strategies.builds("{{{}: {}}}[{}]".format, inner, inner, inner)
+    ),
+    max_leaves=8,
+)
+statements = (
+    strategies.builds("{} = {}".format, strategies.sampled_from(WORDS), expressions)
+    | strategies.builds("self.{} = {}".format, strategies.sampled_from(WORDS), expressions)
+    | strategies.builds("a, *{} = {}".format, strategies.sampled_from(WORDS), expressions)
+    | strategies.builds("import torch.{} as {}".format, strategies.sampled_from(WORDS), strategies.sampled_from(WORDS))
+    | strategies.builds("from torch.cuda import {}, synchronize".format, strategies.sampled_from(WORDS))
+    | strategies.builds("from torch.nn import *\nglobal {}".format, strategies.sampled_from(WORDS))
+    | strategies.builds("try:\n import {}\nexcept (E, {}): pass".format, strategies.sampled_from(WORDS), expressions)
+    | strategies.builds("def f({}, b={}):\n return {}".format, strategies.sampled_from(WORDS), expressions, expressions)
+    | strategies.builds("class A({}):\n assert not {}".format, expressions, expressions)
+    | strategies.builds("if {}:  # torchdevice: ignore[{}]\n raise {}".format, expressions, expressions, expressions)
+    | strategies.builds("match {}:\n case {{'a': {}}}: pass".format, expressions, strategies.sampled_from(WORDS))
+    | strategies.builds("os.environ[{}] = {}".format, expressions, expressions)
+)
+
+QUICKLY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+
+
+@QUICKLY
+@given(strategies.lists(statements, max_size=8), strategies.sampled_from(("cpu", "mps", "cuda", "simulated:cuda:2")))
+def test_no_program_is_too_strange(lines: list[str], target: str) -> None:
+    code = "import torch\n" + "\n".join(lines)
+    for found in findings(code, target):
+        assert 1 <= found.first <= found.line <= found.last <= code.count("\n") + 1 and found.remedy[-1] == "."
+
+
+@QUICKLY
+@given(
+    strategies.binary(max_size=60) | strategies.text(max_size=60).map(str.encode),
+    strategies.sampled_from(("py", "ipynb")),
+)
+def test_no_file_is_too_strange(data: bytes, suffix: str) -> None:
+    with tempfile.NamedTemporaryFile(suffix=f".{suffix}") as file:
+        file.write(data)
+        file.flush()
+        for found in check([file.name], Target.named("mps")):
+            assert found.line >= 1 and found.to_dict()
+
+
+def test_sources_of_torch_itself() -> None:
+    """Real sources, with everything that Python has."""
+    package = Path(torch.__file__).parent
+    found = check(
+        [str(package / name) for name in ("cuda", "nn/modules", "optim", "_dynamo/utils.py")], Target.named("mps")
+    )
+    assert {each.rule for each in found} >= {"torch-name", "device", "operator", "dtype"} and len(found) > 100

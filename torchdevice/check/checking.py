@@ -54,7 +54,8 @@ def check_source(source: Source, target: Target, rules: Collection[str] | None =
 
 
 def _unreadable(path: str, line: int, error: UnreadableError) -> Finding:
-    return Finding(path, line, SYNTAX, Verdict.CHANGE, f"{error}."[:1].upper() + f"{error}."[1:])
+    said = f"{error}."
+    return Finding(path, line, SYNTAX, Verdict.CHANGE, said[:1].upper() + said[1:], first=line, last=line)
 
 
 def _looked(view: View, source: Source, rules: list[Rule]) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ class Target(NamedTuple):
         profile_name: The profile that says what the device lacks; or empty.
         folds: Whether an ordinal beyond the last device means the first device.
         devices: How many devices there are.
+        plain_graphs: Whether compiled graphs run operator by operator, because Inductor makes no code for the device.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Target(NamedTuple):
     profile_name: str = ""
     folds: bool = True
     devices: int = 1
+    plain_graphs: bool = False
 
     @classmethod
     def named(cls, name: str) -> Target:
@@ -50,7 +52,7 @@ class Target(NamedTuple):
         from torchdevice import choosing
 
         profile, devices = choosing.simulated_profile(name)
-        return cls(name, "simulated", "", profile.name, profile.single, devices or 1)
+        return cls(name, "simulated", "", profile.name, profile.single, devices or 1, plain_graphs=True)
 
     @property
     def profile(self) -> Profile | None:

@@ -37,6 +37,15 @@ def add(commands: Any) -> None:
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks, and folders of them")
     parser.add_argument("--rules", action="store_true", help="list the rules")
     add_flags(parser, "cpu")
+    parser.set_defaults(action=lambda options: _check(parser, options))
+
+
+def add_flags(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Add the flags that say what is looked for, and how it is shown."""
+    said = f"default: {default}" if default else "left out, the one that would be chosen"
+    parser.add_argument("--target", default=default, help=f"mps, cpu, cuda, simulated:mps and such; {said}")
+    for flag, said in (("--select", "apply only these rules"), ("--ignore", "do not apply these rules")):
+        parser.add_argument(flag, action="append", default=[], metavar="RULE", help=f"{said}, separated by commas")
     parser.add_argument("--json", action="store_true", help="print data")
     parser.add_argument(
         "--sarif",
@@ -46,15 +55,6 @@ def add(commands: Any) -> None:
         type=_sarif_file,
         help="print SARIF 2.1.0, which code hosts take; with =FILE write it to a file",
     )
-    parser.set_defaults(action=lambda options: _check(parser, options))
-
-
-def add_flags(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Add the flags that say what is looked for."""
-    said = f"default: {default}" if default else "left out, the one that would be chosen"
-    parser.add_argument("--target", default=default, help=f"mps, cpu, cuda, simulated:mps and such; {said}")
-    for flag, said in (("--select", "apply only these rules"), ("--ignore", "do not apply these rules")):
-        parser.add_argument(flag, action="append", default=[], metavar="RULE", help=f"{said}, separated by commas")
 
 
 def _sarif_file(path: str) -> str:
