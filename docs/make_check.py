@@ -38,12 +38,15 @@ sources themselves take about a second for 20,000 lines.
 
 The exit status is 0 if nothing must be changed, 1 if something must, and 2 for a command line that cannot be
 carried out. A finding has `path`, `line`, `rule`, `verdict`, `remedy`, and beside them `column` and `text`. The
-line of a finding in a notebook is that of the file. `# torchdevice: ignore` on a line leaves the line out, `#
-torchdevice: ignore[device]` a rule on it. Folders that begin with a dot, virtual environments, `site-packages`,
-`node_modules` and `__pycache__` are not searched.
+line of a finding in a notebook is that of the file. Folders that begin with a dot, virtual environments,
+`site-packages`, `node_modules` and `__pycache__` are not searched.
 
-What a source does not say is not found: a device or a dtype that comes from the command line or a file, a method of
-an object whose type no line tells, what a library does. `torchdevice run --report` shows these.
+The comment `# torchdevice: ignore` leaves the findings of its statement out, `# torchdevice: ignore[device]` those of
+a rule.
+
+What a source does not say is not found: a device or a dtype that comes from the command line or from data, a method
+of an object whose type no line tells, what a library does. `torchdevice run --check` runs the program, and its
+[report](report.md) says what was foretold beside what happened.
 """
 
 _RULES = """

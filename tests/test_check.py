@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import os
 import tempfile
@@ -13,10 +15,12 @@ import pytest
 import torch
 from conftest import run_command, run_python
 from hypothesis import given, settings, strategies
+from rich.console import Console
 
 import torchdevice
-from torchdevice.check import RULES, Finding, Target, check, check_source, sources
+from torchdevice.check import RULES, Finding, Target, check, check_source, comparing, sources
 from torchdevice.cli import main
+from torchdevice.report.foretold import Comparison, Line
 
 pytestmark = pytest.mark.one_engine
 
@@ -492,6 +496,78 @@ class TestCommand:
         with pytest.raises(SystemExit) as ended:
             main.main(["doctor", "--sarif"])
         assert ended.value.code == 2 and "need a PATH" in capsys.readouterr().err
+
+
+# ---- beside what happened --------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import torch
+NAME = "cuda"
+x = torch.ones(3).to(NAME)
+wide = __import__("numpy").ones(2)
+y = torch.ones(
+    2,
+    dtype=torch.float64,
+    device="cuda",
+)
+z = torch.from_numpy(wide).to(x.device)
+if x.is_cuda:
+    torch.cuda.memory_stats()
+try:
+    torch.linalg.eig(torch.eye(2, device="cuda"))
+except NotImplementedError:
+    pass
+if len(y) > 5:
+    torch.mode(y)
+torch.cuda.MemPool()
+"""
+
+
+class TestBesideWhatHappened:
+    def test_a_run(self, tmp_path: Path) -> None:
+        (tmp_path / "program.py").write_text(PROGRAM)
+        command = ("run", "--check", "--report=report.json", "--target", "simulated:mps", "program.py")
+        result = run_command(*command, cwd=tmp_path)
+        assert result.returncode == 1 and "NotSupportedError" in result.stderr
+        data = json.loads((tmp_path / "report.json").read_text())["comparison"]
+        happened = {(each["line"], each["said"].split("[")[-1].rstrip("]")) for each in data["happened"]}
+        assert happened == {
+            (4, "device"),
+            (8, "dtype"),
+            (9, "device"),
+            (15, "device"),
+            (15, "operator"),
+            (20, "torch-name"),
+        }
+        assert [each["line"] for each in data["absent"]] == [19]
+        assert [each["line"] for each in data["unforeseen"]] == [11] and data["untraced"] == 3
+
+    def test_every_form(self, tmp_path: Path) -> None:
+        lines = tuple(Line(str(tmp_path / "a.py"), 3, "x = <1>", f"change: do {n} [rule]") for n in range(3))
+        comparison = Comparison(happened=lines[:1], absent=(), unforeseen=lines[1:], untraced=2)
+        with torchdevice.portable("cpu") as scope:
+            report = dataclasses.replace(scope.report(), comparison=comparison)
+        assert torchdevice.Report.from_dict(json.loads(report.to_json())) == report
+        assert dataclasses.replace(report, comparison=None).to_dict()["comparison"] is None
+        console = io.StringIO()
+        Console(file=console, width=200).print(report)
+        for text in (str(report), console.getvalue(), report.to_html()):
+            assert "foretold, and happened" in text and "happened, and was not foretold" in text
+            assert "did not happen" not in text and "2 findings more leave no trace" in text
+        assert "x = &lt;1&gt;" in report.to_html() and "do 2 [rule]" in str(report)
+
+    def test_a_report_without_it_says_nothing_of_it(self) -> None:
+        with torchdevice.portable("cpu") as scope:
+            report = scope.report()
+        assert "foretold" not in str(report) + report.to_html()
+
+    def test_what_an_event_needs(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text("import torch\nx.to('cuda')\nx.double()\n")
+        findings = check([str(tmp_path)], Target.named("mps"))
+        events = [comparing.Event(str(tmp_path / "a.py"), line, "", str(line), line == 2) for line in (2, 3)]
+        found = comparing.compare(findings, events)
+        assert [each.line for each in found.absent] == [2, 3] and found.happened == ()
+        assert [each.line for each in found.unforeseen] == [2]
 
 
 # ---- programs that nobody wrote --------------------------------------------------------------------------------------

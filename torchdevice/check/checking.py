@@ -87,6 +87,7 @@ def _finding(node: ast.AST, found: Found, rule: str, view: View, source: Source,
         cell=place.cell,
         first=first,
         last=last,
+        leaves_trace=found.leaves_trace,
     )
 
 

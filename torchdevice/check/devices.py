@@ -36,8 +36,9 @@ def _device(node: ast.Constant | ast.JoinedStr | ast.Call, view: View) -> Iterat
         yield from _moved(node, view)
         return
     text = _text(node, view)
-    if text and _is_argument(node, view):
-        yield from _spelled(text, view)
+    place = _place(node, view) if text else None
+    if place is not None:
+        yield from (found._replace(leaves_trace=place) for found in _spelled(text, view))
 
 
 def _text(node: ast.AST, view: View) -> str:
@@ -71,22 +72,34 @@ def _spelled(text: str, view: View) -> Iterator[Found]:
         )
 
 
-def _is_argument(node: ast.AST, view: View) -> bool:
-    """Return whether a text stands where a device does: not in a comparison, a key, a message or alone."""
+def _place(node: ast.AST, view: View) -> bool | None:
+    """Return whether a text is passed to a function where it is written, or only kept; None where it is no device.
+
+    It is none in a comparison, in a key, in a message, and alone.
+    """
     below = node
     for each in view.around(node):
         if isinstance(each, ast.keyword):
-            if each.arg == "default":
-                return _is_device_option(view.parents[each])
-            return each.arg not in _OTHER_KEYWORDS
+            is_default = each.arg == "default"
+            fits = _is_device_option(view.parents[each]) if is_default else each.arg not in _OTHER_KEYWORDS
+            return (not is_default and _puts(view.parents[each], view)) if fits else None
         if isinstance(each, ast.Call) and below is not each.func:
-            return _name(each.func) not in _NOT_DEVICES
+            return _puts(each, view) if _name(each.func) not in _NOT_DEVICES else None
         if isinstance(each, ast.Dict):
-            return below in each.values
+            return False if below in each.values else None
         if not _is_part(below, each):
-            return isinstance(each, (ast.Assign, ast.AnnAssign, ast.Return, ast.arguments, ast.Yield))
+            kept = isinstance(each, (ast.Assign, ast.AnnAssign, ast.Return, ast.arguments, ast.Yield))
+            return False if kept else None
         below = each
-    return False
+    return None
+
+
+def _puts(call: ast.AST, view: View) -> bool:
+    """Return whether a call is one of torch's, or of a method that tensors and modules have."""
+    return view.called(call).startswith("torch.") or view.method(call) in _METHODS
+
+
+_METHODS = frozenset(["to", "cuda", "type", "new_tensor", "new_zeros", "new_ones", "new_full", "new_empty", "to_empty"])
 
 
 _OTHER_KEYWORDS = frozenset(["choices", "help", "sort_by", "backend", "msg"])
@@ -195,12 +208,10 @@ def _is_device(node: ast.expr, view: View) -> bool:
 
 def _branch(node: ast.expr, view: View, said: str) -> Found:
     if _is_demanded(node, view):
-        return Found(
-            Verdict.CHANGE, f"Ask torch.cuda.is_available() instead: {said} on {view.target.name}; {_PROGRAM}."
-        )
-    return Found(
-        Verdict.APPROXIMATE, f"The program takes the other branch, because {said} on {view.target.name}; {_PROGRAM}."
-    )
+        remedy = f"Ask torch.cuda.is_available() instead: {said} on {view.target.name}; {_PROGRAM}."
+        return Found(Verdict.CHANGE, remedy)
+    remedy = f"The program takes the other branch, because {said} on {view.target.name}; {_PROGRAM}."
+    return Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
 
 
 def _is_demanded(node: ast.AST, view: View) -> bool:
@@ -232,8 +243,8 @@ def _capability(node: ast.Compare, view: View) -> Iterator[Found]:
     if view.target.native in ("cuda",):
         return
     if any(_reads_capability(side, view) for side in (node.left, *node.comparators)):
-        said = f"{view.target.name} answers as a GPU of compute capability (8, 0), and --capability sets another."
-        yield Found(Verdict.HANDLED, said[:1].upper() + said[1:])
+        said = f"The compute capability of {view.target.name} is (8, 0), and --capability sets another."
+        yield Found(Verdict.HANDLED, said, leaves_trace=False)
 
 
 def _reads_capability(node: ast.AST, view: View, depth: int = 0) -> bool:

@@ -33,6 +33,7 @@ class Finding:
         cell: Number of the code cell of a notebook, from 1; 0 elsewhere.
         first: Number of the first line of the statement.
         last: Number of the last line of the statement, or of its header where it has a body.
+        leaves_trace: Whether a report of the program's run shows it when the line runs.
     """
 
     path: str
@@ -45,6 +46,7 @@ class Finding:
     cell: int = 0
     first: int = 0
     last: int = 0
+    leaves_trace: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` prints of the finding."""

@@ -11,10 +11,17 @@ from torchdevice.check.view import View
 
 
 class Found(NamedTuple):
-    """What a rule found at a node."""
+    """What a rule found at a node.
+
+    Attributes:
+        verdict: What it means.
+        remedy: What is done about it or what to do, in one sentence.
+        leaves_trace: Whether a report of the program's run shows it when the line runs.
+    """
 
     verdict: Verdict
     remedy: str
+    leaves_trace: bool = True
 
 
 class Rule(NamedTuple):

@@ -54,7 +54,8 @@ def _package(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
         return
     for name in sorted(_packages(node)):
         if view.is_guarded(node) or _is_asked_for(name, node, view):
-            yield Found(Verdict.APPROXIMATE, f"The program goes on without {name}, which needs CUDA.")
+            said = f"The program goes on without {name}, which needs CUDA."
+            yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)
         else:
             yield Found(Verdict.CHANGE, f"Import {name} only where CUDA is there: {PACKAGES[name]} elsewhere.")
 
@@ -115,7 +116,8 @@ def _nvidia_smi(node: ast.Call, view: View) -> Iterator[Found]:
     for text in (text for word in words for text in view.texts(word)):
         found = re.match(r"(?:\S*/)?(nvidia-smi|nvcc)\b", str(text.value))
         if found and function.startswith("shutil."):
-            yield Found(Verdict.APPROXIMATE, f"The program takes the branch for a machine without {found[1]}.")
+            said = f"The program takes the branch for a machine without {found[1]}."
+            yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)
         elif found:
             yield Found(Verdict.CHANGE, f"Ask torch.cuda instead of starting {found[1]}, which is not there.")
 
@@ -190,7 +192,7 @@ def _variable(node: ast.Assign | ast.Call, view: View) -> Iterator[Found]:
         return
     for name in _written(node, view):
         if name in _VARIABLES:
-            yield Found(*_VARIABLES[name])
+            yield Found(*_VARIABLES[name], leaves_trace=False)
 
 
 def _written(node: ast.Assign | ast.Call, view: View) -> Iterator[str]:

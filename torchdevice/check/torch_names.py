@@ -41,4 +41,5 @@ def _torch_name(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
             verdict, f"Leave {known} out, which raises NotSupportedError: no stand-in does what it says ({note})."
         )
     else:
-        yield Found(verdict, f"{known} is {fidelity.value} on {view.target.name}: {note}.")
+        said = f"{known} is {fidelity.value} on {view.target.name}: {note}."
+        yield Found(verdict, said, leaves_trace=fidelity.changes_numbers)
