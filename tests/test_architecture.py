@@ -56,6 +56,7 @@ ROOMS = [
     "installed",
     "public_names",
     "report",
+    "check",
     "scope",
     "activation",
     "transfer",

@@ -17,7 +17,7 @@ import torchdevice
 from torchdevice.cli import examinations, main, programs
 from torchdevice.options import declarations, flag_of
 
-COMMANDS = ("run", "doctor", "report", "devices", "coverage", "completion")
+COMMANDS = ("run", "check", "doctor", "report", "devices", "coverage", "completion")
 
 MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
 

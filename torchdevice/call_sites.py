@@ -87,11 +87,12 @@ def kind_of(frame: FrameType) -> int:
         return PROGRAM if typed else LIBRARY
     if len(KINDS) > _MAX_KNOWN:
         KINDS.clear()
-    kind = KINDS[file] = _kind_of_file(file)
+    kind = KINDS[file] = kind_of_file(file)
     return kind
 
 
-def _kind_of_file(file: str) -> int:
+def kind_of_file(file: str) -> int:
+    """Return whose the frames of a file are."""
     if file.startswith(_OURS):
         return OURS
     if file.startswith(("<", *_LIBRARIES)) or _INSTALLED.search(file):

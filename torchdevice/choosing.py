@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
 from torchdevice.families import FAMILIES
 from torchdevice.options import Options
+
+if TYPE_CHECKING:
+    from torchdevice.simulation.profiles import Profile
 
 _REMEDIES = {
     "cuda": "torch.cuda.is_available() is False: install a CUDA build of torch and a driver, or leave the target out.",
@@ -85,6 +88,24 @@ def names_count(target: str) -> bool:
     return found is not None and found[2] is not None
 
 
+def simulated_profile(target: str) -> tuple[Profile, int | None]:
+    """Return the profile that the name of a simulated device means, and the number of devices in the name, if any.
+
+    Raises:
+        UnknownTargetError: It is not such a name.
+        ValueError: The profile has one device, and the name asks for more.
+    """
+    from torchdevice.simulation import profiles
+
+    found = device_models.TARGET.fullmatch(target)
+    profile = profiles.find(found[1] or "cuda") if found else None
+    if found is None or profile is None:
+        raise _unknown(target, target)
+    count = int(found[2]) if found[2] else None
+    _check_count(target, profile, count)
+    return profile, count
+
+
 def target_names() -> tuple[str, ...]:
     """Return the names of real devices that :func:`resolve` understands."""
     private = torch._C._get_privateuse1_backend_name()
@@ -114,9 +135,13 @@ def _simulated(target: object, profile: str, count: int, memory: int | str | Non
     chosen = profiles.find(profile)
     if chosen is None:
         raise _unknown(target, str(target))
-    if count > 1 and chosen.single:
-        raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
+    _check_count(target, chosen, count)
     return simulated.runtime(chosen, count, memory)
+
+
+def _check_count(target: object, profile: Profile, count: int | None) -> None:
+    if profile.single and (count or 1) > 1:
+        raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
 
 
 _OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", "intel": "xpu", "gpu": "simulated:cuda"}

@@ -5,6 +5,7 @@ Another one begins here: its name in ``Family``, and a file of that name for its
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 from typing import Literal, get_args
 
@@ -12,6 +13,9 @@ Family = Literal["cuda", "mps", "xpu"]
 
 FAMILIES: tuple[str, ...] = get_args(Family)
 """By rank: the first that is available is the target where a program names none."""
+
+SPELLED = re.compile(rf"({'|'.join(sorted(FAMILIES))})(?::(0|[1-9][0-9]*))?")
+"""A device of an accelerator as a text: the whole text, with the ordinal if there is one."""
 
 
 def conventional_modules() -> list[ModuleType]:

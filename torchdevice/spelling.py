@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.families import FAMILIES
+from torchdevice.families import FAMILIES, SPELLED
 
 ACCELERATORS = frozenset(FAMILIES)
 """The accelerators that a program may have been written for."""
@@ -28,9 +28,6 @@ _FORCING = ((FORCE_CPU,), (FORCE_CPU.partition(":")[0], -1))
 def forces_cpu(*args: object) -> bool:
     """Return whether arguments of ``torch.device`` send the rest of the active scope to the CPU."""
     return args in _FORCING
-
-
-_STRING = re.compile(rf"({'|'.join(sorted(ACCELERATORS))})(?::(0|[1-9][0-9]*))?")
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def parse(value: object) -> Spelling | None:
     not an ordinal.
     """
     if isinstance(value, str):
-        match = _STRING.fullmatch(value)
+        match = SPELLED.fullmatch(value)
         return Spelling(match[1], None if match[2] is None else int(match[2])) if match else None
     if isinstance(value, torch.device):
         return Spelling(value.type, value.index) if value.type in ACCELERATORS else None

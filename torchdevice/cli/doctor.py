@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from typing import Any
 
+from torchdevice.cli import check
 from torchdevice.cli.refusals import refusals
 from torchdevice.switch import switched_off
 from torchdevice.version import versions
 
-_EXAMPLES = """A line says ok, warning or problem; what to do about it stands below. The status is 1 for a problem.
+_EXAMPLES = """With PATHs this is 'torchdevice check', for the device that would be chosen.
+A line says ok, warning or problem; what to do about it stands below. The status is 1 for a problem.
 
 examples:
   torchdevice doctor
   torchdevice doctor --target simulated:mps
+  torchdevice doctor train.py
   torchdevice doctor --json"""
 
 
@@ -26,12 +30,16 @@ def add(commands: Any) -> None:
         description="Say what would stand in on this machine and why, and what is in the way.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("--target", help="the device to ask about; left out, the one that would be chosen")
-    parser.add_argument("--json", action="store_true", help="print data")
-    parser.set_defaults(action=_doctor)
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="check these sources, as 'torchdevice check'")
+    check.add_flags(parser, None)
+    parser.set_defaults(action=functools.partial(_doctor, parser))
 
 
-def _doctor(options: argparse.Namespace) -> int:
+def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.paths:
+        return _check(options)
+    if options.select or options.ignore or options.sarif:
+        parser.error("--select, --ignore and --sarif need a PATH")
     # A broken installation is said in one line. In a scope torch would show what the scope shows.
     with refusals(), switched_off():
         from torchdevice.cli import examinations
@@ -48,3 +56,14 @@ def _doctor(options: argparse.Namespace) -> int:
         if finding.remedy:
             print(f"  {'':8} {'':{width}}  -> {finding.remedy}")
     return int(not well)
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Check sources for the device that would be chosen."""
+    with refusals(), switched_off():
+        from torchdevice import choosing
+        from torchdevice import options as _options
+
+        asked = _options.chosen({"target": options.target})
+        options.target = asked.target or choosing.resolve(asked)[0].target
+    return check.check(options.paths, options)

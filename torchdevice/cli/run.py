@@ -14,6 +14,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import io
+import linecache
 import os
 import pkgutil
 import runpy
@@ -36,6 +37,8 @@ from torchdevice.switch import REPORT, SWITCH
 from torchdevice.tracebacks import trim, without_ours
 
 if TYPE_CHECKING:
+    from torchdevice.check.comparing import Event
+    from torchdevice.report import Report
     from torchdevice.scope import Scope
 
 
@@ -72,6 +75,11 @@ def add(commands: Any) -> None:
         type=report_file,
         help="say at the end what was rewritten; with =FILE write that as a page (FILE.html) or as data (FILE.json)",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="say in the report, too, what 'torchdevice check' foretells of the program, beside what happened",
+    )
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
     with_value = {name for action in actions if action.nargs != 0 for name in action.option_strings}
     parser.split = functools.partial(_split, with_value)
@@ -93,6 +101,8 @@ def _split(with_value: set[str], words: Sequence[str]) -> tuple[list[str], list[
 def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     if options.quiet:
         os.environ["TORCHDEVICE_LOG"] = "ERROR"
+    if options.check and options.report is None:
+        options.report = True
     if not options.rest:
         parser.error("which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND")
     with refusals():
@@ -106,7 +116,7 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     main = _new_main(program)
     with refusals():
         _activate(options, program)
-    _execute(program, main)
+    _execute(program, main, options.check)
     return 0
 
 
@@ -224,7 +234,7 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
 
     if options.report is not None:
         run_folder.begin()
-        processes.lead(scope.journal, scope.report, functools.partial(show_report, options.report))
+        processes.lead(scope.journal, scope.report, functools.partial(_show_report, options))
     elif run_folder.path() is None:
         os.environ.pop(REPORT, None)
         run_folder.begin()
@@ -232,7 +242,44 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
         processes.follow(scope.journal, scope.report)
 
 
-def _execute(program: Program, main: dict[str, Any]) -> None:
+def _show_report(options: argparse.Namespace, report: Report) -> None:
+    """Show what happened, and with ``--check`` what the sources foretold of it."""
+    show_report(options.report, _with_foretold(report, options.rest) if options.check else report)
+
+
+def _with_foretold(report: Report, words: Sequence[str]) -> Report:
+    """Return a report with what the sources of the program foretold."""
+    from torchdevice.call_sites import PROGRAM, kind_of_file
+    from torchdevice.check import Target, comparing
+    from torchdevice.thread_state import suspended
+
+    named = [os.path.abspath(word) for word in words if word.endswith(".py") and os.path.isfile(word)]
+    imported = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    own = [file for file in imported if os.path.isfile(file) and kind_of_file(file) == PROGRAM]
+    with suspended():
+        return comparing.compared(report, [*named, *own], Target.named(report.target), _ended)
+
+
+_ended: list[Event] = []
+"""The error that ended the program, if one did."""
+
+
+def _note_end(error: BaseException) -> None:
+    """Note where in the program an error came from."""
+    from torchdevice.call_sites import PROGRAM, kind_of
+    from torchdevice.check.comparing import Event
+
+    entry, place = error.__traceback__, None
+    while entry is not None:
+        place = entry if kind_of(entry.tb_frame) == PROGRAM else place
+        entry = entry.tb_next
+    if place is not None:
+        file, line = place.tb_frame.f_code.co_filename, place.tb_lineno
+        said = f"{type(error).__name__}: {error}".split("\n")[0]
+        _ended.append(Event(file, line, linecache.getline(file, line).strip(), said, degraded=True))
+
+
+def _execute(program: Program, main: dict[str, Any], checked: bool) -> None:
     try:
         # Frames of runpy stay in tracebacks, because Python shows them too. No other frame may come between this
         # function and the program.
@@ -249,6 +296,8 @@ def _execute(program: Program, main: dict[str, Any]) -> None:
         raise
     except BaseException as error:
         trim(error.__cause__ or error.__context__)
+        if checked:
+            _note_end(error)
         _show_from(error, without_ours(error))
         raise
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from torchdevice.journal import Journal
 from torchdevice.options import Options
+from torchdevice.report.foretold import Comparison
 from torchdevice.report.rows import Group, Row, merged, rows_of
 from torchdevice.version import versions
 
@@ -71,6 +72,7 @@ class Content:
         rows: What happened, the most important first.
         processes: The processes it happened in.
         left_out: How many calls were not told apart because there were too many different ones.
+        comparison: What was foretold from the source beside what happened; None where nobody asked.
     """
 
     program: tuple[str, ...]
@@ -80,6 +82,7 @@ class Content:
     rows: tuple[Row, ...]
     processes: tuple[Process, ...]
     left_out: int = 0
+    comparison: Comparison | None = None
 
     @classmethod
     def of(cls: type[C], journal: Journal, options: Options, target: str, process: str = "main") -> C:
@@ -151,6 +154,7 @@ class Content:
             "left_out": self.left_out,
             "processes": [dataclasses.asdict(process) for process in self.processes],
             "rows": [row.to_dict() for row in self.rows],
+            "comparison": self.comparison and self.comparison.to_dict(),
         }
 
     @classmethod
@@ -170,6 +174,7 @@ class Content:
             rows=tuple(Row.from_dict(row) for row in data["rows"]),
             processes=tuple(Process(**process) for process in data["processes"]),
             left_out=data["left_out"],
+            comparison=Comparison.from_dict(data.get("comparison")),
         )
 
     def to_json(self, indent: int | None = 1) -> str:

@@ -38,7 +38,7 @@ def rendered(report: Content) -> str:
         f"<style>{_asset('page.css')}</style>",
     ]
     body = [_heading(report), *_alarms(report), _tiles(report), _plot(report), _table(report)]
-    body += [_processes(report), _legend(), f"<script>{_asset('page.js')}</script>"]
+    body += [_comparison(report), _processes(report), _legend(), f"<script>{_asset('page.js')}</script>"]
     opened = ["<!doctype html>", '<html lang="en">', "<head>", *head, "</head>", "<body>"]
     return "\n".join([*opened, *filter(None, body), "</body>", "</html>", ""])
 
@@ -172,6 +172,22 @@ def _libraries(row: Row) -> str:
 
 
 # ---- below the table -------------------------------------------------------------------------------------------------
+
+
+def _comparison(report: Content) -> str:
+    """Return what was foretold from the source beside what happened."""
+    if report.comparison is None:
+        return ""
+    parts = [f"<h2>{escape(wording.FORETOLD.rstrip(':'))}</h2>"]
+    for title, lines in report.comparison.groups.items():
+        rows = "".join(
+            f'<tr><td><div class="place">{escape(wording.place(each))}</div><code>{escape(each.source)}</code></td>'
+            f"<td>{escape(each.said)}</td></tr>"
+            for each in lines
+        )
+        parts.append(f"<h3>{escape(title)}</h3>\n<table><tbody>{rows}</tbody></table>")
+    parts += [f'<p class="quiet">{escape(sentence)}</p>' for sentence in wording.untraced(report.comparison)]
+    return "\n".join(parts)
 
 
 def _processes(report: Content) -> str:

@@ -25,7 +25,7 @@ def rendered(report: Content) -> RenderableType:
     """Return what rich prints for a report."""
     first, *rest = text.heading(report)
     head = [Text(first, style="bold"), *map(Text, rest)]
-    return Stack(*head, *(_table(title, rows, report) for title, rows in _titled(report)))
+    return Stack(*head, *(_table(title, rows, report) for title, rows in _titled(report)), *_comparison(report))
 
 
 def _titled(report: Content) -> list[tuple[str, tuple[Row, ...]]]:
@@ -33,7 +33,7 @@ def _titled(report: Content) -> list[tuple[str, tuple[Row, ...]]]:
 
 
 def _table(title: str, rows: tuple[Row, ...], report: Content) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", expand=True, box=None, padding=(0, 2, 0, 0))
+    table = _titled_table(title)
     table.add_column("line", ratio=5, overflow="fold")
     table.add_column("asked, and done", ratio=3, overflow="fold")
     table.add_column("fidelity")
@@ -48,6 +48,10 @@ def _table(title: str, rows: tuple[Row, ...], report: Content) -> Table:
     return table
 
 
+def _titled_table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", expand=True, box=None, padding=(0, 2, 0, 0))
+
+
 def _line(row: Row, report: Content) -> Text:
     line = Text(row.place, style="cyan")
     line.append(f"  {row.source}", style="default")
@@ -55,3 +59,17 @@ def _line(row: Row, report: Content) -> Text:
         if text_:
             line.append(f"\n{word} {text_}", style="dim")
     return line
+
+
+def _comparison(report: Content) -> list[RenderableType]:
+    if report.comparison is None:
+        return []
+    parts: list[RenderableType] = [Text(f"\n{wording.FORETOLD}", style="bold")]
+    for title, lines in report.comparison.groups.items():
+        table = _titled_table(title)
+        table.add_column("line", ratio=1, overflow="fold")
+        table.add_column("what", ratio=1, overflow="fold")
+        for each in lines:
+            table.add_row(Text.assemble((wording.place(each), "cyan"), f"  {each.source}"), Text(each.said))
+        parts.append(table)
+    return [*parts, *map(Text, wording.untraced(report.comparison))]

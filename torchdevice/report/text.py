@@ -11,7 +11,7 @@ from torchdevice.report.rows import Row
 
 def rendered(report: Content) -> str:
     """Return the text of a report, without a line break at its end."""
-    return "\n".join([*heading(report), *_rows(report)])
+    return "\n".join([*heading(report), *_rows(report), *_comparison(report)])
 
 
 def heading(report: Content) -> list[str]:
@@ -44,3 +44,15 @@ def _row(row: Row, report: Content) -> str:
     where = wording.processes(row, report)
     parts.append(f"in {where}" if where else "")
     return "  ".join(part for part in parts if part)
+
+
+def _comparison(report: Content) -> list[str]:
+    if report.comparison is None:
+        return []
+    lines = ["", wording.FORETOLD]
+    for title, group in report.comparison.groups.items():
+        lines.append(f"  {title}: {wording.plural(len({(each.file, each.line) for each in group}), 'line')}")
+        for (place, source), same in groupby(group, key=lambda each: (wording.place(each), each.source)):
+            lines.append(f"    {place}  {source}".rstrip())
+            lines.extend(f"        {each.said}" for each in same)
+    return [*lines, *(f"  {sentence}" for sentence in wording.untraced(report.comparison))]

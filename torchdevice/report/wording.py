@@ -7,6 +7,7 @@ import shlex
 
 from torchdevice.report import source
 from torchdevice.report.content import Content, Process, Totals
+from torchdevice.report.foretold import Comparison, Line
 from torchdevice.report.rows import Group, Row
 
 HEADINGS = {
@@ -91,6 +92,20 @@ def processes(row: Row, report: Content) -> str:
         return ""
     first = ", ".join(row.processes[:4])
     return first if len(row.processes) <= 4 else f"{first} and {len(row.processes) - 4} more"
+
+
+FORETOLD = "What the source foretold:"
+
+
+def place(line: Line) -> str:
+    """Return the place of a line that was foretold."""
+    return source.place(line.file, line.line)
+
+
+def untraced(comparison: Comparison) -> list[str]:
+    """Return a sentence on the findings that no report shows, if there are any."""
+    count = comparison.untraced
+    return [f"{plural(count, 'finding')} more leave no trace in a report, such as branches."] if count else []
 
 
 def missing(report: Content) -> list[str]:

@@ -281,6 +281,7 @@ def falls_back(op: Any) -> bool:
     context = thread_state.state.context
     assert context is not None
     if limits.profile.refuses or context.options.strict or os.environ.get(_FALLBACK, "0") == "0":
+        context.note(missing, "NotImplementedError", Fidelity.UNSUPPORTED)
         raise NotImplementedError(limits.profile.missing_message(missing))
     return True
 

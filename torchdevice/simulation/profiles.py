@@ -177,6 +177,16 @@ def missing_operators(backend: str) -> Mapping[str, str]:
 
 
 @functools.cache
+def missing_functions(backend: str) -> Mapping[str, str]:
+    """Return the operators of which no overload has a kernel: name without overload -> the name that torch reports."""
+    missing = missing_operators(backend)
+    present = {name.partition(".")[0] for name in _table() if name not in missing}
+    return {
+        name: reported for overload, reported in missing.items() if (name := overload.partition(".")[0]) not in present
+    }
+
+
+@functools.cache
 def cpu_only_operators() -> frozenset[str]:
     """Return the operators on dense tensors that have a kernel for the CPU and none for CUDA, with overload.
 

@@ -1,0 +1,195 @@
+"""Write torchdevice/check/mps_operators.py from torch's own databases of operators and modules, or check it (--check).
+
+The samples of the databases (``op_db``, ``module_db``) run on a simulated Mac that lets operators without a kernel fall
+back to the CPU and counts them: most public functions are made of other operators, and the table of kernels alone does
+not say which.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from generated import write_or_check
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_modules import module_db
+from torch.utils._pytree import tree_leaves, tree_map
+
+import torchdevice
+
+MADE_WITH = "2.13"
+"""The release of torch whose databases the file is made from."""
+
+PAGE = Path(__file__).parents[1] / "torchdevice" / "check" / "mps_operators.py"
+
+SAMPLES = 6
+
+ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, IndexError)
+"""What samples raise that are wrong in the dtype, or that need float64."""
+
+HEADER = f'''"""Public functions and modules of torch that need an operator without a kernel on MPS.
+
+Made by ``python docs/make_mps_operators.py`` from torch {MADE_WITH}; do not edit.
+"""
+
+from collections.abc import Mapping
+
+Needed = Mapping[str, str]
+
+'''
+
+
+class Mac:
+    """A simulated Mac that counts the operators that it lacks."""
+
+    def __init__(self) -> None:
+        os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "1"
+        self._scope = torchdevice.portable("simulated:mps")
+
+    def lacked(self, calls: Iterator[Callable[[], Any]]) -> tuple[str, str]:
+        """Return the operator that most of some calls need, and the one that most of their gradients need, or nothing.
+
+        Args:
+            calls: Each makes tensors of the device and calls a function with them.
+        """
+        forward: Counter[str] = Counter()
+        backward: Counter[str] = Counter()
+        ran = differentiated = 0
+        for call in calls:
+            with self._scope as scope:
+                try:
+                    result, seen = self._counted(scope, call)
+                except ERRORS:
+                    continue
+                ran += 1
+                forward.update(seen)
+                try:
+                    backward.update(self._counted(scope, functools.partial(_differentiate, result))[1])
+                    differentiated += 1
+                except ERRORS:
+                    continue
+        return _most(forward, ran), _most(backward, differentiated)
+
+    def _counted(self, scope: Any, call: Callable[[], Any]) -> tuple[Any, set[str]]:
+        counted = scope.runtime.limits.fallbacks
+        counted.clear()
+        return call(), set(counted)
+
+
+def _differentiate(result: Any) -> None:
+    outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
+    torch.stack([each.abs().sum() for each in outputs]).sum().backward()
+
+
+def _most(counted: Counter[str], ran: int) -> str:
+    for name, count in counted.most_common(1):
+        if 2 * count >= ran:
+            return name
+    return ""
+
+
+def functions() -> Iterator[tuple[list[str], Iterator[Callable[[], Any]]]]:
+    """Yield the names of each function in the database, and calls of it."""
+    for entry in op_db:
+        if entry.variant_test_name or torch.float32 not in entry.dtypes or entry.name.startswith("jiterator"):
+            continue
+        names = [f"torch.{name}" for name in (entry.name, *(alias.name for alias in entry.aliases))]
+        names += [f"torch.Tensor.{name.partition('.')[2]}" for name in names if name.count(".") == 1]
+        names += [f"{name}_" for name in names if name.startswith("torch.Tensor.")]
+        yield names, _calls(entry)
+
+
+def _calls(entry: Any) -> Iterator[Callable[[], Any]]:
+    try:
+        samples = entry.sample_inputs("cpu", torch.float32, requires_grad=entry.supports_autograd)
+        for sample in itertools.islice(samples, SAMPLES):
+            yield lambda sample=sample: entry(*_placed((sample.input, *sample.args)), **_placed(sample.kwargs))
+    except ERRORS:
+        return
+
+
+def modules() -> Iterator[tuple[list[str], Iterator[Callable[[], Any]]]]:
+    """Yield the name of each module in the database, and calls of it."""
+    for entry in module_db:
+        yield [f"torch.{entry.name}"], _uses(entry)
+
+
+def _uses(entry: Any) -> Iterator[Callable[[], Any]]:
+    try:
+        inputs = entry.module_inputs_func(entry, device="cpu", dtype=torch.float32, requires_grad=True, training=True)
+    except ERRORS:
+        return
+    for each in inputs[:SAMPLES]:
+        if each.forward_input is not None:
+            yield lambda each=each: _used(entry, each)
+
+
+def _used(entry: Any, given: Any) -> Any:
+    made, used = given.constructor_input, given.forward_input
+    module = entry.module_cls(*made.args, **made.kwargs).cuda()
+    return module(*_placed(used.args), **_placed(used.kwargs))
+
+
+def _placed(values: Any) -> Any:
+    return tree_map(_on_device, values)
+
+
+def _on_device(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.cuda()
+    return "cuda" if value == "cpu" else value  # what factories are given
+
+
+_ONLY_HERE = "_thnn_fused"
+"""Kernels of cells that torch uses for an out-of-tree device, as the simulated one is, and not on MPS."""
+
+
+def tables() -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return which operators names need: for themselves, and for their gradients alone."""
+    mac = Mac()
+    forward: dict[str, str] = {}
+    backward: dict[str, str] = {}
+    for names, calls in itertools.chain(functions(), modules()):
+        direct, later = mac.lacked(calls)
+        for name in names:
+            if _exists(name):
+                forward.update({name: direct} if direct and _ONLY_HERE not in direct else {})
+                backward.update({name: later} if later and not direct and _ONLY_HERE not in later else {})
+    return forward, backward
+
+
+def _exists(name: str) -> bool:
+    found: Any = torch
+    for word in name.split(".")[1:]:
+        found = getattr(found, word, None)
+    return found is not None and "._" not in name
+
+
+def page() -> str:
+    """Return the text of the file."""
+    torch.manual_seed(0)
+    random.seed(0)
+    parts = [HEADER]
+    said = ("The operator that a name needs.", "The operator that only the gradient of a name needs.")
+    for title, table, text in zip(("FORWARD", "BACKWARD"), tables(), said, strict=True):
+        rows = "".join(f'    "{name}": "{table[name]}",\n' for name in sorted(table))
+        parts.append(f'{title}: Needed = {{\n{rows}}}\n"""{text}"""\n')
+    return "\n".join([parts[0] + parts[1], parts[2]])
+
+
+if __name__ == "__main__":
+    if not torch.__version__.startswith(MADE_WITH):
+        sys.exit(
+            f"torch {torch.__version__} is installed, and the file is made with {MADE_WITH}. Install that release."
+        )
+    warnings.simplefilter("ignore")
+    sys.exit(write_or_check(PAGE, page()))

@@ -1,0 +1,230 @@
+"""What the names of a source mean: which dotted name a name was imported as, and which values a name was given.
+
+Python's rules of scopes hold: a function's own names hide those of the file, and a class's names are not those of its
+methods. Nothing is evaluated. A name that is imported anywhere in its scope means the import, because programs set it
+to None where the import fails.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES = (ast.Module, ast.ClassDef, *_FUNCTIONS, *_COMPREHENSIONS)
+
+_MAX_STEPS = 20
+"""How many assignments are followed from a name to what it means."""
+
+
+class _Given(NamedTuple):
+    """One way in which a name gets a value.
+
+    Attributes:
+        imported: The dotted name that was imported; or empty.
+        value: The expression that was assigned; None for one that is not known.
+    """
+
+    imported: str = ""
+    value: ast.expr | None = None
+
+
+class _Scope:
+    def __init__(self, node: ast.AST, around: _Scope | None):
+        self.around = around
+        self.is_class = isinstance(node, ast.ClassDef)
+        self.given: dict[str, list[_Given]] = {}
+        self.elsewhere: set[str] = set()
+        self.stars: list[str] = []
+
+    def give(self, name: str, given: _Given) -> None:
+        self.given.setdefault(name, []).append(given)
+
+    def owner(self, name: str) -> _Scope | None:
+        """Return the scope whose name this is, seen from here."""
+        scope: _Scope | None = self
+        while scope is not None:
+            visible = scope is self or not scope.is_class
+            if visible and name in scope.given and name not in scope.elsewhere:
+                return scope
+            scope = scope.around
+        return None
+
+
+class Names:
+    """What the names of a parsed source mean.
+
+    Args:
+        tree: The source.
+
+    Attributes:
+        nodes: All nodes, in the order of the source.
+        parents: Node -> the node that it is a part of.
+        attributes: Name of an attribute -> the expressions that the source assigns to attributes of that name.
+        defined: The names of all functions, methods and classes that the source defines.
+        uses_torch: Whether the source imports torch or a part of it.
+    """
+
+    def __init__(self, tree: ast.Module):
+        self.nodes: list[ast.AST] = []
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.attributes: dict[str, list[ast.expr]] = {}
+        self.defined: set[str] = set()
+        self.uses_torch = False
+        self._scopes: dict[ast.AST, _Scope] = {}
+        self._read(tree)
+
+    def _read(self, tree: ast.Module) -> None:
+        """Visit every node without recursion: sources may be nested deeper than Python's own stack."""
+        stack: list[tuple[ast.AST, _Scope | None]] = [(tree, None)]
+        while stack:
+            node, scope = stack.pop()
+            inner = _Scope(node, scope) if isinstance(node, _SCOPES) else scope
+            assert inner is not None
+            self.nodes.append(node)
+            self._scopes[node] = inner if scope is None else scope
+            self._note(node, inner, scope)
+            for child in reversed(list(ast.iter_child_nodes(node))):
+                self.parents[child] = node
+                stack.append((child, scope if scope is not None and _is_outside(node, child) else inner))
+
+    def _note(self, node: ast.AST, inner: _Scope, scope: _Scope | None) -> None:
+        """Note the names that a node binds."""
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and scope is not None:
+            scope.give(node.name, _Given())
+            self.defined.add(node.name)
+        if isinstance(node, _FUNCTIONS):
+            for name, default in _parameters(node.args):
+                inner.give(name, _Given(value=default))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            self.uses_torch |= "torch" in {name.partition(".")[0] for name in _note_import(node, inner)}
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            inner.elsewhere.update(node.names)
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+            inner.give(node.name, _Given())
+        else:
+            self._note_values(node, inner)
+
+    def _note_values(self, node: ast.AST, scope: _Scope) -> None:
+        for target, value in _assignments(node):
+            if isinstance(target, ast.Name):
+                scope.give(target.id, _Given(value=value))
+            elif isinstance(target, ast.Attribute) and value is not None:
+                self.attributes.setdefault(target.attr, []).append(value)
+
+    # ---- questions ---------------------------------------------------------------------------------------------------
+
+    def dotted(self, node: ast.AST | None) -> str | None:
+        """Return the dotted name that an expression means by imports and aliases, such as ``torch.nn.functional.pad``.
+
+        Returns None for anything else, such as a variable that holds a tensor.
+        """
+        words: list[str] = []
+        for _ in range(_MAX_STEPS):
+            while isinstance(node, ast.Attribute):
+                words.append(node.attr)
+                node = node.value
+            if not isinstance(node, ast.Name):
+                return None
+            meant = self._meant(node)
+            if isinstance(meant, str):
+                return ".".join([meant, *reversed(words)])
+            node = meant
+        return None
+
+    def _meant(self, node: ast.Name) -> str | ast.expr | None:
+        """Return the dotted name that was imported as a name, or the only expression that was assigned to it."""
+        scope = self._scopes[node].owner(node.id)
+        if scope is None:
+            return self._starred(node)
+        given = scope.given[node.id]
+        imported = [each.imported for each in given if each.imported]
+        return imported[-1] if imported else given[0].value if len(given) == 1 else None
+
+    def _starred(self, node: ast.Name) -> str | None:
+        scope: _Scope | None = self._scopes[node]
+        while scope is not None and not scope.stars:
+            scope = scope.around
+        return f"{scope.stars[-1]}.{node.id}" if scope is not None else None
+
+    def values(self, node: ast.AST) -> list[ast.expr]:
+        """Return the expressions that the source gives to the variable or the attribute that a node reads."""
+        if isinstance(node, ast.Attribute):
+            return self.attributes.get(node.attr, [])
+        if not isinstance(node, ast.Name):
+            return []
+        scope = self._scopes[node].owner(node.id)
+        return [each.value for each in scope.given[node.id] if each.value is not None] if scope is not None else []
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes that a node is a part of, the innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def statement(self, node: ast.AST) -> ast.stmt | None:
+        """Return the statement that a node is a part of, or is."""
+        return next((each for each in (node, *self.around(node)) if isinstance(each, ast.stmt)), None)
+
+
+def _is_outside(node: ast.AST, child: ast.AST) -> bool:
+    """Return whether a part of a function or a class belongs to the scope around it: decorators, bases, defaults."""
+    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+        body = node.body if isinstance(node.body, list) else [node.body]
+        return child not in body and not isinstance(child, ast.arguments)
+    return False
+
+
+def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the parameters of a function, with their defaults."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    missing: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    given = zip(positional, missing + list(arguments.defaults), strict=True)
+    for argument, default in (*given, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
+        yield argument.arg, default
+    for rest in (arguments.vararg, arguments.kwarg):
+        if rest is not None:
+            yield rest.arg, None
+
+
+def _note_import(node: ast.Import | ast.ImportFrom, scope: _Scope) -> Iterator[str]:
+    """Note the names that an import binds, and yield the modules that it imports."""
+    for alias in node.names:
+        if isinstance(node, ast.Import):
+            first = alias.name.partition(".")[0]
+            scope.give(alias.asname or first, _Given(alias.name if alias.asname else first))
+            yield alias.name
+            continue
+        module = f"{'.' * node.level}{node.module or ''}"
+        yield module
+        if alias.name == "*":
+            scope.stars.append(module)
+        else:
+            scope.give(alias.asname or alias.name, _Given(f"{module}.{alias.name}"))
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Yield what a node assigns to, with the value where the value is one expression of the source."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from _unpacked(target, node.value)
+    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+        yield node.target, node.value
+    elif isinstance(node, (ast.AugAssign, ast.For, ast.AsyncFor, ast.comprehension)):
+        yield from _unpacked(node.target, None)
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield from _unpacked(node.optional_vars, None)
+
+
+def _unpacked(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        yield (target.value if isinstance(target, ast.Starred) else target), value
+        return
+    parts = value if isinstance(value, ast.Call) else None  # such as major, minor = get_device_capability()
+    values: list[ast.expr | None] = [parts] * len(target.elts)
+    if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+        values = list(value.elts)
+    for each, part in zip(target.elts, values, strict=True):
+        yield from _unpacked(each, part)

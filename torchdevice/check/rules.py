@@ -1,0 +1,65 @@
+"""The rules: what each looks for in a source. A rule is a function of a node that yields what it found."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from torchdevice.check.findings import Verdict
+from torchdevice.check.view import View
+
+
+class Found(NamedTuple):
+    """What a rule found at a node.
+
+    Attributes:
+        verdict: What it means.
+        remedy: What is done about it or what to do, in one sentence.
+        leaves_trace: Whether a report of the program's run shows it when the line runs.
+    """
+
+    verdict: Verdict
+    remedy: str
+    leaves_trace: bool = True
+
+
+class Rule(NamedTuple):
+    """A rule.
+
+    Attributes:
+        name: What ``--select`` and comments call it.
+        finds: What it looks for and what becomes of it, in a few sentences.
+        kinds: The kinds of nodes that it looks at.
+        look: Yields what it finds at a node.
+    """
+
+    name: str
+    finds: str
+    kinds: tuple[type[ast.AST], ...]
+    look: Callable[[ast.AST, View], Iterator[Found]]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(
+    name: str, *kinds: type[ast.AST]
+) -> Callable[[Callable[..., Iterator[Found]]], Callable[..., Iterator[Found]]]:
+    """Register a function as a rule for some kinds of nodes. Its docstring says what the rule finds."""
+
+    def register(look: Callable[..., Iterator[Found]]) -> Callable[..., Iterator[Found]]:
+        RULES[name] = Rule(name, " ".join((look.__doc__ or "").split()), kinds, look)
+        return look
+
+    return register
+
+
+SYNTAX = "syntax"
+"""The rule of files that cannot be checked."""
+
+
+@rule(SYNTAX)
+def _syntax(node: ast.AST, view: View) -> Iterator[Found]:
+    """A file that is no Python 3: a syntax error, Python 2, bytes that are no text, a notebook that is no JSON."""
+    yield from ()

@@ -1,0 +1,204 @@
+"""What a target does with the names, dtypes and operators that a source mentions.
+
+Torch is imported when the first of them is looked up, because the tables are those that the package works with.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchdevice.families import FAMILIES
+
+if TYPE_CHECKING:
+    from torchdevice.fidelity import Fidelity
+    from torchdevice.simulation.profiles import Profile
+
+
+class Target(NamedTuple):
+    """A device that stands in, as far as a source can be judged by it.
+
+    Attributes:
+        name: What ``--target`` named.
+        column: The target's column in the table of public names.
+        native: The accelerator whose programs need nothing there; or empty.
+        profile_name: The profile that says what the device lacks; or empty.
+        folds: Whether an ordinal beyond the last device means the first device.
+        devices: How many devices there are.
+        plain_graphs: Whether compiled graphs run operator by operator, because Inductor makes no code for the device.
+    """
+
+    name: str
+    column: str
+    native: str = ""
+    profile_name: str = ""
+    folds: bool = True
+    devices: int = 1
+    plain_graphs: bool = False
+
+    @classmethod
+    def named(cls, name: str) -> Target:
+        """Return a target by its name. It need not be available here.
+
+        Raises:
+            UnknownTargetError: There is no such target.
+        """
+        if name in _REAL:
+            return _REAL[name]
+        from torchdevice import choosing
+
+        profile, devices = choosing.simulated_profile(name)
+        return cls(name, "simulated", "", profile.name, profile.single, devices or 1, plain_graphs=True)
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile that says what the device lacks; None where it lacks nothing."""
+        from torchdevice.simulation.profiles import PROFILES
+
+        return PROFILES.get(self.profile_name)
+
+    def fidelity(self, name: str) -> tuple[str, Fidelity, str] | None:
+        """Return the public name that a dotted name of torch means, its fidelity and what it does.
+
+        Returns None for a name that the table does not contain, and for one that the target has itself.
+        """
+        if name.split(".")[1:2] == [self.native] or name.startswith(f"torch.backends.{self.native}."):
+            return None
+        known = _known_name(name)
+        if known is None:
+            return None
+        declared = _public_names()[known]
+        fidelity, note = declared.on.get(self.column, (declared.fidelity, ""))
+        return known, fidelity, note or declared.note
+
+    def lacks_dtype(self, name: str) -> bool:
+        """Return whether the device cannot hold tensors of a dtype, given by its dotted name."""
+        dtype = torch_object(name)
+        return self.profile is not None and dtype in self.profile.unsupported_dtypes
+
+    def missing(self, name: str) -> str | None:
+        """Return the operator that a public function or module of torch needs and the device lacks, else None."""
+        from torchdevice.check.mps_operators import BACKWARD, FORWARD
+
+        return self._missing(FORWARD.get(name)) or self._missing_by_name(name) or self._missing(BACKWARD.get(name))
+
+    def _missing(self, operator: str | None) -> str | None:
+        """Return an operator of the made table, if the installed torch lacks it too."""
+        from torchdevice.simulation.profiles import missing_operators
+
+        backends = self.profile.backends if self.profile is not None and operator else ()
+        lacked = any(str(operator).removeprefix("aten::") in missing_operators(backend) for backend in backends)
+        return operator if lacked else None
+
+    def _missing_by_name(self, name: str) -> str | None:
+        """Return the operator that has the name of a public function."""
+        from torchdevice.simulation.profiles import missing_functions
+
+        for module, prefix in _PREFIXES.items():
+            operator = f"{prefix}{name[len(module) :]}"
+            for backend in self.profile.backends if self.profile is not None and name.startswith(module) else ():
+                if operator in missing_functions(backend):
+                    return f"aten::{missing_functions(backend)[operator]}"
+        return None
+
+    def refused_by_tests(self, name: str) -> bool:
+        """Return whether torch's own tests expect a function to fail on the device for some inputs."""
+        return self.profile is not None and bool(self.profile.backends) and name in expected_failures()
+
+
+_PREFIXES = {"torch.linalg.": "linalg_", "torch.special.": "special_", "torch.fft.": "fft_", "torch.nn.functional.": ""}
+_PREFIXES |= {"torch.Tensor.": "", "torch.": ""}
+"""The beginning of public names -> that of the operators of the same name."""
+
+_LIST = "UNIMPLEMENTED_XFAILLIST"
+"""The list in ``torch/testing/_internal/common_mps.py`` of what MPS is known to lack."""
+
+
+@functools.cache
+def expected_failures() -> frozenset[str]:
+    """Return the public functions that torch's own tests expect to fail on MPS in float32.
+
+    The list stands in a function that torch defines on a Mac only, so its source is read.
+    """
+    import torch
+
+    path = Path(torch.__file__).parent / "testing" / "_internal" / "common_mps.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assigned = (node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict))
+    (listed,) = (node.value for node in assigned if ast.unparse(node.target) == _LIST)
+    assert isinstance(listed, ast.Dict)
+    entries = zip(listed.keys, listed.values, strict=True)
+    names = {str(getattr(key, "value", "")) for key, dtypes in entries if _concerns_float32(dtypes)}
+    return frozenset(f"torch.{name}" for name in names - _CONVERSIONS)
+
+
+_CONVERSIONS = {"to", "double", "cdouble"}
+"""Entries that are in the list for float64 alone, which has its own rule."""
+
+
+def _concerns_float32(dtypes: ast.expr) -> bool:
+    text = ast.unparse(dtypes)
+    return text == "None" or "torch.float32" in text
+
+
+_REAL: Mapping[str, Target] = {
+    # A simulated profile that has the name of an accelerator says what the accelerator lacks.
+    **{family: Target(family, family, family, family) for family in FAMILIES},
+    "cpu": Target("cpu", "cpu"),
+}
+
+
+def torch_object(name: str) -> Any:
+    """Return what a dotted name of torch means, or None if torch has no such name."""
+    import torch
+
+    try:
+        return operator.attrgetter(name.partition(".")[2])(torch)
+    except AttributeError:
+        return None
+
+
+def _public_names() -> Mapping[str, Any]:
+    from torchdevice.public_names import PUBLIC_NAMES
+
+    return PUBLIC_NAMES
+
+
+@functools.cache
+def _by_last_word() -> Mapping[str, list[tuple[str, str]]]:
+    """Return the public names by their last word: word -> module and name, the innermost module first."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in sorted(_public_names(), key=len, reverse=True):
+        module, _, word = name.rpartition(".")
+        found.setdefault(word, []).append((module, name))
+    return found
+
+
+@functools.cache
+def _known_name(name: str) -> str | None:
+    """Return the name in the table that a dotted name spells, or whose attribute it is.
+
+    ``torch.cuda.memory.memory_allocated`` is ``torch.cuda.memory_allocated``, ``torch.backends.cuda.matmul.allow_tf32``
+    belongs to ``torch.backends.cuda.matmul``, and a flag of a module to the function ``flags`` that sets it.
+    """
+    known = _public_names()
+    parts = name.split(".")
+    for length in range(len(parts), 2, -1):
+        spelled, word = ".".join(parts[:length]), parts[length - 1]
+        if spelled in known:
+            return spelled
+        for module, candidate in _by_last_word().get(word, ()):
+            if spelled.startswith(f"{module}.") and torch_object(spelled) is torch_object(candidate):
+                return candidate
+    flags = f"{name.rpartition('.')[0]}.flags"
+    return flags if flags in known and parts[-1] in _parameters(flags) else None
+
+
+def _parameters(name: str) -> list[str]:
+    import inspect
+
+    return list(inspect.signature(torch_object(name)).parameters)

@@ -1,0 +1,118 @@
+"""A source as rules see it: a syntax tree whose names are resolved, and the target."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchdevice.check.names import Names
+from torchdevice.check.target import Target
+
+_MAX_DEPTH = 12
+"""How deep an expression, and the assignments to its variables, are followed."""
+
+
+class View(Names):
+    """A parsed source and a target.
+
+    Args:
+        tree: The source.
+        target: The device that stands in.
+    """
+
+    def __init__(self, tree: ast.Module, target: Target):
+        super().__init__(tree)
+        self.target = target
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """Return the node that a node is a part of."""
+        return self.parents.get(node)
+
+    def called(self, node: ast.AST) -> str:
+        """Return the dotted name of the function that a call calls; empty for anything else."""
+        return (self.dotted(node.func) or "") if isinstance(node, ast.Call) else ""
+
+    def method(self, node: ast.AST) -> str:
+        """Return the name of the method that a call calls on some object; empty for a function of a module."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and self.dotted(node.func) is None:
+            return node.func.attr
+        return ""
+
+    def is_guarded(self, node: ast.AST) -> bool:
+        """Return whether the program goes on where the line of a node raises an ``ImportError``."""
+        below: ast.AST = node
+        for each in self.around(node):
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                return False
+            if isinstance(each, ast.Try) and below in each.body and any(map(_catches, each.handlers)):
+                return True
+            below = each
+        return False
+
+    def is_tensor(self, node: ast.AST, depth: int = 0) -> bool:
+        """Return whether an expression is surely a tensor: the result of a function of torch, or made from one."""
+        if depth > _MAX_DEPTH:
+            return False
+        if isinstance(node, ast.Call):
+            function = self.called(node)
+            if function:
+                return _makes_tensors(function)
+            return isinstance(node.func, ast.Attribute) and self.is_tensor(node.func.value, depth + 1)
+        if isinstance(node, ast.BinOp):
+            return self.is_tensor(node.left, depth + 1) or self.is_tensor(node.right, depth + 1)
+        if isinstance(node, ast.Subscript):
+            return self.is_tensor(node.value, depth + 1)
+        values = self.values(node)
+        return bool(values) and all(self.is_tensor(value, depth + 1) for value in values)
+
+    def texts(self, node: ast.AST | None, depth: int = 0) -> Iterator[ast.Constant]:
+        """Yield the literal texts that an expression may be, by its branches and the variables it reads."""
+        if depth > _MAX_DEPTH or node is None:
+            return
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node
+        elif isinstance(node, ast.IfExp):
+            yield from self.texts(node.body, depth + 1)
+            yield from self.texts(node.orelse, depth + 1)
+        elif isinstance(node, ast.BoolOp):
+            for value in node.values:
+                yield from self.texts(value, depth + 1)
+        else:
+            for value in self.values(node):
+                yield from self.texts(value, depth + 1)
+
+
+def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | None:
+    """Return an argument of a call, by its position or by one of its names; None where it is not there."""
+    for keyword in call.keywords:
+        if keyword.arg in names:
+            return keyword.value
+    positional = call.args[: (position or 0) + 1]
+    if position is None or len(positional) <= position or any(isinstance(each, ast.Starred) for each in positional):
+        return None
+    return positional[position]
+
+
+_CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(kind is None or getattr(kind, "id", getattr(kind, "attr", "")) in _CAUGHT for kind in kinds)
+
+
+_MODULES_OF_OPERATORS = ("torch", "torch.nn.functional", "torch.linalg", "torch.fft", "torch.special")
+
+_OTHER_RESULTS = """
+    device dtype load save compile manual_seed seed initial_seed no_grad enable_grad inference_mode is_tensor numel vmap
+    set_grad_enabled set_default_device set_default_dtype set_default_tensor_type get_default_dtype set_num_threads
+    get_num_threads set_printoptions use_deterministic_algorithms set_float32_matmul_precision typename finfo iinfo
+    is_floating_point is_complex allclose equal autocast get_rng_state meshgrid
+"""
+_NO_TENSORS = frozenset(_OTHER_RESULTS.split())
+"""Functions of torch whose result is no tensor."""
+
+
+def _makes_tensors(function: str) -> bool:
+    module, _, name = function.rpartition(".")
+    return module in _MODULES_OF_OPERATORS and name[:1].islower() and name not in _NO_TENSORS

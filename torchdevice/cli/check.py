@@ -1,0 +1,138 @@
+"""``torchdevice check``: what of a program a target does otherwise, from its source."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchdevice.cli.parsing import did_you_mean
+from torchdevice.cli.refusals import refusals
+from torchdevice.switch import switched_off
+
+if TYPE_CHECKING:
+    from torchdevice.check import Finding
+
+_EXAMPLES = """The status is 1 if something must be changed. A comment '# torchdevice: ignore' leaves a line out, and
+'# torchdevice: ignore[rule]' a rule on that line.
+
+examples:
+  torchdevice check train.py
+  torchdevice check src notebooks --target mps
+  torchdevice check . --target mps --ignore device --sarif=findings.sarif
+  torchdevice check --rules"""
+
+
+def add(commands: Any) -> None:
+    """Add the command to a command line."""
+    parser = commands.add_parser(
+        "check",
+        help="say what a target does otherwise, from the source alone",
+        description="Say for each line of sources what a target does otherwise. Nothing is run or imported of them.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks, and folders of them")
+    parser.add_argument("--rules", action="store_true", help="list the rules")
+    add_flags(parser, "cpu")
+    parser.set_defaults(action=lambda options: _check(parser, options))
+
+
+def add_flags(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Add the flags that say what is looked for, and how it is shown."""
+    said = f"default: {default}" if default else "left out, the one that would be chosen"
+    parser.add_argument("--target", default=default, help=f"mps, cpu, cuda, simulated:mps and such; {said}")
+    for flag, said in (("--select", "apply only these rules"), ("--ignore", "do not apply these rules")):
+        parser.add_argument(flag, action="append", default=[], metavar="RULE", help=f"{said}, separated by commas")
+    parser.add_argument("--json", action="store_true", help="print data")
+    parser.add_argument(
+        "--sarif",
+        nargs="?",
+        const=True,  # a text would be checked as a path
+        metavar="FILE",
+        type=_sarif_file,
+        help="print SARIF 2.1.0, which code hosts take; with =FILE write it to a file",
+    )
+
+
+def _sarif_file(path: str) -> str:
+    if not path.endswith((".sarif", ".json")):
+        raise argparse.ArgumentTypeError(f"{path!r} is neither FILE.sarif nor FILE.json")
+    return path
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.rules:
+        return _list_rules()
+    if not options.paths:
+        parser.error("which files? Name a PATH: a file, a notebook or a folder")
+    return check(options.paths, options)
+
+
+def _list_rules() -> int:
+    from torchdevice.check import RULES
+
+    for rule in RULES.values():
+        print(f"{rule.name}\n{textwrap.fill(rule.finds, 100, initial_indent='  ', subsequent_indent='  ')}")
+    return 0
+
+
+def check(paths: Sequence[str], options: argparse.Namespace) -> int:
+    """Check sources, show what was found, and return the exit status."""
+    from torchdevice.check import Target, Verdict, sources
+    from torchdevice.check.checking import check_file
+
+    with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
+        target, rules = Target.named(options.target), _chosen_rules(options)
+        files = sources.found(paths)
+        findings = [finding for file in files for finding in check_file(file, target, rules)]
+        _show(findings, len(files), options)
+    return int(any(finding.verdict is Verdict.CHANGE for finding in findings))
+
+
+def _chosen_rules(options: argparse.Namespace) -> set[str]:
+    """Return the names of the rules to apply.
+
+    Raises:
+        ValueError: A rule does not exist.
+    """
+    from torchdevice.check import RULES
+
+    selected, ignored = (
+        {name for given in each for name in given.split(",")} for each in (options.select, options.ignore)
+    )
+    for name in sorted((selected | ignored) - set(RULES)):
+        raise ValueError(
+            f"there is no rule {name!r}{did_you_mean(name, RULES)}. 'torchdevice check --rules' lists them."
+        )
+    return (selected or set(RULES)) - ignored
+
+
+def _show(findings: list[Finding], files: int, options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps([finding.to_dict() for finding in findings], indent=1))
+    elif options.sarif:
+        from torchdevice.check import sarif
+
+        document = json.dumps(sarif.document(findings), indent=1)
+        _write(document, options.sarif)
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        from torchdevice.check import terminal
+
+        Console().print(terminal.rendered(findings, files, options.target))
+    else:
+        from torchdevice.check import text
+
+        print(text.rendered(findings, files, options.target))
+
+
+def _write(document: str, file: str | bool) -> None:
+    if not isinstance(file, str):
+        print(document)
+        return
+    with open(file, "w", encoding="utf-8") as stream:
+        stream.write(document)
