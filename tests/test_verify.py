@@ -1,0 +1,203 @@
+"""``verify=``: faults that are planted in the simulated device are found, and nothing is where there is none."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import Any
+
+import pytest
+import torch
+from faults import planted
+from torch.utils import _python_dispatch
+
+import torchdevice
+from torchdevice.errors import DivergenceError, DivergenceWarning
+from torchdevice.simulation.kernels import memory_of
+
+
+def line() -> int:
+    """Return the number of the caller's line."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+def found(scope: torchdevice.Scope) -> list[Any]:
+    return list(scope.journal.findings)
+
+
+def one_more(right: Any, *args: Any, **kwargs: Any) -> Any:
+    """A kernel whose first element is wrong by one."""
+    result = right(*args, **kwargs)
+    memory_of(result).view(-1)[0] += 1
+    return result
+
+
+def train(steps: int = 2) -> float:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Dropout(0.3), torch.nn.GELU())
+    model = model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        x = torch.randn(4, 8, device="cuda")
+        loss = torch.nn.functional.cross_entropy(model(x), torch.randint(4, (4,), device="cuda"))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def test_a_right_device_is_found_right(target: str) -> None:
+    with torchdevice.portable(target):
+        expected = train()
+    with torchdevice.portable(target, verify=True) as scope:
+        assert train() == expected
+    findings = scope.journal.findings
+    assert not found(scope) and not findings.unknown
+    assert findings.compared["aten::addmm"] == 2 and findings.compared["aten::native_layer_norm_backward"] == 2
+    # The CPU draws other numbers in float64; for a simulated device it draws the same.
+    assert (findings.random["aten::bernoulli_.float"] == 2) is (target == "cpu")
+
+
+def test_a_wrong_operator_is_found_at_its_line() -> None:
+    with planted("mm", one_more), torchdevice.simulate(verify=True) as scope:
+        x = torch.ones(3, 3, device="cuda")
+        with pytest.warns(DivergenceWarning, match="1 of 9 elements differ, most at") as warned:
+            here = line() + 1
+            x @ x.t()
+        x + x
+    (finding,) = found(scope)
+    assert (finding.operator, finding.kind, finding.count, finding.error) == ("aten::mm", "values", 1, 1.0)
+    assert (finding.site.file, finding.site.line) == (__file__, here) == (warned[0].filename, warned[0].lineno)
+    assert finding.arguments == (
+        "self: float32[3, 3], strides (3, 1), offset 0, on simulated:0",
+        "mat2: float32[3, 3], strides (1, 3), offset 0, on simulated:0",
+    )
+
+
+def test_what_is_found_again_at_a_line_is_told_once() -> None:
+    with planted("mm", one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning) as warned:
+        x = torch.ones(3, 3, device="cuda")
+        for _ in range(3):
+            x @ x
+        x @ x
+    assert [finding.count for finding in found(scope)] == [3, 1] and len(warned) == 2
+
+
+def test_a_strict_scope_raises_at_the_operator() -> None:
+    with planted("mm", one_more), torchdevice.simulate(verify=True, strict=True):
+        x = torch.ones(3, 3, device="cuda")
+        with pytest.raises(DivergenceError, match="aten::mm") as raised:
+            here = line() + 1
+            x @ x
+    assert raised.value.finding.site.line == here == raised.traceback[0].lineno + 1
+
+
+def test_a_sample_is_every_nth_call_of_each_operator() -> None:
+    with torchdevice.simulate(verify=True, verify_sample=0.25) as scope:
+        x = torch.ones(3, 3, device="cuda")
+        for _ in range(9):
+            x + x, x @ x
+    compared = scope.journal.findings.compared
+    assert compared["aten::add.Tensor"] == compared["aten::mm"] == 3
+
+
+def test_only_operators_that_are_named_are_looked_at() -> None:
+    with torchdevice.simulate(verify=True, verify_only="mm,add.Tensor") as scope:
+        x = torch.ones(3, 3, device="cuda")
+        x + x, x @ x, x * x, x.add(x, alpha=2), x.exp()
+    assert scope.journal.findings.compared == {"aten::mm": 1, "aten::add.Tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"verify_only": "mn"}, "verify_only='mn' is no operator"),
+        ({"verify_only": "mm.wrong"}, "verify_only='mm.wrong' is no operator"),
+        ({"asynchronous": True}, "verify and asynchronous=True exclude each other"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused_on_entry(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        torchdevice.simulate(verify=True, **options).__enter__()
+    assert torchdevice.current() is None
+
+
+def modes() -> list[Any]:
+    return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+def flags() -> tuple[bool, ...]:
+    return (
+        _python_dispatch.is_in_torch_dispatch_mode(),
+        _python_dispatch.is_in_any_mode_without_ignore_compile_internals(),
+    )
+
+
+def test_nothing_is_left_on_the_stack_of_modes() -> None:
+    class Mine(_python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    before = flags()
+    scope = torchdevice.simulate(verify=True)
+    with scope, scope, torchdevice.portable("cpu", verify=True):
+        assert len(modes()) == 2
+    mine = Mine()
+    scope.__enter__()
+    mine.__enter__()
+    scope.__exit__(None, None, None)
+    assert modes() == [mine]
+    _python_dispatch._pop_mode()
+    assert modes() == []
+    with pytest.raises(ZeroDivisionError), scope:
+        1 / 0  # noqa: B018
+    assert modes() == [] and flags() == before
+
+
+def test_scopes_of_threads_leave_torchs_flags_as_they_were() -> None:
+    before, entered, leave = flags(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with torchdevice.portable("cpu", verify=True):
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with torchdevice.portable("cpu", verify=True):
+        thread.start()
+        entered.wait(60)
+    leave.set()
+    thread.join()
+    assert flags() == before
+
+
+def test_threads_are_looked_at() -> None:
+    with planted("mm", one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+        thread = threading.Thread(target=lambda: torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda"))
+        thread.start()
+        thread.join()
+    (finding,) = found(scope)
+    assert finding.site.file == __file__
+
+
+def test_a_scope_inside_is_not_looked_at() -> None:
+    with torchdevice.simulate(verify=True) as scope:
+        with torchdevice.portable("cpu"):
+            torch.ones(3, device="cuda") + 1
+        assert not scope.journal.findings.compared
+
+
+def test_memory_figures_are_those_without() -> None:
+    def peak() -> tuple[int, int]:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        x = torch.ones(1 << 12, device="cuda")
+        (x * 2).sum()
+        return torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+
+    with torchdevice.simulate():
+        expected = peak()
+    with torchdevice.simulate(verify=True):
+        assert peak() == expected
