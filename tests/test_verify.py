@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import threading
+import warnings
 from typing import Any
 
 import pytest
 import torch
-from faults import planted
+from faults import FAULTS, Fault, planted
 from torch.utils import _python_dispatch
 
 import torchdevice
@@ -74,6 +75,27 @@ def test_a_wrong_operator_is_found_at_its_line() -> None:
         "self: float32[3, 3], strides (3, 1), offset 0, on simulated:0",
         "mat2: float32[3, 3], strides (1, 3), offset 0, on simulated:0",
     )
+
+
+def marked(program: Any) -> int:
+    """Return the number of the line of a function that is marked."""
+    lines, first = inspect.getsourcelines(program)
+    return first + next(i for i, text in enumerate(lines) if text.rstrip().endswith("# here"))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_planted_faults_are_found_at_the_right_line(fault: Fault) -> None:
+    torch.manual_seed(0)
+    with torchdevice.simulate(verify=True) as scope:
+        fault.program()
+        assert not found(scope)
+        with planted(fault.operator, fault.kernel), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergenceWarning)
+            fault.program()
+    findings = {each.key: each for each in found(scope)}
+    assert [(each.operator, each.kind) for each in findings.values()] == [(f"aten::{fault.operator}", fault.kind)]
+    (finding,) = findings.values()
+    assert (finding.site.file, finding.site.line) == (fault.program.__code__.co_filename, marked(fault.program))
 
 
 def test_what_is_found_again_at_a_line_is_told_once() -> None:

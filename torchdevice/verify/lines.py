@@ -6,6 +6,7 @@ the function that runs in backward tells the forward operator, if it was called 
 
 from __future__ import annotations
 
+import sys
 from types import FrameType
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ class Lines:
         """Return where the operator is called that is being handled."""
         caller = caller_frame()
         node = _current_node()
-        in_backward = _within_backward(caller) if node is not None else None
+        in_backward = _within_backward(sys._getframe()) if node is not None else None
         if node is None or in_backward is not None:
             program = in_backward or program_frame(caller)[0] or caller
             return Where(site_of(program), None, site_of(caller) if program is not caller else None)
