@@ -39,6 +39,19 @@ def planted(name: str, fault: Callable[..., Any]) -> Iterator[None]:
         library._destroy()
 
 
+@contextlib.contextmanager
+def planted_in_cpu(name: str, kernel: Callable[..., Any]) -> Iterator[None]:
+    """Replace the kernel of an operator of the CPU."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl(name, kernel, "CPU", allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
 class Fault(NamedTuple):
     """A fault and a program that shows it.
 

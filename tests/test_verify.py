@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
+import runpy
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from faults import FAULTS, Fault, planted
+from faults import FAULTS, Fault, planted, planted_in_cpu
 from torch.utils import _python_dispatch
 
 import torchdevice
 from torchdevice.errors import DivergenceError, DivergenceWarning
-from torchdevice.simulation.kernels import memory_of
+from torchdevice.simulation.allocator import fresh, memory_of
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let programs be written to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
 
 
 def line() -> int:
@@ -96,6 +106,81 @@ def test_planted_faults_are_found_at_the_right_line(fault: Fault) -> None:
     assert [(each.operator, each.kind) for each in findings.values()] == [(f"aten::{fault.operator}", fault.kind)]
     (finding,) = findings.values()
     assert (finding.site.file, finding.site.line) == (fault.program.__code__.co_filename, marked(fault.program))
+    shows_the_fault(finding.script, fault)
+
+
+def shows_the_fault(script: str, fault: Fault) -> None:
+    """Run the program of a finding, with the fault and without it."""
+    with planted(fault.operator, fault.kernel), pytest.raises(AssertionError):
+        runpy.run_path(script)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(script)
+    assert printed.getvalue() == f"aten::{fault.operator} gives the same on simulated:cuda:1 and the CPU\n"
+
+
+def in_half(x: torch.Tensor) -> torch.Tensor:
+    """A kernel of ``exp`` that computes float32 in half precision."""
+    result = torch.ops.aten.exp.out(x.half() if x.dtype == torch.float32 else x.clone(), out=x.new_empty(0))
+    return result.to(x.dtype)
+
+
+def test_a_cpu_is_compared_with_float64(capsys: pytest.CaptureFixture[str]) -> None:
+    with planted_in_cpu("exp", in_half):
+        with torchdevice.portable("cpu", verify=True) as scope, pytest.warns(DivergenceWarning):
+            here = line() + 1
+            torch.linspace(0, 1, 9, device="cuda")[1:].exp()
+        (finding,) = found(scope)
+        assert (finding.operator, finding.kind, finding.site.line) == ("aten::exp", "values", here)
+        with pytest.raises(AssertionError, match="8 / 8"):
+            runpy.run_path(finding.script)
+    runpy.run_path(finding.script)
+    assert capsys.readouterr().out == "aten::exp gives the same on cpu and in float64\n"
+
+
+def cancelled(n: int) -> torch.Tensor:
+    """Return numbers whose sum is the sum of what rounding leaves of them."""
+    x = torch.rand(n, device="cuda") * 1000
+    return torch.cat([x, -x.flip(0)])
+
+
+def hilbert(n: int) -> torch.Tensor:
+    """Return a matrix whose inverse depends on the last bits of its numbers."""
+    index = torch.arange(1.0, n + 1, device="cuda")
+    return 1 / (index[:, None] + index - 1)
+
+
+def products(n: int) -> torch.Tensor:
+    a, b = torch.rand(n, device="cuda") * 1000, torch.rand(n, device="cuda") * 1000
+    return torch.addcmul(-(a * b), a, b)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: cancelled(5000).sum(),
+        lambda: cancelled(5000).cumsum(0),
+        lambda: cancelled(3000).view(1, -1) @ torch.ones(6000, 3, device="cuda"),
+        lambda: torch.linalg.inv(hilbert(5)),
+        lambda: products(50),
+    ],
+    ids=["sum", "cumsum", "matrix product", "inverse", "pointwise"],
+)
+def test_what_rounding_explains_is_not_found(program: Any) -> None:
+    torch.manual_seed(0)
+    with torchdevice.portable("cpu", verify=True) as scope:
+        program()
+    assert not found(scope) and scope.journal.findings.compared
+
+
+def test_a_reduction_in_half_precision_is_more_than_rounding() -> None:
+    def in_half(right: Any, x: Any, **kwargs: Any) -> Any:
+        return fresh(memory_of(x).half().sum().float(), 0)
+
+    torch.manual_seed(0)
+    with planted("sum", in_half), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+        (torch.rand(10000, device="cuda") - 0.5).sum()
+    (finding,) = found(scope)
+    assert finding.error > finding.allowed > 1e-5
 
 
 def test_what_is_found_again_at_a_line_is_told_once() -> None:

@@ -86,6 +86,11 @@ class Call:
         """Whether the CPU can draw the numbers that the target draws: not in float64, which takes more random bits."""
         return self._context.runtime.draws_on_cpu and not self._wide
 
+    @property
+    def is_by_range(self) -> bool:
+        """Whether only shapes, dtypes and ranges are compared, because the CPU cannot draw the same numbers."""
+        return self._draws and not self._can_replay
+
     def _index(self) -> int:
         devices = [native_device(each) for each in tensors((self._args, self._kwargs))]
         devices += [each for each in (self._kwargs.get("device"),) if each is not None]
@@ -103,7 +108,7 @@ class Call:
         except Exception:  # the CPU lacks the operator, or the dtype
             counts.unknown[self.operator.name] += 1
             return []
-        by_range = self._draws and not self._can_replay
+        by_range = self.is_by_range
         (counts.random if by_range else counts.compared)[self.operator.name] += 1
         differences = self._by_range(result, expected, copies) if by_range else self._by_value(result, expected, copies)
         return [self._finding(name, difference) for name, difference in differences]
@@ -176,7 +181,10 @@ class Call:
         moved = reference.moved(self.operator.op, self.inputs, compared.expected)
         if moved is None or any(each.shape != values.shape for each in (*moved[0], moved[1])):
             return found
-        more = comparing.sensitivity(*moved, pointwise=self.operator.is_pointwise)
+        terms = None
+        if not self.operator.is_pointwise:
+            terms = comparing.terms_of(list(tensors((self._args, self._kwargs))), values)
+        more = comparing.sensitivity(*moved, terms)
         return comparing.of_values(values, moved[1], more)
 
     def _is_unchanged(self, tensor: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -103,18 +104,33 @@ def named(difference: Difference, name: str) -> str:
     return f"{name} {difference.what}" if difference.kind in ("shape", "dtype") else f"{name}: {difference.what}"
 
 
-def sensitivity(results: list[Any], reference: Any, *, pointwise: bool) -> torch.Tensor:
+def sensitivity(results: list[Any], reference: Any, terms: float | None) -> torch.Tensor:
     """Return how far each element may be off by the roundings in a kernel.
 
     Args:
         results: The reference for inputs that were moved by up to one rounding each.
         reference: The reference for the inputs themselves.
-        pointwise: Whether each element depends on one element of each input. If not, an element may be off as far as
-            half of the elements are: one that the moves happen not to change is computed from as many numbers.
+        terms: From how many products or numbers an element is added up; a kernel that adds one after the other makes as
+            many roundings. None for an operator whose elements depend on one element of each input. An element of
+            others may be off as far as half of the elements are: one that the moves happen not to change is computed
+            from as many numbers.
     """
     exact = _in_double(reference)
     moved = torch.stack([(_in_double(each) - exact).abs() for each in results])
     most = torch.nan_to_num(moved, nan=0.0, posinf=0.0).amax(0)
-    if not pointwise and most.numel():
+    if terms is None:
+        return ROUNDINGS * most
+    if most.numel():
         most = most.clamp(min=float(most.median()))
-    return ROUNDINGS * most
+    return ROUNDINGS * math.sqrt(terms) * most
+
+
+def terms_of(inputs: list[torch.Tensor], result: torch.Tensor) -> float:
+    """Return from about how many numbers an element of a result is added up, by the numbers of elements.
+
+    A product of m x k and k x n has k terms, the sum of n elements n.
+    """
+    number = max(1, result.numel())
+    numbers = (each.numel() for each in inputs if each.dtype.is_floating_point or each.dtype.is_complex)
+    *_, other, largest = [1, 1, *sorted(numbers)]
+    return max(1.0, largest / number, math.sqrt(largest * other / number))

@@ -149,10 +149,11 @@ class Inputs:
         memories: The copies of the memories, as bytes. The bytes before the first element of any tensor have no
             meaning: they are never written, so that the system gives no memory for them.
         starts: The first byte of each memory that has a meaning.
+        has_values: Whether the values were copied.
     """
 
     def __init__(self, args: Any, kwargs: Any, alias: Alias, *, values: bool = True):
-        self.args, self.kwargs = args, kwargs
+        self.args, self.kwargs, self.has_values = args, kwargs, values
         self.places: dict[int, Place] = {}
         numbers: dict[int, int] = {}
         within: list[list[tuple[int, int]]] = []

@@ -13,7 +13,7 @@ from torchdevice import dispatch_modes, thread_state
 from torchdevice.context import Context
 from torchdevice.errors import DivergenceError, DivergenceWarning
 from torchdevice.findings import Finding
-from torchdevice.verify import operators
+from torchdevice.verify import operators, script
 from torchdevice.verify.call import Call
 from torchdevice.verify.lines import BackwardCalls, Lines
 from torchdevice.verify.reference import unseen
@@ -48,7 +48,7 @@ class Watcher(TorchDispatchMode):
             with unseen():
                 found = call.findings(result)
             for each in found:
-                self._tell(each)
+                self._tell(call, each)
         return result
 
     def _begun(self, func: Any, args: Any, kwargs: Any) -> Call | None:
@@ -72,13 +72,16 @@ class Watcher(TorchDispatchMode):
             call.begin()
             return call
 
-    def _tell(self, finding: Finding) -> None:
-        """Count a finding, and warn of it the first time.
+    def _tell(self, call: Call, finding: Finding) -> None:
+        """Count a finding. The first time, write a program that shows it alone, and warn of it.
 
         Raises:
             DivergenceError: The scope is strict.
         """
         kept = self.context.journal.findings.add(finding)
+        if kept.count == 1 and not call.is_by_range:
+            with unseen():
+                kept.script = script.write(self.context, call.operator, call.inputs, kept)
         if self.context.options.strict:
             raise DivergenceError(kept)
         if kept.count == 1:
