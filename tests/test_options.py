@@ -88,6 +88,9 @@ OTHER_VALUES: dict[str, Any] = {
     "written_for": "mps",
     "races": "warn",
     "asynchronous": True,
+    "verify": True,
+    "verify_sample": 0.25,
+    "verify_only": ("mm", "addcmul_"),
     "engine": "wrap",
 }
 
@@ -202,6 +205,12 @@ def test_what_a_call_says_and_contradicts_its_target_is_refused(options: dict[st
         ({"properties": {"total_memory": -1}}, ValueError, "-1 is below 0"),
         ({"properties": {"speed": 1}}, ValueError, "'speed'.*cannot be set"),
         ({"written_for": ["cuda"]}, ValueError, r"written_for=\['cuda'\] is not known"),
+        ({"verify": "findings.txt"}, ValueError, "verify='findings.txt' is neither True nor"),
+        ({"verify": "/nowhere/at/all.json"}, ValueError, "is in a folder that is not there"),
+        ({"verify_sample": 0}, ValueError, "verify_sample=0 is not a fraction"),
+        ({"verify_sample": True}, ValueError, "verify_sample=True is not a fraction"),
+        ({"verify_only": ("mm", 3)}, ValueError, r"verify_only=\('mm', 3\) names no operators"),
+        ({"verify_only": "mm,,add"}, ValueError, "verify_only='mm,,add' names no operators"),
         ({"engine": "fast"}, ValueError, "engine='fast' is not known"),
         ({"target": 3}, TypeError, "target=3 is not a device type"),
         ({"colour": "red"}, TypeError, "'colour' is not an option"),

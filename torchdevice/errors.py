@@ -8,6 +8,8 @@ __all__ = [
     "AnotherPatcherError",
     "BackendTakenError",
     "CopyInFlightError",
+    "DivergenceError",
+    "DivergenceWarning",
     "EngineUnavailableError",
     "FidelityError",
     "NotSupportedError",
@@ -228,6 +230,22 @@ class CopyInFlightError(TorchDeviceError, RuntimeError):
 
 class RaceWarning(UserWarning):
     """A race, in a scope with ``races="warn"``. The text is that of :class:`RaceError`."""
+
+
+class DivergenceError(TorchDeviceError, RuntimeError):
+    """An operator does something else than the CPU, in a scope with ``verify=`` and ``strict=True``.
+
+    Attributes:
+        finding: What differs: its ``operator``, ``kind``, ``what``, ``site``, ``arguments``, ``error``, ``script``.
+    """
+
+    def __init__(self, finding: Any):
+        self.finding = finding
+        super().__init__(str(finding))
+
+
+class DivergenceWarning(UserWarning):
+    """An operator does something else than the CPU, in a scope with ``verify=``; with the text of the error."""
 
 
 class BackendTakenError(TorchDeviceError, RuntimeError):

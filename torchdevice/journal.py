@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 
 from torchdevice.call_sites import KINDS, PROGRAM, Site, kind_of, program_frame, site_of
 from torchdevice.fidelity import Fidelity
+from torchdevice.findings import Findings
 
 MAX_ENTRIES = 10_000
 
@@ -47,11 +48,13 @@ class Journal:
 
     Attributes:
         overflow: How many events were not kept because there were too many different ones.
+        findings: What ``verify=`` found.
         began: Called before the first entry is made.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES):
         self.overflow = 0
+        self.findings = Findings()
         self.began: Callable[[], None] | None = None
         self._max_entries = max_entries
         # Keyed by the id of the code object, whose own hash reads all of its bytecode. ``_codes`` keeps the ids valid.
@@ -135,6 +138,7 @@ class Journal:
     def clear(self) -> None:
         """Forget everything: a forked process counts what it does itself."""
         self._entries.clear()
+        self.findings.clear()
         self.overflow = 0
 
     @property

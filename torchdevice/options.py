@@ -43,6 +43,7 @@ class Declaration(NamedTuple):
         parse: Returns the value for a text of the command line or of a variable. ``check`` is applied to the result.
         show: Returns the text from which ``parse`` makes a value.
         choices: The texts that are accepted, where there are few.
+        alone: What the flag means without a text; None where it must have one.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Declaration(NamedTuple):
     parse: Callable[[str], Any] = str
     show: Callable[[Any], str] = str
     choices: tuple[str, ...] = ()
+    alone: Any = None
 
 
 def _option(default: Any, text: str, check: Callable[[Any], Any], **more: Any) -> Any:
@@ -159,6 +161,44 @@ def _parse_properties(text: str) -> Any:
         raise ValueError(f'{text!r} is not JSON. Use an object such as {{"name": "a GPU"}}.') from None
 
 
+def _verify(value: Any) -> bool | str | None:
+    if value is None or value is False:
+        return None
+    if value is True:
+        return True
+    if not isinstance(value, str) or not value.endswith(".json"):
+        raise ValueError(f"verify={value!r} is neither True nor the name of a file. Use True, or a text FILE.json.")
+    if not os.path.isdir(os.path.dirname(os.path.abspath(value))):
+        raise ValueError(f"verify={value!r} is in a folder that is not there. Make the folder, or name another file.")
+    return os.path.abspath(value)
+
+
+def _parse_verify(text: str) -> bool | str:
+    return text if text.endswith(".json") else _truth(text)
+
+
+def _verify_sample(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ValueError(f"verify_sample={value!r} is not a fraction. Use a number above 0, and 1 for every call.")
+    return float(value)
+
+
+def _parse_fraction(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number. Use a fraction such as 0.1.") from None
+
+
+def _verify_only(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) and each.strip() for each in names):
+        raise ValueError(f"verify_only={value!r} names no operators. Use a text such as 'mm,addcmul_', or a tuple.")
+    return tuple(each.strip() for each in names) or None
+
+
 def _parse_number(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{text!r} is not a number. Use a number of 1 or more.")
@@ -260,6 +300,28 @@ class Options:
         "On simulated devices, let copies with non_blocking=True from and to page-locked memory go on after the call, "
         "until the program waits for them.",
         **_switch("asynchronous"),
+    )
+    verify: bool | str | None = _option(
+        None,
+        "Compute every operator of the target on the CPU too, on a CPU target in float64, and say which differ beyond "
+        "the tolerances of torch.testing; FILE.json is where the findings are written.",
+        _verify,
+        parse=_parse_verify,
+        show=lambda value: "1" if value is True else value,
+        choices=("FILE.json",),
+        alone=True,
+    )
+    verify_sample: float = _option(
+        1.0,
+        "The fraction of the calls of each operator that verify looks at: 0.1 for every tenth, and the first.",
+        _verify_sample,
+        parse=_parse_fraction,
+    )
+    verify_only: str | tuple[str, ...] | None = _option(
+        None,
+        "The operators that verify looks at, such as mm,addcmul_. Left out, all of torch's.",
+        _verify_only,
+        show=",".join,
     )
     engine: Literal["auto", "mode", "wrap"] = _option(
         "auto",
@@ -455,7 +517,8 @@ def add_flags(add: Callable[..., Any], flag: Callable[[str], str] = flag_of, rec
             add(flag(name), action="store_true", default=None, help=text)
         else:
             metavar = "|".join(declaration.choices) or name.upper()
-            add(flag(name), type=_argument(declaration), metavar=metavar, help=text)
+            more = {} if declaration.alone is None else {"nargs": "?", "const": declaration.alone}
+            add(flag(name), type=_argument(declaration), metavar=metavar, help=text, **more)
 
 
 def _argument(declaration: Declaration) -> Callable[[str], Any]:

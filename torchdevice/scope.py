@@ -214,6 +214,8 @@ def _enter(context: Context, owner: Scope) -> None:
         for installation in entry.parts:
             installation.hold(entry)
         context.runtime.enter_thread(entry)
+        if context.options.verify:
+            _verify().enter_thread(entry)
         thread_state.enter(entry)
         if context.thread.at_return:
             context.start_thread()
@@ -263,12 +265,23 @@ def _leave_runtime(entry: Entry) -> None:
     _context_of(entry).runtime.leave_thread(entry)
 
 
+def _leave_verify(entry: Entry) -> None:
+    if _context_of(entry).options.verify:
+        _verify().leave_thread(entry)
+
+
+def _verify() -> Any:
+    from torchdevice.verify import watching  # here, because most programs do not ask for it
+
+    return watching
+
+
 def _context_of(entry: Entry) -> Context:
     assert entry.context is not None
     return entry.context
 
 
-_LEAVING = (thread_state.leave, _forget, _finish_thread, _drop_installations, _leave_runtime)
+_LEAVING = (thread_state.leave, _forget, _finish_thread, _drop_installations, _leave_verify, _leave_runtime)
 """The steps of leaving, in order. Each can be repeated, and is done even if another step failed."""
 
 

@@ -81,7 +81,7 @@ def add(commands: Any) -> None:
         help="say in the report, too, what 'torchdevice check' foretells of the program, beside what happened",
     )
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
-    with_value = {name for action in actions if action.nargs != 0 for name in action.option_strings}
+    with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
     parser.split = functools.partial(_split, with_value)
     parser.set_defaults(action=functools.partial(_run, parser))
 

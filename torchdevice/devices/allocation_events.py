@@ -12,18 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice.torch_internals import require
-
-_stack = require(_python_dispatch, "_get_current_dispatch_mode_stack")
-
-
-_pop = require(_python_dispatch, "_pop_mode")
-
-
-_push = require(_python_dispatch, "_push_mode")
+from torchdevice import dispatch_modes
 
 
 class Block(NamedTuple):
@@ -50,7 +42,7 @@ class Observer(Protocol):
     def freed(self, address: int) -> None: ...
 
 
-class OperatorWatcher(_python_dispatch.TorchDispatchMode):
+class OperatorWatcher(TorchDispatchMode):
     """Calls an observer for each new storage on a kind of device that an operator of this thread returns."""
 
     def __init__(self, device_type: str, observer: Observer):
@@ -59,7 +51,7 @@ class OperatorWatcher(_python_dispatch.TorchDispatchMode):
         self._observer = observer
         self._known: dict[int, weakref.ref[Any]] = {}
         self._stopped = False
-        self.__enter__()
+        dispatch_modes.enter(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -90,14 +82,7 @@ class OperatorWatcher(_python_dispatch.TorchDispatchMode):
         """Call the observer no more. May be called below modes that were entered later, and from another thread."""
         self._known.clear()
         self._stopped = True
-        if self not in _stack():
-            return
-        above = []
-        while _stack()[-1] is not self:
-            above.append(_pop())
-        self.__exit__(None, None, None)
-        for mode in reversed(above):
-            _push(mode)
+        dispatch_modes.leave(self)
 
 
 def held_by_python(device_type: str, index: int) -> list[Block]:

@@ -94,6 +94,8 @@ class Runtime:
         shared_by_ranks: Whether several ranks of one process group may be on one device.
         survives_fork: Whether a process may use the device that was forked from one that had used it.
         has_handles: Whether streams and events have numbers as handles, which are no addresses.
+        draws_on_cpu: Whether the device's generators are CPU generators, so that the CPU draws the same numbers from a
+            state.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
@@ -119,6 +121,7 @@ class Runtime:
     shared_by_ranks = True
     survives_fork = True
     has_handles = False
+    draws_on_cpu = False
     generator_type: type[torch.Generator] = torch.Generator
     degraded_notice = ""
 

@@ -72,6 +72,7 @@ class SimulatedRuntime(Runtime):
     compiles = False
     generator_type = random.Generator
     has_handles = True
+    draws_on_cpu = True
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile

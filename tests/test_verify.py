@@ -1,0 +1,310 @@
+"""``verify=``: faults that are planted in the simulated device are found, and nothing is where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import runpy
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faults import FAULTS, Fault, planted, planted_in_cpu
+from torch.utils import _python_dispatch
+
+import torchdevice
+from torchdevice.errors import DivergenceError, DivergenceWarning
+from torchdevice.simulation.allocator import fresh, memory_of
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let programs be written to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
+def line() -> int:
+    """Return the number of the caller's line."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+def found(scope: torchdevice.Scope) -> list[Any]:
+    return list(scope.journal.findings)
+
+
+def one_more(right: Any, *args: Any, **kwargs: Any) -> Any:
+    """A kernel whose first element is wrong by one."""
+    result = right(*args, **kwargs)
+    memory_of(result).view(-1)[0] += 1
+    return result
+
+
+def train(steps: int = 2) -> float:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Dropout(0.3), torch.nn.GELU())
+    model = model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        x = torch.randn(4, 8, device="cuda")
+        loss = torch.nn.functional.cross_entropy(model(x), torch.randint(4, (4,), device="cuda"))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def test_a_right_device_is_found_right(target: str) -> None:
+    with torchdevice.portable(target):
+        expected = train()
+    with torchdevice.portable(target, verify=True) as scope:
+        assert train() == expected
+    findings = scope.journal.findings
+    assert not found(scope) and not findings.unknown
+    assert findings.compared["aten::addmm"] == 2 and findings.compared["aten::native_layer_norm_backward"] == 2
+    # The CPU draws other numbers in float64; for a simulated device it draws the same.
+    assert (findings.random["aten::bernoulli_.float"] == 2) is (target == "cpu")
+
+
+def test_a_wrong_operator_is_found_at_its_line() -> None:
+    with planted("mm", one_more), torchdevice.simulate(verify=True) as scope:
+        x = torch.ones(3, 3, device="cuda")
+        with pytest.warns(DivergenceWarning, match="1 of 9 elements differ, most at") as warned:
+            here = line() + 1
+            x @ x.t()
+        x + x
+    (finding,) = found(scope)
+    assert (finding.operator, finding.kind, finding.count, finding.error) == ("aten::mm", "values", 1, 1.0)
+    assert (finding.site.file, finding.site.line) == (__file__, here) == (warned[0].filename, warned[0].lineno)
+    assert finding.arguments == (
+        "self: float32[3, 3], strides (3, 1), offset 0, on simulated:0",
+        "mat2: float32[3, 3], strides (1, 3), offset 0, on simulated:0",
+    )
+
+
+def marked(program: Any) -> int:
+    """Return the number of the line of a function that is marked."""
+    lines, first = inspect.getsourcelines(program)
+    return first + next(i for i, text in enumerate(lines) if text.rstrip().endswith("# here"))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_planted_faults_are_found_at_the_right_line(fault: Fault) -> None:
+    torch.manual_seed(0)
+    with torchdevice.simulate(verify=True) as scope:
+        fault.program()
+        assert not found(scope)
+        with planted(fault.operator, fault.kernel), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergenceWarning)
+            fault.program()
+    findings = {each.key: each for each in found(scope)}
+    assert [(each.operator, each.kind) for each in findings.values()] == [(f"aten::{fault.operator}", fault.kind)]
+    (finding,) = findings.values()
+    assert (finding.site.file, finding.site.line) == (fault.program.__code__.co_filename, marked(fault.program))
+    shows_the_fault(finding.script, fault)
+
+
+def shows_the_fault(script: str, fault: Fault) -> None:
+    """Run the program of a finding, with the fault and without it."""
+    with planted(fault.operator, fault.kernel), pytest.raises(AssertionError):
+        runpy.run_path(script)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(script)
+    assert printed.getvalue() == f"aten::{fault.operator} gives the same on simulated:cuda:1 and the CPU\n"
+
+
+def in_half(x: torch.Tensor) -> torch.Tensor:
+    """A kernel of ``exp`` that computes float32 in half precision."""
+    result = torch.ops.aten.exp.out(x.half() if x.dtype == torch.float32 else x.clone(), out=x.new_empty(0))
+    return result.to(x.dtype)
+
+
+def test_a_cpu_is_compared_with_float64(capsys: pytest.CaptureFixture[str]) -> None:
+    with planted_in_cpu("exp", in_half):
+        with torchdevice.portable("cpu", verify=True) as scope, pytest.warns(DivergenceWarning):
+            here = line() + 1
+            torch.linspace(0, 1, 9, device="cuda")[1:].exp()
+        (finding,) = found(scope)
+        assert (finding.operator, finding.kind, finding.site.line) == ("aten::exp", "values", here)
+        with pytest.raises(AssertionError, match="8 / 8"):
+            runpy.run_path(finding.script)
+    runpy.run_path(finding.script)
+    assert capsys.readouterr().out == "aten::exp gives the same on cpu and in float64\n"
+
+
+def cancelled(n: int) -> torch.Tensor:
+    """Return numbers whose sum is the sum of what rounding leaves of them."""
+    x = torch.rand(n, device="cuda") * 1000
+    return torch.cat([x, -x.flip(0)])
+
+
+def hilbert(n: int) -> torch.Tensor:
+    """Return a matrix whose inverse depends on the last bits of its numbers."""
+    index = torch.arange(1.0, n + 1, device="cuda")
+    return 1 / (index[:, None] + index - 1)
+
+
+def products(n: int) -> torch.Tensor:
+    a, b = torch.rand(n, device="cuda") * 1000, torch.rand(n, device="cuda") * 1000
+    return torch.addcmul(-(a * b), a, b)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: cancelled(5000).sum(),
+        lambda: cancelled(5000).cumsum(0),
+        lambda: cancelled(3000).view(1, -1) @ torch.ones(6000, 3, device="cuda"),
+        lambda: torch.linalg.inv(hilbert(5)),
+        lambda: products(50),
+    ],
+    ids=["sum", "cumsum", "matrix product", "inverse", "pointwise"],
+)
+def test_what_rounding_explains_is_not_found(program: Any) -> None:
+    torch.manual_seed(0)
+    with torchdevice.portable("cpu", verify=True) as scope:
+        program()
+    assert not found(scope) and scope.journal.findings.compared
+
+
+def test_a_reduction_in_half_precision_is_more_than_rounding() -> None:
+    def in_half(right: Any, x: Any, **kwargs: Any) -> Any:
+        return fresh(memory_of(x).half().sum().float(), 0)
+
+    torch.manual_seed(0)
+    with planted("sum", in_half), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+        (torch.rand(10000, device="cuda") - 0.5).sum()
+    (finding,) = found(scope)
+    assert finding.error > finding.allowed > 1e-5
+
+
+def test_what_is_found_again_at_a_line_is_told_once() -> None:
+    with planted("mm", one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning) as warned:
+        x = torch.ones(3, 3, device="cuda")
+        for _ in range(3):
+            x @ x
+        x @ x
+    assert [finding.count for finding in found(scope)] == [3, 1] and len(warned) == 2
+
+
+def test_a_strict_scope_raises_at_the_operator() -> None:
+    with planted("mm", one_more), torchdevice.simulate(verify=True, strict=True):
+        x = torch.ones(3, 3, device="cuda")
+        with pytest.raises(DivergenceError, match="aten::mm") as raised:
+            here = line() + 1
+            x @ x
+    assert raised.value.finding.site.line == here == raised.traceback[0].lineno + 1
+
+
+def test_a_sample_is_every_nth_call_of_each_operator() -> None:
+    with torchdevice.simulate(verify=True, verify_sample=0.25) as scope:
+        x = torch.ones(3, 3, device="cuda")
+        for _ in range(9):
+            x + x, x @ x
+    compared = scope.journal.findings.compared
+    assert compared["aten::add.Tensor"] == compared["aten::mm"] == 3
+
+
+def test_only_operators_that_are_named_are_looked_at() -> None:
+    with torchdevice.simulate(verify=True, verify_only="mm,add.Tensor") as scope:
+        x = torch.ones(3, 3, device="cuda")
+        x + x, x @ x, x * x, x.add(x, alpha=2), x.exp()
+    assert scope.journal.findings.compared == {"aten::mm": 1, "aten::add.Tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"verify_only": "mn"}, "verify_only='mn' is no operator"),
+        ({"verify_only": "mm.wrong"}, "verify_only='mm.wrong' is no operator"),
+        ({"asynchronous": True}, "verify and asynchronous=True exclude each other"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused_on_entry(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        torchdevice.simulate(verify=True, **options).__enter__()
+    assert torchdevice.current() is None
+
+
+def modes() -> list[Any]:
+    return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+def flags() -> tuple[bool, ...]:
+    return (
+        _python_dispatch.is_in_torch_dispatch_mode(),
+        _python_dispatch.is_in_any_mode_without_ignore_compile_internals(),
+    )
+
+
+def test_nothing_is_left_on_the_stack_of_modes() -> None:
+    class Mine(_python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    before = flags()
+    scope = torchdevice.simulate(verify=True)
+    with scope, scope, torchdevice.portable("cpu", verify=True):
+        assert len(modes()) == 2
+    mine = Mine()
+    scope.__enter__()
+    mine.__enter__()
+    scope.__exit__(None, None, None)
+    assert modes() == [mine]
+    _python_dispatch._pop_mode()
+    assert modes() == []
+    with pytest.raises(ZeroDivisionError), scope:
+        1 / 0  # noqa: B018
+    assert modes() == [] and flags() == before
+
+
+def test_scopes_of_threads_leave_torchs_flags_as_they_were() -> None:
+    before, entered, leave = flags(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with torchdevice.portable("cpu", verify=True):
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with torchdevice.portable("cpu", verify=True):
+        thread.start()
+        entered.wait(60)
+    leave.set()
+    thread.join()
+    assert flags() == before
+
+
+def test_threads_are_looked_at() -> None:
+    with planted("mm", one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+        thread = threading.Thread(target=lambda: torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda"))
+        thread.start()
+        thread.join()
+    (finding,) = found(scope)
+    assert finding.site.file == __file__
+
+
+def test_a_scope_inside_is_not_looked_at() -> None:
+    with torchdevice.simulate(verify=True) as scope:
+        with torchdevice.portable("cpu"):
+            torch.ones(3, device="cuda") + 1
+        assert not scope.journal.findings.compared
+
+
+def test_memory_figures_are_those_without() -> None:
+    def peak() -> tuple[int, int]:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        x = torch.ones(1 << 12, device="cuda")
+        (x * 2).sum()
+        return torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+
+    with torchdevice.simulate():
+        expected = peak()
+    with torchdevice.simulate(verify=True):
+        assert peak() == expected

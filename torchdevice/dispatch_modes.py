@@ -1,0 +1,50 @@
+"""Puts dispatch modes on this thread's stack and takes them off, in any order and in several threads.
+
+torch keeps in variables of the process, not of a thread, that some mode is entered, and each mode restores at its end
+what it found at its beginning. Modes of two threads would leave these variables wrong. So they are set here for all
+modes of this package together.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from torch.utils import _python_dispatch
+
+from torchdevice.torch_internals import require
+
+_stack = require(_python_dispatch, "_get_current_dispatch_mode_stack")
+_pop = require(_python_dispatch, "_pop_mode")
+_push = require(_python_dispatch, "_push_mode")
+
+_lock = threading.RLock()
+_entered: set[_python_dispatch.TorchDispatchMode] = set()
+_variables = _python_dispatch.TorchDispatchMode()
+"""A mode that is never on the stack of a call: entering it sets torch's variables."""
+
+
+def enter(mode: _python_dispatch.TorchDispatchMode) -> None:
+    """Put a mode on this thread's stack."""
+    with _lock:
+        if not _entered:
+            _variables.__enter__()
+            _pop()
+        _entered.add(mode)
+    _push(mode)
+
+
+def leave(mode: _python_dispatch.TorchDispatchMode) -> None:
+    """Take a mode off this thread's stack, also from below others. Does nothing where it is not on the stack."""
+    if mode not in _stack():
+        return
+    above = []
+    while _stack()[-1] is not mode:
+        above.append(_pop())
+    _pop()
+    for each in reversed(above):
+        _push(each)
+    with _lock:
+        _entered.discard(mode)
+        if not _entered:
+            _push(_variables)
+            _variables.__exit__(None, None, None)

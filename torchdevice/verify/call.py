@@ -1,0 +1,280 @@
+"""One call of an operator: its inputs before it, and what it did compared with what the CPU does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.engines.rewriters import native_device
+from torchdevice.findings import Finding
+from torchdevice.verify import comparing, ranges, reference
+from torchdevice.verify.comparing import Difference
+from torchdevice.verify.inputs import WIDE, Copies, Inputs, is_plain, on_cpu, same_bits, tensors, window
+from torchdevice.verify.lines import Lines
+from torchdevice.verify.operators import Operator
+
+
+class _Compared(NamedTuple):
+    """A tensor that is compared.
+
+    Attributes:
+        name: What a finding calls it.
+        actual: The tensor.
+        expected: Returns the reference, of a call's results and copies.
+        written: Whether it is an argument to which the operator is to write.
+    """
+
+    name: str
+    actual: Any
+    expected: Callable[[Any, Copies], Any]
+    written: bool = False
+
+
+class Call:
+    """A call that is compared. Made by :meth:`of`, before the operator runs.
+
+    Attributes:
+        operator: The operator.
+        inputs: What it was given, from :meth:`begin` on.
+    """
+
+    inputs: Inputs
+
+    def __init__(self, context: Context, operator: Operator, lines: Lines, args: Any, kwargs: Any):
+        self.operator = operator
+        self._context = context
+        self._lines = lines
+        self._args, self._kwargs = args, kwargs
+        self._alias = context.runtime.host_alias
+        self._wide = context.runtime.shares_host_memory
+        self._draws = operator.draws(args, kwargs)
+        self._state: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, context: Context, operator: Operator, lines: Lines, args: Any, kwargs: Any) -> Call | None:
+        """Return the call; None where there is nothing to compare it with."""
+        given = list(tensors((args, kwargs)))
+        kinds = {native_device(each).type for each in given}
+        device = kwargs.get("device")
+        if device is not None:
+            kinds.add(device.type)
+        if context.device_type not in kinds:
+            return None
+        if context.runtime.shares_host_memory:
+            dtypes = {*(each.dtype for each in given), kwargs.get("dtype")}
+            if operator.is_view or not operator.has_wide or len(kinds) > 1 or dtypes.isdisjoint(WIDE):
+                return None
+        if not all(is_plain(each) for each in given):
+            context.journal.findings.unknown[operator.name] += 1
+            return None
+        return cls(context, operator, lines, args, kwargs)
+
+    def begin(self) -> None:
+        """Copy what the operator is given, and the state of the generator that it draws from."""
+        self.inputs = Inputs(self._args, self._kwargs, self._alias, values=not self.operator.is_view)
+        if self._draws and self._can_replay:
+            generator = self._kwargs.get("generator")
+            if generator is None:
+                generator = self._context.runtime.default_generator(self._index())
+            self._state = generator.get_state()
+
+    @property
+    def _can_replay(self) -> bool:
+        """Whether the CPU can draw the numbers that the target draws: not in float64, which takes more random bits."""
+        return self._context.runtime.draws_on_cpu and not self._wide
+
+    @property
+    def is_by_range(self) -> bool:
+        """Whether only shapes, dtypes and ranges are compared, because the CPU cannot draw the same numbers."""
+        return self._draws and not self._can_replay
+
+    def _index(self) -> int:
+        devices = [native_device(each) for each in tensors((self._args, self._kwargs))]
+        devices += [each for each in (self._kwargs.get("device"),) if each is not None]
+        return next(each.index or 0 for each in devices if each.type == self._context.device_type)
+
+    # ---- after the call ----------------------------------------------------------------------------------------------
+
+    def findings(self, result: Any) -> list[Finding]:
+        """Return what the operator did otherwise than the CPU."""
+        counts = self._context.journal.findings
+        copies = self.inputs.wide(lambda values: values) if self._wide else self.inputs.copies()
+        try:
+            with reference.same_random_numbers(self._state):
+                expected = reference.run(self.operator.op, copies)
+        except Exception:  # the CPU lacks the operator, or the dtype
+            counts.unknown[self.operator.name] += 1
+            return []
+        by_range = self.is_by_range
+        (counts.random if by_range else counts.compared)[self.operator.name] += 1
+        differences = self._by_range(result, expected, copies) if by_range else self._by_value(result, expected, copies)
+        return [self._finding(name, difference) for name, difference in differences]
+
+    def _by_range(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
+        for name, actual, place, _ in self._compared(result):
+            reference_ = place(expected, copies)
+            found = comparing.of_properties(actual, reference_, wide=self._wide)
+            if found is None and self.operator.has_values:
+                given = self.operator.arguments(self._args, self._kwargs)
+                found = ranges.outside(self.operator, given, on_cpu(actual, self._alias), reference_)
+            if found is not None:
+                yield name, found
+
+    def _by_value(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
+        if self.operator.is_view:
+            yield from self._of_views(result, expected)
+            return
+        several = len(list(_leaves(result))), len(list(_leaves(expected)))
+        if several[0] != several[1]:
+            yield "the result", Difference("shape", f"has {several[0]} parts instead of {several[1]}")
+            return
+        for each in self._compared(result):
+            found = self._difference(each, each.expected(expected, copies))
+            if found is not None:
+                yield each.name, found
+        if self.operator.has_values:
+            yield from self._undeclared(copies)
+
+    def _compared(self, result: Any) -> Iterator[_Compared]:
+        """Yield the results that are new, and the arguments to which the operator writes."""
+        number = 0
+        for name, value, made in self.operator.results(result):
+            for position, leaf in enumerate(_leaves(value)):
+                if made:
+                    part = f"{name}[{position}]" if isinstance(value, (list, tuple)) else name
+                    yield _Compared(part, leaf, _result(number))
+                number += 1
+        given = self.operator.arguments(self._args, self._kwargs)
+        for name in self.operator.written:
+            for tensor in tensors(given.get(name)):
+                yield _Compared(f"the argument {name!r}", tensor, _copy_of(tensor), written=True)
+
+    def _difference(self, compared: _Compared, expected: Any) -> Difference | None:
+        actual = compared.actual
+        if not isinstance(actual, torch.Tensor):
+            equal = actual == expected or (actual != actual and expected != expected)
+            return None if equal else Difference("values", f"is {actual!r} instead of {expected!r}")
+        if not isinstance(expected, torch.Tensor) or not (is_plain(actual) and is_plain(expected)):
+            return None
+        found = comparing.of_properties(actual, expected, wide=self._wide)
+        if found is not None or not self.operator.has_values:
+            return found
+        values = on_cpu(actual, self._alias)
+        found = comparing.of_values(values, expected)
+        if found is not None and self._may_be_rounded(values):
+            found = self._beyond_rounding(compared, values, found)
+        if found is not None and compared.written and self._is_unchanged(actual):
+            return found._replace(kind="not written", what=f"is as it was before the call; {found.what}")
+        return found
+
+    def _may_be_rounded(self, values: torch.Tensor) -> bool:
+        """Return whether the roundings in a kernel may be the reason of a difference."""
+        if self.operator.rounds_only or self._draws:
+            return False
+        return self._wide or values.dtype is not torch.bool
+
+    def _beyond_rounding(self, compared: _Compared, values: torch.Tensor, found: Difference) -> Difference | None:
+        """Return a difference if it is larger than roundings can make it."""
+        moved = reference.moved(self.operator.op, self.inputs, compared.expected)
+        if moved is None or any(each.shape != values.shape for each in (*moved[0], moved[1])):
+            return found
+        terms = None
+        if not self.operator.is_pointwise:
+            terms = comparing.terms_of(list(tensors((self._args, self._kwargs))), values)
+        more = comparing.sensitivity(*moved, terms)
+        return comparing.of_values(values, moved[1], more)
+
+    def _is_unchanged(self, tensor: torch.Tensor) -> bool:
+        place = self.inputs.places[id(tensor)]
+        return place.is_that_of(tensor) and same_bits(window(tensor, self._alias), self.inputs.before(tensor))
+
+    def _undeclared(self, copies: Copies) -> Iterator[tuple[str, Difference]]:
+        """Yield the arguments that the operator has changed, which neither its schema says nor the CPU does."""
+        given = self.operator.arguments(self._args, self._kwargs)
+        places = self.inputs.places
+        written = {places[id(each)].memory for name in self.operator.written for each in tensors(given.get(name))}
+        for name, value in given.items():
+            for tensor in tensors(value):
+                place = places[id(tensor)]
+                if place.memory in written or self._is_unchanged(tensor):
+                    continue
+                expected, before = copies.made[id(tensor)], place.of(self.inputs.memories[place.memory])
+                found = comparing.of_values(on_cpu(tensor, self._alias), expected)
+                if found is not None and comparing.of_values(before, expected) is None:
+                    what = f"was changed, although the operator does not declare to write to it; {found.what}"
+                    found = found._replace(kind="undeclared write", what=what)
+                if found is not None:
+                    yield f"the argument {name!r}", found
+
+    def _of_views(self, result: Any, expected: Any) -> Iterator[tuple[str, Difference]]:
+        memories = {each.untyped_storage()._cdata for each in tensors((self._args, self._kwargs))}
+        for actual, other in zip(tensors(result), tensors(expected), strict=False):
+            if actual.dtype != other.dtype or _geometry(actual) != _geometry(other):
+                what = f"has {_described(actual)} instead of {_described(other)}"
+                yield "the result", Difference("shape", what)
+            elif actual.untyped_storage()._cdata not in memories and actual.numel():
+                yield "the result", Difference("not a view", "has memory of its own, and the CPU's is a view")
+
+    def _finding(self, name: str, difference: Difference) -> Finding:
+        where = self._lines.here()
+        given = self.operator.arguments(self._args, self._kwargs)
+        arguments = tuple(f"{each}: {self._spelled(value)}" for each, value in given.items())
+        return Finding(
+            operator=self.operator.name,
+            kind=self._origin(difference),
+            what=comparing.named(difference, name),
+            site=where.site,
+            backward=where.backward,
+            library=where.library,
+            arguments=arguments,
+            error=difference.error,
+            allowed=difference.allowed,
+        )
+
+    def _origin(self, difference: Difference) -> str:
+        """Return the kind of a finding: NaN and inf that were in the inputs do not begin here."""
+        if difference.kind not in ("NaN", "inf"):
+            return difference.kind
+        numbers = [place.of(self.inputs.memories[place.memory]) for place in self.inputs.places.values()]
+        finite = all(bool(each.isfinite().all()) for each in numbers if each.dtype.is_floating_point)
+        return difference.kind if finite else "values"
+
+    def _spelled(self, value: Any) -> str:
+        """Return an argument as a person reads it; a tensor as it was before the call."""
+        if isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value):
+            return "[" + "; ".join(map(self._spelled, value)) + "]"
+        if not isinstance(value, torch.Tensor):
+            return repr(value)
+        place = self.inputs.places[id(value)]
+        dtype = str(place.dtype).removeprefix("torch.")
+        shape = f"{dtype}{list(place.shape)}"
+        return f"{shape}, strides {place.stride}, offset {place.offset}, on {native_device(value)}"
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the parts of a result that are no lists."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _leaves(each)
+    elif value is not None:
+        yield value
+
+
+def _result(number: int) -> Callable[[Any, Copies], Any]:
+    return lambda result, copies: list(_leaves(result))[number]
+
+
+def _copy_of(tensor: torch.Tensor) -> Callable[[Any, Copies], Any]:
+    return lambda result, copies: copies.made[id(tensor)]
+
+
+def _geometry(tensor: torch.Tensor) -> Any:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def _described(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype}{list(tensor.shape)}, strides {tensor.stride()}, offset {tensor.storage_offset()}"

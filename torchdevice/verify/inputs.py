@@ -1,0 +1,232 @@
+"""CPU copies of the tensors that a call is given: their memory, with strides, offsets and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+Alias = Callable[[torch.Tensor], torch.Tensor | None]
+"""Returns the CPU tensor with the memory of a tensor; None where there is none (``Runtime.host_alias``)."""
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+"""Dtype -> the dtype of a more precise reference."""
+
+_conj = torch._C._VariableFunctions._conj
+_neg_view = torch._C._VariableFunctions._neg_view
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among the arguments or the results of an operator."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from tensors(each)
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return arguments with a function applied to each that is no list."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(each, function) for each in value)
+    if isinstance(value, dict):
+        return {name: mapped(each, function) for name, each in value.items()}
+    return function(value)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has memory with strides and values, and no class of the program's."""
+    plain = type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
+    return plain and not tensor.is_meta and not tensor.is_nested
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Return how many elements there are in memory from the first to the last of a tensor's."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def window(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
+    """Return the memory from the first to the last element of a tensor as a CPU tensor of one dimension, not copied.
+
+    Memory of a device is read without gaps: copies with strides are among what devices do wrong.
+    """
+    found = alias(tensor)
+    bare = _without_bits(tensor if found is None else found)
+    line = bare.as_strided((extent(tensor),), (1,), bare.storage_offset())
+    return line.cpu() if found is None else line
+
+
+def on_cpu(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
+    """Return a CPU tensor with the values of a tensor, not copied where the CPU can read the memory."""
+    found = alias(tensor)
+    if found is not None:
+        return found
+    return with_bits(window(tensor, alias).as_strided(tensor.shape, tensor.stride(), 0), tensor)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two windows hold the same bits, so that NaN equals NaN."""
+    return one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def _without_bits(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = _conj(tensor) if tensor.is_conj() else tensor
+    return _neg_view(tensor) if tensor.is_neg() else tensor
+
+
+def with_bits(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the conjugate and negative bits of another."""
+    tensor = _neg_view(tensor) if like.is_neg() else tensor
+    return _conj(tensor) if like.is_conj() else tensor
+
+
+class Place:
+    """Where a tensor lies in a memory.
+
+    Attributes:
+        memory: The number of the memory among those of the call.
+        dtype: The tensor's dtype.
+        shape, stride, offset: As torch has them.
+        extent: The number of elements in memory from the first to the last.
+        like: The tensor itself, for its conjugate and negative bits.
+    """
+
+    def __init__(self, tensor: torch.Tensor, memory: int):
+        self.memory = memory
+        self.dtype = tensor.dtype
+        self.shape = tuple(tensor.shape)
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.extent = extent(tensor)
+        self.like = tensor
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """The first byte in the memory, and the one after the last."""
+        return int(self.offset) * self.dtype.itemsize, int(self.offset + self.extent) * self.dtype.itemsize
+
+    def is_that_of(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor has the same shape, strides and offset."""
+        return (self.shape, self.stride, self.offset) == (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+    def of(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return the tensor at this place in a memory."""
+        return with_bits(self._at(memory, self.shape, self.stride), self.like)
+
+    def line(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return the memory from the first to the last element."""
+        return self._at(memory, (self.extent,), (1,))
+
+    def _at(self, memory: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(0, dtype=self.dtype).set_(memory.untyped_storage(), self.offset, shape, stride)
+
+
+class Inputs:
+    """The tensors that a call is given, as they are before it.
+
+    Args:
+        args: The arguments of the call.
+        kwargs: Its keyword arguments.
+        alias: See :data:`Alias`.
+        values: Whether the values are copied. If not, the memories are as large as the tensors' own, without values.
+
+    Attributes:
+        places: ``id`` of each tensor -> where it is.
+        memories: The copies of the memories, as bytes. The bytes before the first element of any tensor have no
+            meaning: they are never written, so that the system gives no memory for them.
+        starts: The first byte of each memory that has a meaning.
+        has_values: Whether the values were copied.
+    """
+
+    def __init__(self, args: Any, kwargs: Any, alias: Alias, *, values: bool = True):
+        self.args, self.kwargs, self.has_values = args, kwargs, values
+        self.places: dict[int, Place] = {}
+        numbers: dict[int, int] = {}
+        within: list[list[tuple[int, int]]] = []
+        for tensor in tensors((args, kwargs)):
+            if id(tensor) in self.places:
+                continue
+            storage = tensor.untyped_storage()
+            place = Place(tensor, numbers.setdefault(storage._cdata, len(numbers)))
+            self.places[id(tensor)] = place
+            if place.memory == len(within):
+                within.append([])
+            within[place.memory].append(place.bytes if values else (0, storage.nbytes()))
+        self.starts = [min(start for start, _ in each) for each in within]
+        self.memories = [torch.empty(max(end for _, end in each), dtype=torch.uint8) for each in within]
+        for place in self.places.values() if values else ():
+            place.line(self.memories[place.memory]).copy_(window(place.like, alias))
+
+    def before(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the memory of an argument before the call, from its first to its last element."""
+        place = self.places[id(tensor)]
+        return place.line(self.memories[place.memory])
+
+    def copies(self) -> Copies:
+        """Return the arguments with new CPU tensors. Tensors that share memory do so here."""
+        memories = []
+        for start, memory in zip(self.starts, self.memories, strict=True):
+            memories.append(torch.empty_like(memory))
+            memories[-1][start:].copy_(memory[start:])
+        made = {key: place.of(memories[place.memory]) for key, place in self.places.items()}
+        return self._with(made, lambda each: each)
+
+    def wide(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Copies:
+        """Return the arguments in float64, the numbers of each memory changed by a function.
+
+        Tensors that share memory and have different dtypes do not share it here.
+        """
+        memories: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        made: dict[int, torch.Tensor] = {}
+        for key, place in self.places.items():
+            at = place.memory, place.dtype
+            if at not in memories:
+                memories[at] = self._wide(place, change)
+            strided = memories[at].as_strided(place.shape, place.stride, place.offset)
+            made[key] = with_bits(strided, place.like)
+
+        return self._with(made, lambda each: WIDE.get(each, each) if isinstance(each, torch.dtype) else each)
+
+    def _with(self, made: dict[int, torch.Tensor], other: Callable[[Any], Any]) -> Copies:
+        def replace(each: Any) -> Any:
+            return made[id(each)] if id(each) in made else other(each)
+
+        return Copies(mapped(self.args, replace), mapped(self.kwargs, replace), made)
+
+    def _wide(self, place: Place, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        size = place.dtype.itemsize
+        memory = self.memories[place.memory]
+        narrow = memory[: memory.numel() // size * size].view(place.dtype)
+        first = -(-self.starts[place.memory] // size)
+        wide = torch.empty(narrow.shape, dtype=WIDE.get(place.dtype, place.dtype))
+        values = narrow[first:].to(wide.dtype)
+        wide[first:].copy_(change(values) if place.dtype in WIDE else values)
+        return wide
+
+
+class Copies(NamedTuple):
+    """The arguments of a call with CPU tensors.
+
+    Attributes:
+        args: The arguments.
+        kwargs: The keyword arguments.
+        made: ``id`` of each tensor that was given -> the CPU tensor in its place.
+    """
+
+    args: Any
+    kwargs: Any
+    made: dict[int, torch.Tensor]

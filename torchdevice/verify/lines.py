@@ -1,0 +1,85 @@
+"""The line of the program that calls an operator; in backward that of the forward operator.
+
+Autograd numbers the functions that it will call in backward, when the forward operators make them. So the number of
+the function that runs in backward tells the forward operator, if it was called in the same thread and scope.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+from torchdevice.call_sites import OURS, PROGRAM, Site, caller_frame, kind_of, program_frame, program_line, site_of
+from torchdevice.devices.stream_order import StreamObserver
+from torchdevice.torch_internals import require
+
+_current_node = require(torch._C, "_current_autograd_node")
+_next_number = require(torch._C._autograd, "_get_sequence_nr")
+
+_KEPT = 100_000
+"""How many lines of forward operators are remembered."""
+
+
+class Where(NamedTuple):
+    """Where an operator is called, as in a finding."""
+
+    site: Site
+    backward: Site | None
+    library: Site | None
+
+
+class BackwardCalls(StreamObserver):
+    """Remembers the line that called backward last, for threads of the engine, which have no line."""
+
+    def __init__(self) -> None:
+        self.last: Site | None = None
+
+    def backward_began(self) -> None:
+        self.last = site_of(program_line())
+
+
+class Lines:
+    """The lines of one thread's operators."""
+
+    def __init__(self, calls: BackwardCalls) -> None:
+        self._calls = calls
+        self._forward: dict[int, Site] = {}
+
+    def note(self) -> None:
+        """Remember the line of a forward operator for which autograd has made a function."""
+        if _current_node() is not None:
+            return
+        number = _next_number() - 1
+        if number not in self._forward:
+            if len(self._forward) >= _KEPT:
+                del self._forward[next(iter(self._forward))]
+            self._forward[number] = site_of(program_line())
+
+    def here(self) -> Where:
+        """Return where the operator is called that is being handled."""
+        caller = caller_frame()
+        node = _current_node()
+        in_backward = _within_backward(sys._getframe()) if node is not None else None
+        if node is None or in_backward is not None:
+            program = in_backward or program_frame(caller)[0] or caller
+            return Where(site_of(program), None, site_of(caller) if program is not caller else None)
+        called = program_frame(caller)[0]
+        backward = site_of(called) if called is not None else self._calls.last or site_of(caller)
+        return Where(self._forward.get(node._sequence_nr(), backward), backward, None)
+
+
+def _within_backward(frame: FrameType) -> FrameType | None:
+    """Return the innermost frame of the program that backward has called, as of a custom function or a hook."""
+    current: FrameType | None = frame
+    while current is not None and not _is_engine(current):
+        if kind_of(current) == PROGRAM:
+            return current
+        current = current.f_back
+    return None
+
+
+def _is_engine(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "_engine_run_backward" and kind_of(frame) == OURS

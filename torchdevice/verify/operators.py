@@ -1,0 +1,125 @@
+"""What verify knows of an operator from its schema and from the lists below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+
+_UNSEEN = frozenset(
+    {
+        "_assert_async",
+        "_assert_scalar",
+        "_pin_memory",
+        "_print",
+        "lift_fresh",
+        "record_stream",
+        "set_",
+        "set_data",
+        "sym_constrain_range",
+    }
+)
+"""Operators whose call does something that must not be done twice, or that have no result to compare."""
+
+_WITHOUT_VALUES = frozenset(
+    {
+        "_efficientzerotensor",
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    }
+)
+"""Operators whose results have no values yet."""
+
+_BY_BITS = frozenset({"frexp", "nan_to_num", "nan_to_num_", "nextafter", "nextafter_"})
+"""Operators whose result depends on the dtype itself, so that float64 is no reference."""
+
+_ROUNDING = frozenset({"_to_copy", "ceil", "clone", "copy", "copy_", "floor", "round", "sgn", "sign", "trunc"})
+"""Operators that no rounding of their inputs excuses: they compute nothing that they would have to round."""
+
+
+class Operator:
+    """An operator, as verify sees it.
+
+    Args:
+        op: The overload.
+
+    Attributes:
+        name: Its full name, such as ``"aten::add.Tensor"``.
+        is_view: Whether its results are views of its arguments.
+        has_values: Whether its results have values.
+        is_random: Whether it draws random numbers.
+        is_pointwise: Whether each element of the result depends on one element of each argument.
+        rounds_only: Whether it computes nothing but a rounding.
+        has_wide: Whether float64 is a reference for it.
+        written: The names of the arguments to which it writes.
+        made: For each result, whether it is a new tensor.
+    """
+
+    def __init__(self, op: Any):
+        schema = op._schema
+        base = schema.name.partition("::")[2]
+        plain = base[:-1] if base.endswith("_") and not base.startswith("_") else base
+        self.op = op
+        self.name = op.name()
+        self.is_view = bool(op.is_view)
+        self.has_values = base not in _WITHOUT_VALUES
+        self.is_random = torch.Tag.nondeterministic_seeded in op.tags
+        self.is_pointwise = torch.Tag.pointwise in op.tags
+        self.rounds_only = base in _ROUNDING or plain in _ROUNDING
+        self.has_wide = base not in _BY_BITS
+        self.written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        self.made = [each.alias_info is None for each in schema.returns]
+
+    def arguments(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """Return the arguments of a call by name."""
+        declared = self.op._schema.arguments
+        return {**dict(zip((each.name for each in declared), args, strict=False)), **kwargs}
+
+    def draws(self, args: Any, kwargs: Any) -> bool:
+        """Return whether a call draws random numbers: dropout with a probability of 0 does not."""
+        if not self.is_random:
+            return False
+        given = self.arguments(args, kwargs)
+        return bool(given.get("dropout_p", True)) and given.get("train") is not False
+
+    def results(self, result: Any) -> list[tuple[str, Any, bool]]:
+        """Return the name of each result, the result, and whether it is a new tensor or a list of such."""
+        several = len(self.made) > 1
+        values = result if several else [result]
+        names = [f"result {number}" for number in range(len(self.made))] if several else ["the result"]
+        return list(zip(names, values, self.made, strict=True)) if self.made else []
+
+
+def looked_at(op: Any, only: tuple[str, ...] | None) -> Operator | None:
+    """Return what verify knows of an operator; None if verify does not look at it.
+
+    Operators of other libraries may do more than they return, so they are called twice only where they are named.
+    """
+    if not isinstance(op, torch._ops.OpOverload):
+        return None
+    base = op._schema.name.partition("::")[2]
+    if only is not None:
+        names = {base, op._schema.name, op.name(), op.name().removeprefix("aten::")}
+        return Operator(op) if names.intersection(only) else None
+    if op.namespace != "aten" or base in _UNSEEN or torch.Tag.inplace_view in op.tags:
+        return None
+    return Operator(op)
+
+
+def unknown(only: tuple[str, ...] | None) -> str | None:
+    """Return the first name that is no operator's; None where all are."""
+    for name in only or ():
+        namespace, _, rest = name.rpartition("::")
+        base, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace or "aten"), base, None)
+        if packet is None or (overload and overload not in packet.overloads()):
+            return name
+    return None

@@ -1,0 +1,94 @@
+"""Runs an operator on the CPU: the reference with which a result of the target is compared."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchdevice.torch_internals import ExcludeDispatchKeyGuard, require
+from torchdevice.verify.inputs import WIDE, Copies, Inputs, mapped, tensors
+
+_below_autograd = require(torch._C, "_AutoDispatchBelowAutograd")
+_without_dispatch_modes = require(torch._C, "_DisableTorchDispatch")
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+_CPU = torch.device("cpu")
+
+MOVES = 3
+"""How often the inputs are moved by a rounding to find how far results may be off."""
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Let torch's operators be called that no mode, no autograd and no autocast of the program sees."""
+    with torch._C.DisableTorchFunction(), _without_dispatch_modes(), _below_autograd(), torch.no_grad():
+        with ExcludeDispatchKeyGuard(_AUTOCAST):
+            yield
+
+
+@contextlib.contextmanager
+def same_random_numbers(state: torch.Tensor | None) -> Iterator[None]:
+    """Let the CPU draw numbers from a state of its generator, and have its own state afterwards.
+
+    Args:
+        state: The state; None for the generator's own.
+    """
+    generator = torch.default_generator
+    before = generator.get_state()
+    if state is not None:
+        generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+def run(op: Any, copies: Copies) -> Any:
+    """Return what an operator gives on the CPU."""
+    args, kwargs = mapped((copies.args, copies.kwargs), _for_cpu)
+    return op(*args, **kwargs)
+
+
+def _for_cpu(value: Any) -> Any:
+    """Return an argument for the CPU. A generator is left out: the default one has the right state."""
+    if isinstance(value, torch.device):
+        return _CPU
+    return None if isinstance(value, torch.Generator) else value
+
+
+def moved(op: Any, inputs: Inputs, place: Any) -> tuple[list[Any], Any] | None:
+    """Return a result in float64 for inputs that were moved by up to one rounding each, and for the inputs themselves.
+
+    Args:
+        op: The operator.
+        inputs: What it was given.
+        place: Returns the result that is compared, of a call's results and copies.
+
+    Returns:
+        None where the CPU has no kernel for float64.
+    """
+    precision = _coarsest(inputs)
+    generator = torch.Generator().manual_seed(0)
+
+    def move(values: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        return values * (1 + precision * noise)
+
+    try:
+        found = []
+        for change in (lambda values: values, *[move] * MOVES):
+            copies = inputs.wide(change)
+            found.append(place(run(op, copies), copies))
+    except Exception:
+        return None
+    return found[1:], found[0]
+
+
+def _coarsest(inputs: Inputs) -> float:
+    """Return the relative size of a rounding in the least precise dtype among the inputs."""
+    dtypes = [each.dtype for each in tensors((inputs.args, inputs.kwargs)) if each.dtype in WIDE]
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)

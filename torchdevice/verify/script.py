@@ -1,0 +1,255 @@
+"""Writes a program that calls only the operator of a finding, on the target and on the CPU, and compares the two.
+
+The program needs torch alone, and this package where the target is simulated. Arguments of many elements lie beside it
+in a file of ``torch.save``.
+"""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.engines.rewriters import native_device
+from torchdevice.findings import Finding
+from torchdevice.logs import logger
+from torchdevice.verify.inputs import WIDE, Inputs, Place, tensors
+from torchdevice.verify.operators import Operator
+from torchdevice.version import versions
+
+_FOLDER = "torchdevice-verify"
+"""Where programs are written if ``verify=`` names no file."""
+
+_MOST = 100
+"""How many programs a process writes."""
+
+_INLINE = 64
+"""How many elements of an argument are written into the program."""
+
+_LARGEST = 256 << 20
+"""How many bytes of arguments are written beside a program. There is none for a call with more."""
+
+_READABLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *WIDE} - {torch.complex32}
+
+_PROGRAM = '''"""{title}
+
+Found by {versions}, at {site}.
+"""
+
+{imports}
+
+{memory}
+
+
+def run(device{wide}):
+    """Return what the operator gives on a device, and its arguments afterwards."""
+{body}
+
+
+{compare}
+print("{operator} gives the same on {target} and {against}")
+'''
+
+
+def folder_of(context: Context) -> Path:
+    """Return where programs are written: beside the file of findings, or in the working folder."""
+    named = context.options.verify
+    return Path(named).with_suffix("") if isinstance(named, str) else Path(_FOLDER)
+
+
+def write(context: Context, operator: Operator, inputs: Inputs, finding: Finding) -> str:
+    """Write the program of a finding, and return its path; nothing where it would be too large or cannot be written."""
+    folder = folder_of(context)
+    if sum(1 for each in context.journal.findings if each.script) >= _MOST or _size(inputs) > _LARGEST:
+        return ""
+    name = f"{operator.name.partition('::')[2]}-{Path(finding.site.file).stem}-{finding.site.line}"
+    path = folder / (re.sub(r"[^\w.-]+", "-", name) + ".py")
+    text, saved = _Program(context, operator, inputs, path).rendered(finding)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if saved:
+            torch.save(saved, path.with_suffix(".pt"))
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        logger.warning("the program that shows %s alone could not be written: %s", operator.name, error)
+        return ""
+    return os.fspath(path)
+
+
+def _size(inputs: Inputs) -> int:
+    kept = zip(inputs.starts, inputs.memories, strict=True)
+    return sum(memory.numel() - start for start, memory in kept) if inputs.has_values else 0
+
+
+class _Memory(NamedTuple):
+    """A memory as one dtype.
+
+    Attributes:
+        name: What the program calls it.
+        dtype: The dtype.
+        before: How many elements come before the first that is used.
+        values: The elements from there on; None where they have no meaning.
+        length: The number of all elements.
+        on_target: Whether it is the target's.
+    """
+
+    name: str
+    dtype: torch.dtype
+    before: int
+    values: torch.Tensor | None
+    length: int
+    on_target: bool
+
+
+class _Program:
+    def __init__(self, context: Context, operator: Operator, inputs: Inputs, path: Path):
+        self._context, self._operator, self._inputs, self._path = context, operator, inputs, path
+        self._wide = context.runtime.shares_host_memory
+        self._simulated = context.runtime.draws_on_cpu and not self._wide
+        self._memories: dict[tuple[int, torch.dtype], _Memory] = {}
+        for place in inputs.places.values():
+            at = place.memory, place.dtype
+            if at not in self._memories:
+                self._memories[at] = self._memory(place, f"m{len(self._memories)}")
+        self._names: dict[int, str] = {}
+        for name, value in operator.arguments(inputs.args, inputs.kwargs).items():
+            for number, tensor in enumerate(tensors(value)):
+                named = f"{name}_{number}" if isinstance(value, (list, tuple)) else name
+                self._names.setdefault(id(tensor), f"{named}_" if keyword.iskeyword(named) else named)
+
+    def _memory(self, place: Place, name: str) -> _Memory:
+        size = place.dtype.itemsize
+        memory = self._inputs.memories[place.memory]
+        length = memory.numel() // size
+        before = -(-self._inputs.starts[place.memory] // size)
+        values = memory[: length * size].view(place.dtype)[before:].clone() if self._inputs.has_values else None
+        on_target = native_device(place.like).type == self._context.device_type
+        return _Memory(name, place.dtype, before, values, length, on_target)
+
+    def rendered(self, finding: Finding) -> tuple[str, dict[str, torch.Tensor]]:
+        """Return the text of the program, and the tensors that it loads."""
+        saved = {m.name: m.values for m in self._memories.values() if m.values is not None and not _is_inline(m)}
+        against = "in float64" if self._wide else "the CPU"
+        text = _PROGRAM.format(
+            title=_one_paragraph(f"{finding.operator} on {self._context.runtime.target}: {finding.what}."),
+            versions=", ".join(f"{name} {version}" for name, version in versions().items()),
+            site=finding.site,
+            imports="\n".join(self._imports(saved)),
+            memory="\n".join(self._memory_lines(saved)) or "# The operator has no tensors as arguments.",
+            wide=", wide=False" if self._wide else "",
+            body=textwrap.indent("\n".join(self._body()), "    "),
+            compare="\n".join(self._compare()),
+            operator=finding.operator,
+            target=self._context.runtime.target,
+            against=against,
+        )
+        return text, saved
+
+    def _imports(self, saved: Any) -> Iterator[str]:
+        inline = [each.values for each in self._memories.values() if each.values is not None and _is_inline(each)]
+        if not all(bool(values.isfinite().all()) for values in inline):
+            yield "from math import inf, nan\n"
+        if saved:
+            yield "from pathlib import Path\n"
+        yield "import torch"
+        if self._simulated:
+            yield "\nimport torchdevice"
+
+    def _memory_lines(self, saved: Any) -> Iterator[str]:
+        if saved:
+            yield 'saved = torch.load(Path(__file__).with_suffix(".pt"))'
+        for each in self._memories.values():
+            yield f"{each.name} = {_values(each, saved)}"
+
+    def _body(self) -> Iterator[str]:
+        if self._operator.is_random:
+            yield "torch.manual_seed(0)"
+        for memory in self._memories.values():
+            device = "device" if memory.on_target else '"cpu"'
+            dtype = f"{WIDE[memory.dtype]} if wide else {memory.dtype}, " if self._widens(memory) else ""
+            yield f"memory_{memory.name} = {memory.name}.to({device}, {dtype}copy=True)"
+        for key, place in self._inputs.places.items():
+            memory = self._memories[place.memory, place.dtype]
+            bits = ("._neg_view()" if place.like.is_neg() else "") + (".conj()" if place.like.is_conj() else "")
+            strided = f"as_strided({place.shape}, {tuple(place.stride)}, {place.offset})"
+            yield f"{self._names[key]} = memory_{memory.name}.{strided}{bits}"
+        yield f"result = {self._call()}"
+        if self._operator.is_view:
+            yield "for view in result if isinstance(result, (list, tuple)) else [result]:"
+            yield "    view.zero_()  # which a view writes to the argument"
+        yield f"return [result, {', '.join(self._names.values())}]" if self._names else "return [result]"
+
+    def _widens(self, memory: _Memory) -> bool:
+        return self._wide and memory.dtype in WIDE
+
+    def _call(self) -> str:
+        namespace, _, name = self._operator.name.partition("::")
+        base, _, overload = name.partition(".")
+        args = [self._spelled(each) for each in self._inputs.args]
+        named = {key: self._spelled(each) for key, each in self._inputs.kwargs.items() if key != "generator"}
+        args += [f"{key}={value}" for key, value in named.items() if not keyword.iskeyword(key)]
+        args += [f"**{{{key!r}: {value}}}" for key, value in named.items() if keyword.iskeyword(key)]
+        return f"torch.ops.{namespace}.{base}.{overload or 'default'}({', '.join(args)})"
+
+    def _spelled(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return self._names[id(value)]
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(map(self._spelled, value)) + "]"
+        if isinstance(value, torch.device):
+            return "device" if value.type == self._context.device_type else '"cpu"'
+        if isinstance(value, torch.dtype) and self._wide and value in WIDE:
+            return f"{WIDE[value]} if wide else {value}"
+        if isinstance(value, float):
+            return f'float("{value}")' if value != value or value in (float("inf"), -float("inf")) else repr(value)
+        return repr(value)
+
+    def _compare(self) -> Iterator[str]:
+        """Yield the lines that compare. torch.testing allows what a finding goes beyond."""
+        device, indent = self._context.device_type, ""
+        if self._simulated:
+            used = [native_device(each) for each in tensors((self._inputs.args, self._inputs.kwargs))]
+            index = next((each.index or 0 for each in used if each.type == device), 0)
+            device, indent = f"{self._context.options.written_for}:{index}", "    "
+            yield f'with torchdevice.portable("{self._context.runtime.target}"):'
+        reference, more = ('run("cpu", wide=True)', ", check_dtype=False") if self._wide else ('run("cpu")', "")
+        yield f'{indent}actual, expected = run("{device}"), {reference}'
+        yield f"{indent}torch.testing.assert_close(actual, expected, equal_nan=True, check_device=False{more})"
+
+
+def _one_paragraph(text: str) -> str:
+    return textwrap.fill(text.replace('"', "'").replace("\\", "/"), 100)
+
+
+def _is_inline(memory: _Memory) -> bool:
+    values = memory.values
+    if values is None or values.numel() > _INLINE or values.dtype not in _READABLE:
+        return False
+    return not values.is_complex() or bool(values.isfinite().all())
+
+
+def _values(memory: _Memory, saved: Any) -> str:
+    """Return the expression for the elements of a memory."""
+    if memory.values is None:
+        return f"torch.arange({memory.length}).to({memory.dtype})"
+    if memory.name in saved:
+        text = f'saved["{memory.name}"]'
+    else:
+        numbers = textwrap.fill(", ".join(_number(each, memory.dtype) for each in memory.values.tolist()), 100)
+        lines = f"\n{textwrap.indent(numbers, '    ')}\n" if "\n" in numbers else numbers
+        text = f"torch.tensor([{lines}], dtype={memory.dtype})"
+    if memory.before:
+        text = f"torch.cat([torch.zeros({memory.before}, dtype={memory.dtype}), {text}])"
+    return text
+
+
+def _number(value: Any, dtype: torch.dtype) -> str:
+    """Return a number with as many digits as its dtype needs."""
+    return format(value, ".9g") if dtype.is_floating_point and dtype != torch.float64 else repr(value)

@@ -1,0 +1,145 @@
+"""Looks at the operators of a thread while it is in a scope with ``verify=``."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchdevice import dispatch_modes, thread_state
+from torchdevice.context import Context
+from torchdevice.errors import DivergenceError, DivergenceWarning
+from torchdevice.findings import Finding
+from torchdevice.verify import operators, script
+from torchdevice.verify.call import Call
+from torchdevice.verify.lines import BackwardCalls, Lines
+from torchdevice.verify.reference import unseen
+
+
+class Watcher(TorchDispatchMode):
+    """Compares what operators do with what the CPU does.
+
+    The engine of autograd gives the mode to its threads, so that it sees backward operators there too.
+
+    Args:
+        context: The context whose options say what is looked at.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, context: Context):
+        super().__init__()
+        options = context.options
+        self.context = context
+        self._only = options.verify_only if isinstance(options.verify_only, tuple) else None
+        self._every = max(1, round(1 / options.verify_sample))
+        self._known: dict[Any, operators.Operator | None] = {}
+        self._calls: Counter[Any] = Counter()
+        self._lines = Lines(_backward_calls(context))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = self._begun(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if call is not None:
+            with unseen():
+                found = call.findings(result)
+            for each in found:
+                self._tell(call, each)
+        return result
+
+    def _begun(self, func: Any, args: Any, kwargs: Any) -> Call | None:
+        """Return a call with copies of its inputs; None if it is not looked at."""
+        entries = thread_state.state.entries
+        if entries and entries[-1].context is not self.context:
+            return None
+        self._lines.note()
+        if func not in self._known:
+            self._known[func] = operators.looked_at(func, self._only)
+        operator = self._known[func]
+        if operator is None:
+            return None
+        with unseen():
+            call = Call.of(self.context, operator, self._lines, args, kwargs)
+            if call is None:
+                return None
+            self._calls[func] += 1
+            if (self._calls[func] - 1) % self._every:
+                return None
+            call.begin()
+            return call
+
+    def _tell(self, call: Call, finding: Finding) -> None:
+        """Count a finding. The first time, write a program that shows it alone, and warn of it.
+
+        Raises:
+            DivergenceError: The scope is strict.
+        """
+        kept = self.context.journal.findings.add(finding)
+        if kept.count == 1 and not call.is_by_range:
+            with unseen():
+                kept.script = script.write(self.context, call.operator, call.inputs, kept)
+        if self.context.options.strict:
+            raise DivergenceError(kept)
+        if kept.count == 1:
+            warnings.warn_explicit(DivergenceWarning(str(kept)), DivergenceWarning, kept.site.file, kept.site.line)
+
+
+class _Threads(threading.local):
+    """This thread's entries in scopes with ``verify=``, and the mode of each context."""
+
+    def __init__(self) -> None:
+        self.entries: set[Any] = set()
+        self.watchers: dict[Context, Watcher] = {}
+
+
+_threads = _Threads()
+
+
+def _backward_calls(context: Context) -> BackwardCalls:
+    for each in context.stream_observers:
+        if isinstance(each, BackwardCalls):
+            return each
+    calls = BackwardCalls()
+    context.stream_observers.append(calls)
+    return calls
+
+
+def enter_thread(entry: Any) -> None:
+    """Look at this thread's operators from now on. May be called again for an entry.
+
+    Raises:
+        ValueError: ``verify_only`` names no operator of torch, or copies go on after their calls, so that there is no
+            moment at which the inputs of an operator could be copied.
+    """
+    options = entry.context.options
+    name = operators.unknown(options.verify_only)
+    if name is not None:
+        raise ValueError(f"verify_only={name!r} is no operator. Use a name such as 'mm', 'add.Tensor' or 'my::op'.")
+    if options.asynchronous:
+        raise ValueError("verify and asynchronous=True exclude each other. Leave one of them out.")
+    _threads.entries.add(entry)
+    _settle()
+
+
+def leave_thread(entry: Any) -> None:
+    """Undo :func:`enter_thread`. May be called again."""
+    _threads.entries.discard(entry)
+    _settle()
+    if not entry.context.entries:
+        for each in [each for each in entry.context.stream_observers if isinstance(each, BackwardCalls)]:
+            entry.context.stream_observers.remove(each)
+
+
+def _settle() -> None:
+    """Bring the modes of this thread in line with its entries."""
+    wanted = {entry.context for entry in _threads.entries}
+    for context in list(_threads.watchers.keys() - wanted):
+        dispatch_modes.leave(_threads.watchers[context])
+        _threads.watchers.pop(context, None)
+    for context in wanted - _threads.watchers.keys():
+        watcher = _threads.watchers[context] = Watcher(context)
+        dispatch_modes.enter(watcher)
