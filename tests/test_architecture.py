@@ -41,6 +41,7 @@ ROOMS = [
     "patching",
     "importing",
     "placement",
+    "on_cpu",
     "dtypes",
     "supplied",
     "engines",

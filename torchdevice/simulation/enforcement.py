@@ -37,6 +37,7 @@ _watchers: set[object] = set()
 
 class _Thread(threading.local):
     lifted = False
+    holds_doubles = False
     falling_back = False
     recorded = False
 
@@ -74,6 +75,16 @@ def lifted() -> Iterator[None]:
         yield
     finally:
         _thread.lifted = before
+
+
+@contextlib.contextmanager
+def holding_doubles() -> Iterator[None]:
+    """Refuse no dtype in this thread, for operators that torch composes otherwise on the real device."""
+    before, _thread.holds_doubles = _thread.holds_doubles, True
+    try:
+        yield
+    finally:
+        _thread.holds_doubles = before
 
 
 class Limits(NamedTuple):
@@ -177,7 +188,7 @@ def spelled(index: int) -> str:
 def check_dtype(dtype: torch.dtype) -> None:
     """Raise the real device's TypeError if the profile does not support the dtype."""
     limits = _limits()
-    if limits is not None and dtype in limits.profile.unsupported_dtypes:
+    if limits is not None and dtype in limits.profile.unsupported_dtypes and not _thread.holds_doubles:
         raise TypeError(limits.profile.dtype_message(dtype))
 
 

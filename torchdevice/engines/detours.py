@@ -1,0 +1,45 @@
+"""How a torch call that the target refused is made instead, by the error that it raised."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torchdevice import dtypes
+from torchdevice.context import Context
+from torchdevice.engines import dtype_gaps
+from torchdevice.engines.rewriters import Rewriter
+
+Detour = Callable[[Any, Any], Any]
+"""Makes a call, given its arguments and keyword arguments."""
+
+
+def after(error: BaseException, context: Context, func: Any, rewriter: Rewriter | None) -> Detour | None:
+    """Return how to make a call that raised ``error``; None where the error is the program's.
+
+    Args:
+        error: The error.
+        context: The active context.
+        func: The torch function that was called.
+        rewriter: Its rewriter, if it has one.
+    """
+    lacked = dtype_gaps.lacking(error)
+    if lacked is not None and dtype_gaps.can_be_repeated(func):
+        name = func.__name__.partition(".")[0]
+        return functools.partial(dtype_gaps.compute, context, lacked, func, name)
+    if dtypes.refused(context, error) and dtype_gaps.can_be_repeated(func):
+        return functools.partial(dtypes.again, context, _rewritten(context, func, rewriter))
+    return None
+
+
+def can_follow(error: BaseException, context: Context) -> bool:
+    """Return whether there may be another way to make a call that raised ``error``."""
+    return dtype_gaps.lacking(error) is not None or dtypes.refused(context, error)
+
+
+def _rewritten(context: Context, func: Any, rewriter: Rewriter | None) -> Any:
+    """Return the function with its device argument rewritten: the call that failed may name a device."""
+    if rewriter is None:
+        return func
+    return lambda *args, **kwargs: rewriter(context, func, args, kwargs)
