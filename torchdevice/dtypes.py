@@ -18,7 +18,7 @@ from torchdevice.errors import PortabilityWarning
 from torchdevice.fidelity import Fidelity
 from torchdevice.logs import logger
 from torchdevice.on_cpu import doubles
-from torchdevice.on_cpu.operators import generator_from
+from torchdevice.on_cpu.operators import call_on_cpu, generator_from
 
 _FALLBACKS = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
@@ -150,7 +150,7 @@ def again(context: Context, func: Any, args: Any, kwargs: Any) -> Any:
     """
     if context.keeps_doubles:
         _tell_kept(context, torch.float64)
-        return doubles.call_on_cpu(func, args, kwargs)
+        return call_on_cpu(func, args, kwargs, doubles.on_target)
     kwargs = dict(kwargs)
     if kwargs.get("device") is not None and kwargs.get("dtype") is None:
         found = [value.dtype for value in tree_leaves(args) if isinstance(value, torch.Tensor)]

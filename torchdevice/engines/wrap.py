@@ -226,6 +226,8 @@ def _kind_for(function: Any) -> type[EntryPoint]:
         return _Attention
     if function in half_products.TABLE:
         return _Product
+    if function in _may_be_refused():
+        return LastResort if lookup.classify(function, {}) is None else EntryPoint
     last = dtype_gaps.asked_last(function) or (isinstance(function, _BUILTINS) and lookup.takes_dtype(function))
     return LastResort if last and lookup.classify(function, {}) is None else EntryPoint
 
@@ -256,6 +258,14 @@ def _for_dtypes() -> list[Patch]:
     """Return the patches for targets that lack dtypes: the functions that take one and no device."""
     found = (value for _, _, value in _members() if isinstance(value, _BUILTINS) and lookup.takes_dtype(value))
     return _listed({value for value in found if lookup.classify(value, {}) is None})
+
+
+@functools.cache
+def _may_be_refused() -> frozenset[Any]:
+    """Return the functions that a device's kernels may refuse, without the short ones, which are methods of tensors."""
+    spaces = (torch.nn.functional, torch._C._nn, torch.linalg, torch.special, torch.fft)
+    found = {value for space in spaces for value in vars(space).values() if isinstance(value, _FUNCTIONS)}
+    return frozenset(value for value in found if dtype_gaps.can_be_repeated(value))
 
 
 class _ImportedByValue:
@@ -311,6 +321,7 @@ def _find_module(original: Any) -> Any:
 
 _FOR_EVERY_SCOPE = Installation(_for_every_scope)
 _DTYPES = Installation(_for_dtypes)
+_REFUSED = Installation(lambda: _listed(_may_be_refused()))
 _READS = Installation(lambda: _listed(rewriters.READS))
 _PRODUCTS = Installation(lambda: _listed(half_products.TABLE))
 _OF_RUNTIMES: dict[str, Installation] = {}
@@ -325,6 +336,8 @@ def needed(context: Context) -> list[Installation]:
         found.append(_PRODUCTS)
     if context.unsupported_dtypes:
         found.append(_DTYPES)
+    if context.runtime.kernels_refuse:
+        found.append(_REFUSED)
     if context.runtime.rewriters:
         found.append(_of_runtime(context.runtime))
     return found

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchdevice.on_cpu.operators import CPU, Hop, counted, generator_from
+from torchdevice.on_cpu.operators import CPU, Hop, call_on_cpu, counted
 from torchdevice.thread_state import state
 
 _REFUSED = re.compile(r"doesn't support (?:float64|complex128)\b")
@@ -61,7 +61,7 @@ class HostDouble(torch.Tensor):
             except TypeError as error:
                 if not says_double(error):
                     raise
-            return call_on_cpu(func, args, kwargs or {})
+            return call_on_cpu(func, args, kwargs or {}, on_target)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -186,47 +186,6 @@ def _convert(func: Any, args: Any, kwargs: Any) -> Any:
     return result if goes.type == CPU.type else on_target(result, goes)
 
 
-# ---- calls above autograd --------------------------------------------------------------------------------------------
-
-
 def says_double(error: BaseException) -> bool:
     """Return whether an error of the target says that it cannot hold float64 or complex128."""
     return bool(error.args) and isinstance(error.args[0], str) and _REFUSED.search(error.args[0]) is not None
-
-
-def call_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a torch function with CPU tensors, above autograd, and return its results as tensors of the target.
-
-    The target is where the arguments are, or what they name. An argument that the function writes to gets what was
-    written; torch counts the writes to a tensor.
-    """
-    context = state.context
-    assert context is not None
-    device = context.target
-    copies: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
-
-    def there(value: Any) -> Any:
-        nonlocal device
-        if isinstance(value, torch.Tensor) and value.device.type == context.device_type:
-            device = value.device
-            copy = value.cpu()
-            copies[id(copy)] = value, copy, copy._version
-            return copy
-        if isinstance(value, torch.device) and value.type == context.device_type:
-            device = value
-            return CPU
-        is_generator = isinstance(value, torch.Generator) and value.device.type == context.device_type
-        return generator_from(value) if is_generator else value
-
-    def back(value: Any) -> Any:
-        if id(value) in copies:
-            return copies[id(value)][0]
-        return on_target(value, device) if isinstance(value, torch.Tensor) else value
-
-    with torch._C.DisableTorchFunction():
-        moved, named = tree_map(there, (tuple(args), dict(kwargs)))
-        result = func(*moved, **named)
-        for value, copy, version in copies.values():
-            if copy._version != version:
-                value.copy_(copy)
-        return tree_map(back, result)

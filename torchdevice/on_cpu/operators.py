@@ -143,3 +143,82 @@ def generator_from(generator: torch.Generator) -> torch.Generator:
     """Return a generator of the CPU, seeded by a number that one of the target draws."""
     seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
     return torch.Generator().manual_seed(int(seed))
+
+
+# ---- above autograd --------------------------------------------------------------------------------------------------
+
+
+def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.to(device)
+
+
+def call_on_cpu(
+    func: Any, args: Any, kwargs: Any, to_target: Callable[[torch.Tensor, torch.device], torch.Tensor] = _to
+) -> Any:
+    """Call a torch function with CPU tensors in the place of the target's, so that autograd differentiates the moves.
+
+    An argument that the function writes to gets what was written.
+
+    Args:
+        func: The function.
+        args: Its arguments on the target.
+        kwargs: Its keyword arguments.
+        to_target: Returns a result as a tensor of the target.
+    """
+    context = state.context
+    assert context is not None
+    device = context.target
+    copies: dict[int, _Copy] = {}
+    of_value: dict[int, torch.Tensor] = {}
+
+    def there(value: Any) -> Any:
+        nonlocal device
+        if isinstance(value, torch.Tensor) and value.device.type == context.device_type:
+            device = value.device
+            if id(value) not in of_value:
+                copy = of_value[id(value)] = value.cpu()
+                copies[id(copy)] = _Copy(value, copy)
+            return of_value[id(value)]
+        if isinstance(value, torch.device) and value.type == context.device_type:
+            device = value
+            return CPU
+        is_generator = isinstance(value, torch.Generator) and value.device.type == context.device_type
+        return generator_from(value) if is_generator else value
+
+    def back(value: Any) -> Any:
+        if id(value) in copies:
+            return copies[id(value)].value
+        return to_target(value, device) if isinstance(value, torch.Tensor) else value
+
+    with torch._C.DisableTorchFunction():
+        moved, named = tree_map(there, (tuple(args), dict(kwargs)))
+        result = func(*moved, **named)
+        for each in copies.values():
+            each.write_back()
+        return tree_map(back, result)
+
+
+class _Copy:
+    """A CPU tensor in the place of an argument of the target.
+
+    torch counts the writes to a tensor, but not those of ``native_batch_norm`` to its statistics. So tensors that
+    autograd does not watch are compared with what they were.
+
+    Attributes:
+        value: The argument.
+    """
+
+    def __init__(self, value: torch.Tensor, copy: torch.Tensor):
+        self.value = value
+        self._copy = copy
+        self._version = copy._version
+        self._before = None if copy.requires_grad else copy.clone()
+
+    def write_back(self) -> None:
+        """Give the argument what was written to the copy."""
+        if self._copy._version != self._version or self._differs():
+            value = self.value
+            (value if value.shape == self._copy.shape else value.resize_(self._copy.shape)).copy_(self._copy)
+
+    def _differs(self) -> bool:
+        return self._before is not None and not torch.equal(self._copy, self._before)

@@ -61,16 +61,6 @@ class Profile:
                 return f"aten::{found}"
         return None
 
-    def missing_message(self, operator: str) -> str:
-        """Return the text of torch's error for an operator without a kernel (aten/src/ATen/mps/MPSFallback.mm)."""
-        return (
-            f"The operator '{operator}' is not currently implemented for the MPS device. If you want this op to be "
-            f"considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention "
-            f"use-case, that resulted in missing op as well as commit hash {torch.version.git_version}. As a temporary "
-            f"fix, you can set the environment variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback "
-            f"for this op. WARNING: this will be slower than running natively on MPS."
-        )
-
     def dtype_message(self, dtype: torch.dtype) -> str:
         """Return the text of torch's error for a dtype that Metal lacks (aten/src/ATen/mps/EmptyTensor.cpp)."""
         name = str(dtype).removeprefix("torch.")
