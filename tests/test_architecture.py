@@ -42,6 +42,7 @@ ROOMS = [
     "importing",
     "placement",
     "on_cpu",
+    "known_faults",
     "dtypes",
     "supplied",
     "engines",

@@ -14,8 +14,9 @@ from conftest import MetaRuntime
 import torchdevice
 from torchdevice.fidelity import Fidelity
 from torchdevice.on_cpu import missing_operators
-from torchdevice.on_cpu.missing_operators import VARIABLE, Registrations
+from torchdevice.on_cpu.missing_operators import VARIABLE
 from torchdevice.on_cpu.operators import Hop
+from torchdevice.on_cpu.registrations import Registrations
 
 MISSING = r"The operator 'aten::linalg_eig' is not currently implemented for the MPS device\. If you want"
 
@@ -194,7 +195,7 @@ class TestRegistration:
 
 @contextlib.contextmanager
 def _registrations(key: str, *names: str) -> Iterator[None]:
-    registrations = Registrations(key, lambda: list(names))
+    registrations = Registrations(key, lambda: {name: missing_operators.kernel_of(name) for name in names})
     registrations.install()
     registrations.install()  # as after an interrupt
     try:

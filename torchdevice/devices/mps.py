@@ -41,6 +41,7 @@ class MpsRuntime(Runtime):
     exact_memory = False
     is_asynchronous = True
     missing_operators_key = "MPS"
+    known_faults_key = "MPS"
     kernels_refuse = True
 
     def __init__(self) -> None:

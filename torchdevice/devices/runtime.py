@@ -95,6 +95,7 @@ class Runtime:
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
         missing_operators_key: The dispatch key under which operators without a kernel get one that runs on the CPU;
             None where torch itself, or the device, does that.
+        known_faults_key: The dispatch key under which kernels are guarded that give wrong results; None for none.
         kernels_refuse: Whether kernels of the device refuse calls that the CPU's do not, see :meth:`refuses`.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
@@ -120,6 +121,7 @@ class Runtime:
     has_handles = False
     generator_type: type[torch.Generator] = torch.Generator
     missing_operators_key: str | None = None
+    known_faults_key: str | None = None
     kernels_refuse = False
     degraded_notice = ""
 

@@ -17,6 +17,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.on_cpu.operators import run
+from torchdevice.on_cpu.registrations import Registrations
 from torchdevice.patching import Callback, Installation
 from torchdevice.torch_internals import require
 
@@ -66,56 +67,27 @@ def lacking(key: str) -> list[str]:
     ]
 
 
-class Registrations:
-    """The kernels that run missing operators of one dispatch key on the CPU.
+def kernel_of(name: str) -> Callable[..., Any]:
+    """Return the kernel that runs an operator on the CPU."""
 
-    Args:
-        key: The dispatch key of the target.
-        operators: Returns the names of the operators, with namespace and overload.
-    """
-
-    def __init__(self, key: str, operators: Callable[[], list[str]]):
-        self._key = key
-        self._operators = operators
-        self._libraries: dict[str, torch.library.Library] = {}
-
-    def install(self) -> None:
-        """Register the kernels, unless they are registered. May be called again."""
-        self.remove()
-        with thread_state.suspended():  # the patch of Library.impl is for a program's kernels
-            for name in self._operators():
-                namespace, _, operator = name.partition("::")
-                if namespace not in self._libraries:
-                    self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
-                self._libraries[namespace].impl(operator, _kernel(name), self._key)
-
-    def remove(self) -> None:
-        """Remove the kernels. May be called again."""
-        while self._libraries:
-            # Taken out after it is destroyed: an interrupt in between makes the next call destroy it again.
-            namespace, library = next(iter(self._libraries.items()))
-            library._destroy()
-            self._libraries.pop(namespace, None)
-
-
-def _kernel(name: str) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return run_on_cpu(thread_state.state.context, name, _overload(name), args, kwargs)
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return run_on_cpu(thread_state.state.context, name, overload(name), args, kwargs)
 
     return kernel
 
 
 @functools.cache
-def _overload(name: str) -> Any:
+def overload(name: str) -> Any:
+    """Return an operator by its name with namespace and overload."""
     namespace, _, operator = name.partition("::")
-    packet, _, overload = operator.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    packet, _, variant = operator.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), variant or "default")
 
 
 @functools.cache
 def installation(key: str) -> Installation:
     """Return the installation of the kernels for a dispatch key."""
-    registrations = Registrations(key, functools.partial(lacking, key))
+    registrations = Registrations(key, lambda: {name: kernel_of(name) for name in lacking(key)})
     return Installation(lambda: [Callback(registrations.install, registrations.remove)])
 
 
