@@ -16,7 +16,7 @@ HEADER = """# What a target does otherwise, from the source
 
 Made by `python docs/make_check.py` from the rules; do not edit.
 
-```
+```sh
 torchdevice check train.py                           # files, notebooks, folders
 torchdevice check src notebooks --target mps
 torchdevice check . --target mps --json              # a list of findings

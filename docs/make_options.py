@@ -37,7 +37,7 @@ FOOTER = """
 | `TORCHDEVICE_LOG_FILE` | names the file to which the messages are written |
 | `NO_COLOR` | turns colours on a terminal off |
 | `CUDA_VISIBLE_DEVICES` | hides devices, as in CUDA, of a scope with `devices=` or with simulated devices |
-| `PYTORCH_ENABLE_MPS_FALLBACK` | lets operators that `simulated:mps` lacks run on the CPU, as on a Mac |
+| `PYTORCH_ENABLE_MPS_FALLBACK` | for [what MPS lacks](mps.md): `0` leaves the error, `1` torch's fallback |
 
 Messages go to stderr and begin with `torchdevice:`. There is one where a program that asked for an accelerator runs on
 the CPU, once in a run, whatever the number of its processes. A program that configures Python's `logging` gets them

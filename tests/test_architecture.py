@@ -44,6 +44,8 @@ ROOMS = [
     "patching",
     "importing",
     "placement",
+    "on_cpu",
+    "known_faults",
     "dtypes",
     "supplied",
     "engines",

@@ -162,6 +162,9 @@ def test_a_recording_stopped_below_another_mode(chosen: str) -> None:
             a @ a
         assert counter.get_total_flops() == 128
     assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == []
+    # Dynamo compiles nothing as long as this is true.
+    assert not torch.utils._python_dispatch.is_in_any_mode_without_ignore_compile_internals()
+    assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
 
 
 def test_labels(recording: torchdevice.Scope) -> None:

@@ -897,7 +897,7 @@ class TestMps:
             r"be considered for addition please comment on https://github\.com/pytorch/pytorch/issues/141287"
         )
         x = torch.randn(3, 3)
-        monkeypatch.delenv("PYTORCH_ENABLE_MPS_FALLBACK", raising=False)
+        monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "0")
         with torchdevice.simulate("mps"), pytest.raises(NotImplementedError, match=message):
             torch.linalg.eig(x.cuda())
         monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")

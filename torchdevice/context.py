@@ -80,6 +80,9 @@ class Context:
     Attributes:
         device_type: The target's device type.
         is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
+        unsupported_dtypes: Dtypes that the target cannot hold.
+        keeps_doubles: Whether tensors in those dtypes are kept on the CPU.
+        lines_warned_of: File and line of each line of the program that was warned of such a dtype.
         product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
         says_program: Whether tensors of the target say that they are on the program's accelerator.
         key: The target, every option and the number of devices as text, on which compiled code is guarded.
@@ -109,6 +112,8 @@ class Context:
         self.is_native = runtime.device_type == options.written_for
         self.says_program = options.identity == "program"
         self.unsupported_dtypes = runtime.unsupported_dtypes
+        self.keeps_doubles = options.float64 not in ("float32", "error") and bool(runtime.unsupported_dtypes)
+        self.lines_warned_of: set[tuple[str, int]] = set()
         self.product_dtypes = _computed_in_float32(options, runtime)
         self.thread = ThreadValues()
         self.supplied_values: dict[Any, Any] = {}

@@ -45,6 +45,35 @@ def leave(mode: _python_dispatch.TorchDispatchMode) -> None:
         _push(each)
     with _lock:
         _entered.discard(mode)
-        if not _entered:
+        if _entered:
+            return
+        if above:
+            _inherit(above)
+        else:
             _push(_variables)
             _variables.__exit__(None, None, None)
+
+
+_KEPT = (
+    "old_dispatch_mode_flags",
+    "old_non_infra_dispatch_mode_flags",
+    "old_without_ignore_compile_internals_dispatch_mode_flags",
+)
+"""The attributes in which a mode keeps what it restores, the last entry last."""
+
+for _name in _KEPT:
+    require(_variables, _name)
+
+
+def _inherit(above: list[_python_dispatch.TorchDispatchMode]) -> None:
+    """Let the mode that was entered next restore what :data:`_variables` would have restored.
+
+    That mode found the variables set at its beginning, and would leave them set at its end, for good.
+
+    Args:
+        above: The modes that stay on the stack, the topmost first.
+    """
+    heir = above[-1]
+    times = sum(each is heir for each in above)
+    for name in _KEPT:
+        getattr(heir, name)[-times] = getattr(_variables, name).pop()

@@ -246,10 +246,11 @@ class Options:
         "Raise FidelityError where the target would only approximate a request.",
         **_switch("strict"),
     )
-    float64: Literal["float32", "error"] = _option(
+    float64: Literal["float32", "cpu", "error"] = _option(
         "float32",
-        "What replaces float64 on a target that lacks it: float32 with a warning, or error for torch's own error.",
-        **_one_of("float64", "float32", "error"),
+        "What is done with float64 and complex128 on a target that lacks them: float32 with a warning, cpu to keep "
+        "such tensors on the CPU and run their operators there, or error for torch's own error.",
+        **_one_of("float64", "float32", "cpu", "error"),
     )
     autocast: Literal["auto", "bfloat16", "float32"] = _option(
         "auto",

@@ -29,7 +29,9 @@ from torchdevice.engines.mode import DeviceMode, of_this_thread
 from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError
 from torchdevice.installed import INSTALLATION
 from torchdevice.journal import Journal
+from torchdevice.known_faults import installing
 from torchdevice.logs import configure_logging
+from torchdevice.on_cpu import missing_operators
 from torchdevice.options import Options
 from torchdevice.patching import do_all
 from torchdevice.thread_state import Entry, state, undo
@@ -236,7 +238,8 @@ def _fill(entry: Entry, context: Context) -> None:
     wraps = context.options.engine == "wrap" if mode is None else mode is state.mode
     entry.mode = mode if mode is not None else DeviceMode(context)
     entry.unstacked = entry.mode if wraps else state.mode
-    entry.parts = [INSTALLATION, *(wrap.needed(context) if wraps else ())]
+    of_target = [*missing_operators.needed(context), *installing.needed(context)]
+    entry.parts = [INSTALLATION, *of_target, *(wrap.needed(context) if wraps else ())]
 
 
 def leave(entry: Entry) -> None:

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from torchdevice.devices.processor import processor_name
 from torchdevice.devices.runtime import Mark, Memory, Runtime
+
+_SAYS_REFUSED = re.compile(
+    r"\bMPS\b.*\b(?:not supported|not implemented|unsupported|doesn't support|does not support|not support)\b"
+    r"|\b(?:not supported|not implemented|not currently implemented|unsupported|does not support)\b.*\bMPS\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def says_refused(error: BaseException) -> bool:
+    """Return whether an error says that MPS's kernel does not support a call, in the words of torch's kernels for MPS.
+
+    A dtype that no tensor of MPS can have is another matter, and memory that ran out too.
+    """
+    text = error.args[0] if error.args and isinstance(error.args[0], str) else ""
+    of_dtype = text.startswith(("Cannot convert a MPS Tensor to", "Trying to convert"))
+    return not of_dtype and _SAYS_REFUSED.search(text) is not None
 
 
 class MpsRuntime(Runtime):
@@ -23,6 +41,9 @@ class MpsRuntime(Runtime):
     blocking_copies_only = True
     exact_memory = False
     is_asynchronous = True
+    missing_operators_key = "MPS"
+    known_faults_key = "MPS"
+    kernels_refuse = True
 
     def __init__(self) -> None:
         self._peak_allocated = self._peak_reserved = 0
@@ -70,6 +91,9 @@ class MpsRuntime(Runtime):
     def supports_bfloat16(self) -> bool:
         # Metal has bfloat16 since macOS 14 (torch raises "BFloat16 is not supported on MPS" before that).
         return torch.backends.mps.is_macos_or_newer(14, 0)
+
+    def refuses(self, error: BaseException) -> bool:
+        return says_refused(error)
 
     def out_of_memory(self, error: BaseException) -> str | None:
         text = str(error)

@@ -97,6 +97,10 @@ class Runtime:
         draws_on_cpu: Whether the device's generators are CPU generators, so that the CPU draws the same numbers from a
             state.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
+        missing_operators_key: The dispatch key under which operators without a kernel get one that runs on the CPU;
+            None where torch itself, or the device, does that.
+        known_faults_key: The dispatch key under which kernels are guarded that give wrong results; None for none.
+        kernels_refuse: Whether kernels of the device refuse calls that the CPU's do not, see :meth:`refuses`.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
     """
@@ -123,6 +127,9 @@ class Runtime:
     has_handles = False
     draws_on_cpu = False
     generator_type: type[torch.Generator] = torch.Generator
+    missing_operators_key: str | None = None
+    known_faults_key: str | None = None
+    kernels_refuse = False
     degraded_notice = ""
 
     @property
@@ -265,6 +272,10 @@ class Runtime:
     def supports_bfloat16(self) -> bool:
         """Return whether the device computes in bfloat16."""
         return True
+
+    def refuses(self, error: BaseException) -> bool:
+        """Return whether an error says that a kernel of the device cannot do what the CPU's can."""
+        return False
 
     def out_of_memory(self, error: BaseException) -> str | None:
         """Return the text for an out-of-memory message if ``error`` says that memory ran out, else None."""

@@ -90,11 +90,20 @@ def takes_device(func: Any) -> bool:
     return _mentions_device(_qualified(func)) and _from_schemas(_schemas(func)) is not None
 
 
+def takes_dtype(func: Any) -> bool:
+    """Return whether the schemas of a torch function or method have an argument ``dtype``."""
+    return any("ScalarType? dtype" in text for text in _texts(_qualified(func)))
+
+
+@functools.cache
+def _texts(operator: str) -> list[str]:
+    return [str(schema) for schema in torch._C._jit_get_schemas_for_operator(operator)]
+
+
 @functools.cache
 def _mentions_device(operator: str) -> bool:
     """Return whether the text of a schema may say a device, which takes less time than to look at its arguments."""
-    texts = map(str, torch._C._jit_get_schemas_for_operator(operator))
-    return any("Device" in text or "device" in text or "pin_memory" in text for text in texts)
+    return any("Device" in text or "device" in text or "pin_memory" in text for text in _texts(operator))
 
 
 def _from_schemas(schemas: list[Any]) -> rewriters.Rewriter | None:

@@ -8,7 +8,7 @@ import torch
 
 from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.engines import dtype_gaps, lookup, rewriters
+from torchdevice.engines import detours, lookup, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.thread_state import ContextMode
 from torchdevice.torch_internals import is_torch_function_all_disabled, require
@@ -57,11 +57,10 @@ class DeviceMode(ContextMode):
             if self.context is None:
                 raise
             reword(self.context, error)
-            lacked = dtype_gaps.lacking(error)
-            if lacked is None or not dtype_gaps.can_be_repeated(func):
+            detour = detours.after(error, self.context, func, rewriter)
+            if detour is None:
                 raise
-        name = func.__name__.partition(".")[0]
-        return dtype_gaps.compute(self.context, lacked, func, name, args, kwargs or {})
+        return detour(args, kwargs or {})
 
 
 def of_this_thread() -> ContextMode | None:

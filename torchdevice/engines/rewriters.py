@@ -99,6 +99,9 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
         if target is not None:
             kwargs["device"] = target
     if context.unsupported_dtypes:
+        kept = dtypes.created_on_cpu(context, func, args, kwargs)
+        if kept is not None:
+            return kept
         dtypes.fit_creation(context, args, kwargs)
     return _create(context, func, args, kwargs, asked, target)
 
@@ -220,14 +223,24 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 @rewrites(torch.Tensor.double, torch.Tensor.cdouble)
 def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if args[0].device.type == context.device_type and context.unsupported_dtypes:
-        return args[0].to(dtypes.fit(context, torch.float64 if func.__name__ == "double" else torch.complex128))
-    return func(*args, **kwargs)
+    """``Tensor.double`` and ``Tensor.cdouble``.
+
+    torch's GradScaler calls ``double`` only for better rounding, and not on MPS (torch/amp/grad_scaler.py).
+    """
+    if args[0].device.type != context.device_type or not context.unsupported_dtypes:
+        return func(*args, **kwargs)
+    if not torch.compiler.is_compiling() and _calling_module() == "torch.amp.grad_scaler":
+        return args[0]
+    dtype = torch.float64 if func.__name__ == "double" else torch.complex128
+    return convert(context, torch.Tensor.to, (args[0], dtype), {})
 
 
 def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a conversion with the dtype the target can hold and, where the target needs it, a blocking copy."""
     if context.unsupported_dtypes:
+        kept = dtypes.converted_on_cpu(context, args, kwargs)
+        if kept is not None:
+            return kept
         args, kwargs = dtypes.fit_conversion(context, args, kwargs)
     if context.runtime.blocking_copies_only:
         kwargs = {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs

@@ -20,7 +20,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import Runtime
-from torchdevice.engines import dtype_gaps, half_products, lookup, rewriters
+from torchdevice.engines import detours, dtype_gaps, half_products, lookup, rewriters
 from torchdevice.engines.replace_new import Call, Constructor
 from torchdevice.patching import Installation, Patch, Replaced, loaded, stands_for
 from torchdevice.thread_state import ContextMode
@@ -93,7 +93,7 @@ class LastResort(EntryPoint):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
             return self.original(*args, **kwargs)
-        except RuntimeError:
+        except (RuntimeError, TypeError):
             if _state.mode is None:
                 raise
         return super().__call__(*args, **kwargs)
@@ -163,8 +163,8 @@ def _operator_call(original: Any) -> Any:
         if mode is None or lookup.rewriter_of(mode.table, self) is None or is_torch_function_all_disabled():
             try:
                 return original(self, *args, **kwargs)
-            except RuntimeError as error:
-                if mode is None or dtype_gaps.lacking(error) is None:
+            except (RuntimeError, TypeError) as error:
+                if mode is None or mode.context is None or not detours.can_follow(error, mode.context):
                     raise
         return _ask(mode, self, args, kwargs)
 
@@ -226,9 +226,10 @@ def _kind_for(function: Any) -> type[EntryPoint]:
         return _Attention
     if function in half_products.TABLE:
         return _Product
-    if lookup.classify(function, {}) is None and dtype_gaps.asked_last(function):
-        return LastResort
-    return EntryPoint
+    if function in _may_be_refused():
+        return LastResort if lookup.classify(function, {}) is None else EntryPoint
+    last = dtype_gaps.asked_last(function) or (isinstance(function, _BUILTINS) and lookup.takes_dtype(function))
+    return LastResort if last and lookup.classify(function, {}) is None else EntryPoint
 
 
 def _is_wanted(function: Any) -> bool:
@@ -251,6 +252,20 @@ def _for_every_scope() -> list[Patch]:
         Constructor(torch.device, _new_device),
         Replaced(torch.fx.node, "_find_module_of_method", _find_module),
     ]
+
+
+def _for_dtypes() -> list[Patch]:
+    """Return the patches for targets that lack dtypes: the functions that take one and no device."""
+    found = (value for _, _, value in _members() if isinstance(value, _BUILTINS) and lookup.takes_dtype(value))
+    return _listed({value for value in found if lookup.classify(value, {}) is None})
+
+
+@functools.cache
+def _may_be_refused() -> frozenset[Any]:
+    """Return the functions that a device's kernels may refuse, without the short ones, which are methods of tensors."""
+    spaces = (torch.nn.functional, torch._C._nn, torch.linalg, torch.special, torch.fft)
+    found = {value for space in spaces for value in vars(space).values() if isinstance(value, _FUNCTIONS)}
+    return frozenset(value for value in found if dtype_gaps.can_be_repeated(value))
 
 
 class _ImportedByValue:
@@ -305,6 +320,8 @@ def _find_module(original: Any) -> Any:
 
 
 _FOR_EVERY_SCOPE = Installation(_for_every_scope)
+_DTYPES = Installation(_for_dtypes)
+_REFUSED = Installation(lambda: _listed(_may_be_refused()))
 _READS = Installation(lambda: _listed(rewriters.READS))
 _PRODUCTS = Installation(lambda: _listed(half_products.TABLE))
 _OF_RUNTIMES: dict[str, Installation] = {}
@@ -317,6 +334,10 @@ def needed(context: Context) -> list[Installation]:
         found.append(_READS)
     if context.product_dtypes:
         found.append(_PRODUCTS)
+    if context.unsupported_dtypes:
+        found.append(_DTYPES)
+    if context.runtime.kernels_refuse:
+        found.append(_REFUSED)
     if context.runtime.rewriters:
         found.append(_of_runtime(context.runtime))
     return found

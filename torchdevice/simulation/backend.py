@@ -162,6 +162,11 @@ def _register_kernels() -> None:
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys() - batch_norm.KERNELS.keys()):
         aten.impl(name, _made_when_called(name), "PrivateUse1")
+    for name in _COMPOSED_IN_FLOAT64:
+        for key in ("PrivateUse1", "AutogradPrivateUse1"):
+            aten.impl(name, _holding_doubles(_overload(name).decompose), key)
+    pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, _NON_FUNCTIONAL)
+    aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
     _libraries.extend((fallback, aten, *autocast.register(), *sparse.register()))
 
 
@@ -192,6 +197,26 @@ def _shadowed() -> set[str]:
 
 _RUN_WHOLE = {f"aten::{name}" for name in ("abs", "convolution_backward", "empty_like")}
 """Composite operators that take another path on the CPU than on an out-of-tree device, or that printing needs."""
+
+
+_COMPOSED_IN_FLOAT64 = [
+    *(f"linalg_matrix_rank{overload}" for overload in ("", ".tol_tensor", ".atol_rtol_tensor", ".atol_rtol_float")),
+    *(f"linalg_pinv{overload}" for overload in ("", ".rcond_tensor", ".atol_rtol_float")),
+]
+"""Composite operators that make tolerances in float64, where torch's own for MPS have float32."""
+
+
+_NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
+
+
+def _holding_doubles(composition: Any) -> Any:
+    """Return torch's own composition of an operator, with tolerances in float64."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with enforcement.holding_doubles(), torch._C.DisableTorchFunction():
+            return composition(*args, **kwargs)
+
+    return kernel
 
 
 def _run_any(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -9,26 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fidelity import Fidelity
+from torchdevice.on_cpu import missing_operators
+from torchdevice.on_cpu.operators import counted
 from torchdevice.simulation.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 from torchdevice.simulation.profiles import Profile
 
 KIND = "simulated"
 """The name of the device type."""
-
-
-_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 
 
 watching = 0
@@ -37,6 +34,7 @@ _watchers: set[object] = set()
 
 class _Thread(threading.local):
     lifted = False
+    holds_doubles = False
     falling_back = False
     recorded = False
 
@@ -74,6 +72,16 @@ def lifted() -> Iterator[None]:
         yield
     finally:
         _thread.lifted = before
+
+
+@contextlib.contextmanager
+def holding_doubles() -> Iterator[None]:
+    """Refuse no dtype in this thread, for operators that torch composes otherwise on the real device."""
+    before, _thread.holds_doubles = _thread.holds_doubles, True
+    try:
+        yield
+    finally:
+        _thread.holds_doubles = before
 
 
 class Limits(NamedTuple):
@@ -177,7 +185,7 @@ def spelled(index: int) -> str:
 def check_dtype(dtype: torch.dtype) -> None:
     """Raise the real device's TypeError if the profile does not support the dtype."""
     limits = _limits()
-    if limits is not None and dtype in limits.profile.unsupported_dtypes:
+    if limits is not None and dtype in limits.profile.unsupported_dtypes and not _thread.holds_doubles:
         raise TypeError(limits.profile.dtype_message(dtype))
 
 
@@ -261,12 +269,12 @@ def _under(recorder: Any, op: Any, run: Any) -> Any:
 def falls_back(op: Any) -> bool:
     """Return whether an operator is to be run by :func:`run_fallback`: somebody looks, or the device lacks it.
 
-    With ``PYTORCH_ENABLE_MPS_FALLBACK`` set, the operator runs on the CPU instead, as on the real device, and is
-    counted.
+    It runs on the CPU then, by :mod:`torchdevice.on_cpu.missing_operators` as on a Mac, or by the real device's own
+    fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that.
 
     Raises:
-        NotImplementedError: The device lacks the operator, and the variable is not set, the scope is strict, or the
-            profile allows no fallback.
+        NotImplementedError: The device lacks the operator, and the variable is ``0``, the scope is strict, the profile
+            allows no fallback, or the program is written for the device, where this package does nothing.
         torch.AcceleratorError: The device is lost.
     """
     check_alive()
@@ -280,7 +288,9 @@ def falls_back(op: Any) -> bool:
         return False
     context = thread_state.state.context
     assert context is not None
-    if limits.profile.refuses or context.options.strict or os.environ.get(_FALLBACK, "0") == "0":
+    native = context.options.written_for == limits.profile.accelerator
+    asked = os.environ.get(missing_operators.VARIABLE, "0" if native else "")
+    if limits.profile.refuses or context.options.strict or asked == "0":
         context.note(missing, "NotImplementedError", Fidelity.UNSUPPORTED)
         raise NotImplementedError(limits.profile.missing_message(missing))
     return True
@@ -299,19 +309,10 @@ def run_fallback(op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
     missing = limits.profile.missing(op)
     assert missing is not None
     limits.fallbacks[missing] += 1
-    entry = context.note(missing, "the operator on the CPU", Fidelity.FELL_BACK)
-    start = time.perf_counter_ns()
     _thread.falling_back = True
     try:
-        result = kernel(*args, **kwargs)
+        if missing_operators.VARIABLE in os.environ:  # the real device's own fallback
+            return counted(context, missing, lambda: kernel(*args, **kwargs), (args, kwargs))
+        return missing_operators.run_on_cpu(context, missing, op, args, kwargs)
     finally:
         _thread.falling_back = False
-    if entry is not None:
-        entry.seconds += (time.perf_counter_ns() - start) / 1e9
-        entry.bytes += _bytes_of((args, kwargs, result))
-    return result
-
-
-def _bytes_of(values: Any) -> int:
-    """Return the bytes of the tensors among some values."""
-    return sum(value.nbytes for value in tree_leaves(values) if isinstance(value, torch.Tensor))

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from torchdevice import device_models
+from torchdevice.on_cpu.missing_operators import error_text
 
 _COMPOSITE = re.compile(r"\bComposite\w+")
 
@@ -74,16 +75,8 @@ class Profile:
         return None
 
     def missing_message(self, operator: str) -> str:
-        """Return the text of torch's error for an operator without a kernel (aten/src/ATen/mps/MPSFallback.mm)."""
-        if not self.backends:
-            return missing_on_cuda(operator)
-        return (
-            f"The operator '{operator}' is not currently implemented for the MPS device. If you want this op to be "
-            f"considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention "
-            f"use-case, that resulted in missing op as well as commit hash {torch.version.git_version}. As a temporary "
-            f"fix, you can set the environment variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback "
-            f"for this op. WARNING: this will be slower than running natively on MPS."
-        )
+        """Return the text of torch's error for an operator without a kernel."""
+        return error_text(operator) if self.backends else missing_on_cuda(operator)
 
     def dtype_message(self, dtype: torch.dtype) -> str:
         """Return the text of torch's error for a dtype that Metal lacks (aten/src/ATen/mps/EmptyTensor.cpp)."""

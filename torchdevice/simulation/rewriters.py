@@ -11,6 +11,7 @@ from torch.utils.dlpack import DLDeviceType
 from torchdevice.context import Context
 from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.fidelity import Fidelity
+from torchdevice.on_cpu.doubles import HostDouble
 from torchdevice.simulation import enforcement
 from torchdevice.simulation.allocator import meaning
 from torchdevice.simulation.fields import field, offset_of
@@ -100,6 +101,8 @@ def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if isinstance(one, HostDouble) or isinstance(other, HostDouble):
+        return False
     with torch._C.DisableTorchFunction():
         kinds = {one.device.type, other.device.type}
     return kinds == {"cpu", enforcement.KIND}

@@ -14,6 +14,7 @@ import torch
 from torchdevice.context import Context
 from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer
+from torchdevice.devices.mps import says_refused
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 from torchdevice.simulation import (
     allocator,
@@ -80,6 +81,7 @@ class SimulatedRuntime(Runtime):
         self.unsupported_dtypes = profile.unsupported_dtypes
         self.folds_ordinals = profile.single
         self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
+        self.kernels_refuse = profile.accelerator == "mps"
         self.fallbacks: Counter[str] = Counter()
         self.copies = handwritten_kernels.copies
         self.copied_bytes = handwritten_kernels.copied_bytes
@@ -194,6 +196,9 @@ class SimulatedRuntime(Runtime):
 
     def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
         return backend.new_storage(original, *args, device=device, **kwargs)
+
+    def refuses(self, error: BaseException) -> bool:
+        return self.kernels_refuse and says_refused(error)
 
     def out_of_memory(self, error: BaseException) -> str | None:
         # The device's memory is the host's, so running out of the host's is an error of the device.

@@ -5,6 +5,7 @@ Every other factory is found by its schema, see ``engines/rewriters.py``: a new 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -26,8 +27,10 @@ def _from_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
     if asked is None:
         return with_device_keyword(context, func, args, kwargs)
     if context.unsupported_dtypes and kwargs.get("dtype") is None:
+        is_leaf = kwargs.pop("requires_grad", False)
         on_cpu = func(*args, **{**kwargs, "device": "cpu"})
-        return on_cpu.to(context.redirect(asked) or asked, dtypes.fit(context, on_cpu.dtype))
+        made = dtypes.place(context, on_cpu, torch.device(context.redirect(asked) or asked))
+        return made.requires_grad_() if is_leaf else made
     if not context.runtime.shares_host_memory or func not in _MAY_SHARE:
         return with_device_keyword(context, func, args, kwargs)
     target = context.redirect(asked)
@@ -49,9 +52,20 @@ def _inject(
         return original(self, func, types, args, kwargs)
     kwargs = {**kwargs, "device": context.redirect(self.device) or self.device}
     rewriter = lookup.rewriter_of(lookup.table_of(context), func)
-    if rewriter is None or not context.runtime.shares_host_memory:
+    if rewriter is None or not (context.runtime.shares_host_memory or context.unsupported_dtypes):
         return original(self, func, types, args, kwargs)
-    return rewriter(context, func, args, kwargs)  # the mode does not see this call, and a move may have to copy
+    # The mode does not see this call, and a move may have to copy, or a dtype to be replaced.
+    return rewriter(context, func, args, kwargs)
+
+
+def _nested(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """``nested_tensor`` and its sibling, which no mode sees: in a dtype that the target can hold."""
+    try:
+        return with_device(context, original, *args, **kwargs)
+    except TypeError as error:
+        if not dtypes.refused(context, error):
+            raise
+    return dtypes.again(context, functools.partial(with_device, context, original), args, kwargs)
 
 
 def _from_dlpack(context: Context, original: Any, ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,8 +79,8 @@ def patches() -> list[Patch]:
     return [
         replaced_function(DeviceContext, "__torch_function__", _inject),
         replaced_function(torch, "range", with_device),
-        replaced_function(torch.nested, "nested_tensor", with_device),
-        replaced_function(torch.nested, "as_nested_tensor", with_device),
+        replaced_function(torch.nested, "nested_tensor", _nested),
+        replaced_function(torch.nested, "as_nested_tensor", _nested),
         replaced_function(torch, "from_dlpack", _from_dlpack),
         replaced_function(torch.utils.dlpack, "from_dlpack", _from_dlpack),
     ]

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import serialization
+from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdevice import placement, thread_state
+from torchdevice import dtypes, placement, thread_state
 from torchdevice.context import Context
+from torchdevice.on_cpu.doubles import HostDouble
 from torchdevice.patching import Callback, Patch, replaced_function
 from torchdevice.spelling import parse
 from torchdevice.torch_internals import require
@@ -77,6 +79,24 @@ def _restore_location(context: Context, original: Any, map_location: Any) -> Any
     return restored
 
 
+_whole: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""A loaded storage -> all of it as a tensor in a dtype that the target can hold."""
+
+
+def _rebuild(context: Context, original: Any, storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
+    """``torch._utils._rebuild_tensor``: on a target that lacks the dtype, convert the storage, once for all views."""
+    untyped = storage._untyped_storage
+    if storage.dtype not in context.unsupported_dtypes or untyped.device.type != context.device_type:
+        return original(storage, offset, size, stride)
+    whole = _whole.get(untyped)
+    if whole is None:
+        host = torch.empty(0, dtype=storage.dtype, device="cpu").set_(untyped.cpu())
+        whole = _whole[untyped] = dtypes.place(context, host, context.device(untyped.device.index or 0))
+    if isinstance(whole, HostDouble):
+        return whole.as_strided(size, stride, offset)
+    return torch.empty(0, dtype=whole.dtype, device=whole.device).set_(whole.untyped_storage(), offset, size, stride)
+
+
 def _register() -> None:
     _unregister()  # may be registered already, and torch's list keeps duplicates
     serialization.register_package(_PRIORITY, _tag, _deserialize)
@@ -95,4 +115,5 @@ def patches() -> list[Patch]:
     return [
         Callback(_register, _unregister),
         replaced_function(serialization, "_get_restore_location", _restore_location),
+        replaced_function(torch._utils, "_rebuild_tensor", _rebuild),
     ]
