@@ -201,6 +201,7 @@ DOCUMENTED: dict[str, list[Callable[[], Callable[[], Any]]]] = {
             lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2, 3, device="cuda"), align_corners=False), 1, 1, 3, 3, 3
         ),
     ],
+    "torch.nn.MaxPool3d": [backward_of(lambda x: F.max_pool3d(x, 2), 1, 1, 4, 4, 4)],  # until torch 2.12
     "torch.Tensor.scatter_reduce": [
         call_of(lambda: ones(3).scatter_reduce(0, torch.zeros(1, dtype=torch.long, device="cuda"), ones(1), "prod"))
     ],

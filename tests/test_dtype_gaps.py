@@ -29,6 +29,8 @@ WIDER = {
 
 def pairs() -> Iterator[tuple[str, Any, torch.dtype]]:
     for op in database.op_db:
+        if op.name == "__rmod__":  # torch 2.10: only because an integer division by zero has no result on a CPU
+            continue
         for dtype in sorted({*op.dtypesIfCUDA} - {*op.dtypes}, key=str):
             yield f"{op.name} {op.variant_test_name} {str(dtype).removeprefix('torch.')}", op, dtype
 

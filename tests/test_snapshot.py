@@ -24,7 +24,7 @@ def _changes(change: object) -> list[str]:
         (lambda patching: patching.setattr(torch, "add", torch.sub), "torch.add is another object"),
         (lambda patching: patching.delattr(torch, "add"), "torch.add is another object"),
         (lambda patching: patching.setattr(torch, "added", len, raising=False), "torch.added is new"),
-        (lambda patching: patching.setattr(torch.cuda, "_initialized", 1), "torch.cuda._initialized: False -> 1"),
+        (lambda patching: patching.setattr(torch.version, "debug", 1), "torch.version.debug: False -> 1"),
         (
             lambda patching: patching.setattr(torch, "Event", subclass_in_place_of(torch.Event, torch.Event.__new__)),
             "torch.Event is another object",

@@ -197,7 +197,7 @@ def fully_sharded():
 def fully_sharded_from_meta():
     with torch.device("meta"):
         sharded = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
     for layer in (sharded[0], sharded[2], sharded):
         fully_shard(layer, mp_policy=policy)
     sharded.to_empty(device="cuda")

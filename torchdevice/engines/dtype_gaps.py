@@ -87,6 +87,8 @@ KERNELS: Mapping[tuple[str, str], Lacking] = {
     **{(kernel, "BFloat16"): _IN_SINGLE_TOO for kernel in _REAL},
     ("abs_cpu", "Bool"): _IN_BYTES,
     ("trace", "Bool"): _IN_BYTES,
+    ("trace", "Half"): _IN_SINGLE,  # until torch 2.12
+    ("trace", "BFloat16"): _IN_SINGLE_TOO,
     **{("histogram_cpu", dtype): _BY_ARITHMETIC for dtype in ("Byte", "Char", "Short", "Int", "Long")},
 }
 """Kernel and dtype as the error names them -> what is done."""

@@ -34,7 +34,16 @@ def _computes_in_floats(given: Mapping[str, Any]) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
+_RAISING = (torch.use_deterministic_algorithms.__doc__ or "").partition("operations will throw a")[2]
+"""The part of the documentation that lists operators without a deterministic kernel."""
+
 OPERATORS: Mapping[str, Nondeterministic] = {
+    # Torch 2.13 has a deterministic kernel.
+    **(
+        {"max_pool3d_with_indices_backward": Nondeterministic("max_pool3d_with_indices_backward_cuda")}
+        if "torch.nn.MaxPool3d" in _RAISING
+        else {}
+    ),
     "avg_pool3d_backward": Nondeterministic("avg_pool3d_backward_cuda"),
     "_adaptive_avg_pool2d_backward": Nondeterministic("adaptive_avg_pool2d_backward_cuda"),
     "_adaptive_avg_pool3d_backward": Nondeterministic("adaptive_avg_pool3d_backward_cuda"),
