@@ -61,7 +61,7 @@ def test_accelerates_own_tests(target: str, name: str) -> None:
         ["data_parallel", "data_parallel_with_unused_parameters", "zero"],
         ["sharded", "sharded_state"],
         ["fully_sharded", "fully_sharded_from_meta", "checkpoints"],
-        ["tensor_parallel", "pipeline"],
+        ["tensor_parallel", "context_parallel_attention", "pipeline"],
     ],
     ids=", ".join,
 )

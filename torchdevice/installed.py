@@ -32,6 +32,7 @@ from torchdevice.torch_apis import (
     autocast,
     autograd,
     batch_norm,
+    context_parallel,
     cpp_extension,
     cuda_checks,
     data_parallel,
@@ -99,6 +100,7 @@ AREAS = (
     data_parallel,
     distributed,
     dtensor,
+    context_parallel,
     cuda_checks,
 )
 """The modules of this package with a function ``patches()``."""

@@ -32,7 +32,11 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.experimental import _attention as ring
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 warnings.simplefilter("ignore")
@@ -239,6 +243,38 @@ def tensor_parallel():
     found.sum().backward()
 
 
+def attention(query, key, value, is_causal):
+    """Return the result of attention and the gradients."""
+    given = [each.detach().clone().requires_grad_() for each in (query, key, value)]
+    found = F.scaled_dot_product_attention(*given, is_causal=is_causal)
+    found.square().sum().backward()
+    return [found.detach(), *(each.grad for each in given)]
+
+
+def context_parallel_attention():
+    mesh = init_device_mesh("cuda", (size,))
+    torch.manual_seed(4)
+    whole = [torch.randn(2, 3, 8 * size, 4) for _ in range(3)]
+    try:
+        for rotation, balanced, is_causal, backend in [
+            ("allgather", True, True, SDPBackend.FLASH_ATTENTION),
+            ("alltoall", True, True, SDPBackend.EFFICIENT_ATTENTION),
+            ("alltoall", False, False, SDPBackend.FLASH_ATTENTION),
+        ]:
+            set_rotate_method(rotation)
+            ring._cp_options.enable_load_balance = balanced
+            parts = [each.cuda() for each in whole]
+            with sdpa_kernel(backend), context_parallel(mesh, buffers=parts, buffer_seq_dims=[2, 2, 2]):
+                found = attention(*parts, is_causal)
+                gathered = ring.context_parallel_unshard(mesh, found, [2] * 4)
+            assert found[0].shape[2] == 8 and torch.equal(parts[0].cpu(), whole[0])
+            for one, other in zip(gathered, attention(*whole, is_causal), strict=True):
+                assert torch.allclose(one.cpu(), other, atol=1e-5)
+    finally:
+        set_rotate_method("allgather")
+        ring._cp_options.enable_load_balance = True
+
+
 def pipeline():
     whole = model()
     part = nn.Sequential(whole[0], whole[1]) if rank == 0 else whole[2]
@@ -256,7 +292,8 @@ CASES = {
     for case in (
         data_parallel, data_parallel_with_unused_parameters, zero, synchronized_batch_norm,
         synchronized_batch_norm_of_unequal_parts, synchronized_batch_norm_in_a_group_of_one, sharded, sharded_state,
-        fully_sharded, fully_sharded_from_meta, checkpoints, tensor_parallel, pipeline,
+        fully_sharded, fully_sharded_from_meta, checkpoints, tensor_parallel, context_parallel_attention,
+        pipeline,
     )
 }  # fmt: skip
 

@@ -291,19 +291,21 @@ def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
 
 @rewrites(torch._C._nn.scaled_dot_product_attention)
 def attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Attention by the math backend, where the program enables only backends that the target lacks."""
+    """Attention by the target's own backends, where the program enables only backends that the target lacks."""
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:
         if not str(error).startswith(("No viable backend", "No available kernel")):
             raise
     context.report("scaled_dot_product_attention by the enabled backends", "the target's own", Fidelity.APPROXIMATE)
-    math_enabled = torch._C._get_math_sdp_enabled()
+    before = torch._C._get_math_sdp_enabled(), torch._C._get_flash_sdp_enabled()
     torch._C._set_sdp_use_math(True)
+    torch._C._set_sdp_use_flash(True)  # the one that context_parallel divides among ranks
     try:
         return func(*args, **kwargs)
     finally:
-        torch._C._set_sdp_use_math(math_enabled)
+        torch._C._set_sdp_use_math(before[0])
+        torch._C._set_sdp_use_flash(before[1])
 
 
 # ---- reads, for identity="program" -----------------------------------------------------------------------------------
