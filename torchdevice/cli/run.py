@@ -14,6 +14,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import io
+import json
 import logging
 import os
 import pkgutil
@@ -23,6 +24,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdevice import options as _options
@@ -233,9 +235,10 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
     """Begin a run that has messages and a report in common, or take part in the one around it."""
     from torchdevice.report import processes
 
-    if options.report is not None:
+    verify = scope.options.verify if options.report is not None or run_folder.path() is None else None
+    if options.report is not None or verify:
         run_folder.begin()
-        processes.lead(scope.journal, scope.report, functools.partial(_show_report, options.report))
+        processes.lead(scope.journal, scope.report, functools.partial(_show, options.report, verify))
     elif run_folder.path() is None:
         os.environ.pop(REPORT, None)
         run_folder.begin()
@@ -243,19 +246,34 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
         processes.follow(scope.journal, scope.report)
 
 
+def _show(file: str | bool | None, verify: str | bool | None, report: Report) -> None:
+    """Show what a run is to say at its end."""
+    if isinstance(verify, str):
+        _write(verify, json.dumps(report.verification, indent=1), "what was verified")
+    if verify and file is not True and logger.isEnabledFor(logging.WARNING):
+        from torchdevice.report import text, wording
+
+        print(f"torchdevice: {wording.verified(report)}", *text.findings(report), sep="\n", file=sys.stderr)
+    if file is not None:
+        _show_report(file, report)
+
+
+def _write(file: str, text: str, what: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"torchdevice: {what} could not be written: {error}", file=sys.stderr)
+    else:
+        if logger.isEnabledFor(logging.WARNING):
+            print(f"torchdevice: {what} is in {file}", file=sys.stderr)
+
+
 def _show_report(file: str | bool, report: Report) -> None:
     """Print a report, or write it to a file."""
     if not isinstance(file, str):
         report.show(sys.stderr)
-        return
-    try:
-        with open(file, "w", encoding="utf-8") as stream:
-            stream.write(report.to_html() if file.endswith(".html") else report.to_json())
-    except OSError as error:
-        print(f"torchdevice: the report could not be written: {error}", file=sys.stderr)
     else:
-        if logger.isEnabledFor(logging.WARNING):
-            print(f"torchdevice: the report is in {file}", file=sys.stderr)
+        _write(file, report.to_html() if file.endswith(".html") else report.to_json(), "the report")
 
 
 def _execute(program: Program, main: dict[str, Any]) -> None:
