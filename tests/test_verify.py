@@ -319,6 +319,39 @@ def test_memory_figures_are_those_without() -> None:
         assert peak() == expected
 
 
+# ---- programs of every kind ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_backward_raises_what_it_raises_without() -> None:
+    """A function mode that saw the operators of backward would compute this one in a dtype that the CPU has."""
+    with torchdevice.portable("cpu", verify=True):
+        x = torch.full((2,), 0.5, dtype=torch.complex32, device="cuda", requires_grad=True)
+        with pytest.raises(NotImplementedError, match="div_cpu"):
+            x.sgn().real.sum().backward()
+
+
+def test_a_module_is_traced(target: str) -> None:
+    with torchdevice.portable(target, verify=True):
+        layer, x = torch.nn.Conv1d(2, 3, 3).cuda(), torch.ones(1, 2, 8, device="cuda")
+        assert torch.equal(torch.jit.trace(layer, x)(x), layer(x)) and modes()
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_every_dtype_is_compared() -> None:
+    with torchdevice.simulate(verify=True, strict=True) as scope:
+        for dtype in (torch.complex32, torch.float8_e5m2, torch.bfloat16, torch.uint16, torch.bool):
+            torch.zeros(3, device="cuda").to(dtype).clone()
+    assert not scope.journal.findings.unknown
+
+
+def test_what_is_no_plain_tensor_is_counted() -> None:
+    with torchdevice.simulate(verify=True, strict=True) as scope:
+        x = torch.eye(3, device="cuda").to_sparse()
+        (x + x).to_dense()
+    assert scope.journal.findings.unknown["aten::add.Tensor"] == 1
+
+
 # ---- architectures ---------------------------------------------------------------------------------------------------
 
 ARCHITECTURES = 1

@@ -7,7 +7,9 @@ modes of this package together.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 from torch.utils import _python_dispatch
 
@@ -48,3 +50,16 @@ def leave(mode: _python_dispatch.TorchDispatchMode) -> None:
         if not _entered:
             _push(_variables)
             _variables.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def lifted() -> Iterator[None]:
+    """Take the modes of this package off this thread's stack for the time of a call that refuses modes."""
+    mine = [mode for mode in _stack() if mode in _entered]
+    for mode in mine:
+        leave(mode)
+    try:
+        yield
+    finally:
+        for mode in mine:
+            enter(mode)
