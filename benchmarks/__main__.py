@@ -3,7 +3,7 @@
 ``--json FILE`` also writes the figures to a file. ``--instructions`` instead counts the machine instructions of four
 calls with valgrind's callgrind; these counts are reproducible. ``--simulation`` instead measures the simulated device
 against the plain CPU, ``--transfers`` moves by ``ToDevice`` against a bare ``.to``, ``--half`` half precision on a CPU
-against float32.
+against float32, ``--verify`` scopes with ``verify=`` against scopes without it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--simulation", action="store_true", help="measure the simulated device instead")
     parser.add_argument("--transfers", action="store_true", help="measure moves by ToDevice instead")
     parser.add_argument("--half", action="store_true", help="measure half precision on a CPU instead")
+    parser.add_argument("--verify", action="store_true", help="measure what verify costs instead")
     parser.add_argument("--counted", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -52,6 +53,7 @@ def main() -> int:
         _measure_simulation: options.simulation,
         _measure_transfers: options.transfers,
         _measure_half: options.half,
+        _measure_verify: options.verify,
     }
     measure = next((part for part, chosen in parts.items() if chosen), _measure)
     figures = measure(options.rounds, options.only)
@@ -92,6 +94,15 @@ def _measure_half(rounds: int, only: str) -> dict[str, Any]:
     figures = {**_heading(rounds), "half precision": half_precision.measure(rounds, only)}
     for name, timings in figures["half precision"].items():
         _print(name, timings, half_precision.FLOAT32)
+    return figures
+
+
+def _measure_verify(rounds: int, only: str) -> dict[str, Any]:
+    from benchmarks import verify
+
+    figures = {**_heading(rounds), "verify": verify.measure(rounds, only)}
+    for name, timings in figures["verify"].items():
+        _print(name, timings, verify.WITHOUT)
     return figures
 
 

@@ -46,6 +46,17 @@ def test_half_precision_against_float32(tmp_path: Path) -> None:
     assert set(timings) == dtypes | {f"{name}, products by torch" for name in dtypes - {"float32"}}
 
 
+def test_what_verify_costs(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    ran = run_python(
+        "-m", "benchmarks", "--verify", "--rounds", "3", "--only", "view, cpu", "--json", str(figures), cwd=ROOT
+    )
+    assert ran.returncode == 0, ran.stderr
+    (timings,) = json.loads(figures.read_text())["verify"].values()
+    conditions = {"without verify", "verify", "every tenth call", "every hundredth call", "only addmm"}
+    assert timings.keys() == conditions
+
+
 def test_growth_is_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "growth.svg"
     ran = run_python("-m", "benchmarks", "--rounds", "3", "--only", "growth", "--plot", str(plot), cwd=ROOT)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
+import json
+import os
+import re
 import runpy
 import threading
 import warnings
@@ -12,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rich.console
+import tiny_models
 import torch
+from conftest import run_program
 from faults import FAULTS, Fault, planted, planted_in_cpu
+from sweeping import shuffled
 from torch.utils import _python_dispatch
 
 import torchdevice
 from torchdevice.errors import DivergenceError, DivergenceWarning
+from torchdevice.report import Report
 from torchdevice.simulation.allocator import fresh, memory_of
 
 
@@ -308,3 +317,166 @@ def test_memory_figures_are_those_without() -> None:
         expected = peak()
     with torchdevice.simulate(verify=True):
         assert peak() == expected
+
+
+# ---- programs of every kind ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_backward_raises_what_it_raises_without() -> None:
+    """A function mode that saw the operators of backward would compute this one in a dtype that the CPU has."""
+    with torchdevice.portable("cpu", verify=True):
+        x = torch.full((2,), 0.5, dtype=torch.complex32, device="cuda", requires_grad=True)
+        with pytest.raises(NotImplementedError, match="div_cpu"):
+            x.sgn().real.sum().backward()
+
+
+def test_a_module_is_traced(target: str) -> None:
+    with torchdevice.portable(target, verify=True):
+        layer, x = torch.nn.Conv1d(2, 3, 3).cuda(), torch.ones(1, 2, 8, device="cuda")
+        assert torch.equal(torch.jit.trace(layer, x)(x), layer(x)) and modes()
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_every_dtype_is_compared() -> None:
+    with torchdevice.simulate(verify=True, strict=True) as scope:
+        for dtype in (torch.complex32, torch.float8_e5m2, torch.bfloat16, torch.uint16, torch.bool):
+            torch.zeros(3, device="cuda").to(dtype).clone()
+    assert not scope.journal.findings.unknown
+
+
+def test_what_is_no_plain_tensor_is_counted() -> None:
+    with torchdevice.simulate(verify=True, strict=True) as scope:
+        x = torch.eye(3, device="cuda").to_sparse()
+        (x + x).to_dense()
+    assert scope.journal.findings.unknown["aten::add.Tensor"] == 1
+
+
+# ---- architectures ---------------------------------------------------------------------------------------------------
+
+ARCHITECTURES = 1
+"""How many architectures of transformers a sample has."""
+
+
+@pytest.mark.one_engine
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_is_found_in_architectures(target: str, sweep: tuple[bool, int]) -> None:
+    transformers = pytest.importorskip("transformers", reason="install with the [hf] extra")
+    transformers.logging.set_verbosity_error()
+    from test_transformers import exercise  # here, because its file is skipped without transformers
+
+    looked_at = []
+    for family, name in shuffled(tiny_models.all_names(), sweep):
+        if not sweep[0] and len(looked_at) >= ARCHITECTURES:
+            break
+        try:
+            tiny = tiny_models.build(family, name)
+            exercise(copy.deepcopy(tiny), None)
+        except Exception:  # does not build tiny, or does not run on the plain CPU
+            continue
+        with torchdevice.portable(target, verify=True) as scope:
+            exercise(tiny, "cuda")
+        assert not found(scope), name
+        looked_at.append(name)
+        assert scope.journal.findings.compared.total() > 100
+    assert len(looked_at) >= (150 if sweep[0] else ARCHITECTURES)
+
+
+# ---- what is said ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_a_finding() -> torchdevice.Scope:
+    """A scope that has found a wrong product, twice at one line."""
+    with planted("mm", one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+        x = torch.ones(3, 3, device="cuda")
+        for _ in range(2):
+            x @ x
+    return scope
+
+
+def test_a_report_has_the_findings(with_a_finding: torchdevice.Scope) -> None:
+    report = with_a_finding.report()
+    text = str(report)
+    assert "verified 3 calls of 2 operators: 1 finding" in text
+    assert "values, 2 calls\n  aten::mm: the result: 1 of 9 elements differ" in text
+    page = report.to_html()
+    assert "Compared with the CPU" in page and "aten::mm: the result: 1 of 9 elements differ" in page
+    printed = io.StringIO()
+    rich.console.Console(file=printed, width=200).print(report)
+    assert "aten::mm: the result" in printed.getvalue()
+    again = Report.from_dict(json.loads(report.to_json()))
+    assert again == report and again.findings[0].site.file == __file__
+
+
+def test_reports_of_processes_are_joined(with_a_finding: torchdevice.Scope) -> None:
+    report = with_a_finding.report()
+    both = report.joined([Report.from_dict(report.to_dict())])
+    assert [finding.count for finding in both.findings] == [4]
+    assert both.verified["compared"] == {"aten::ones": 2, "aten::mm": 4}
+
+
+def test_a_report_without_verify_says_nothing_of_it() -> None:
+    with torchdevice.simulate() as scope:
+        train(1)
+    assert "verified" not in str(scope.report()) and "Compared" not in scope.report().to_html()
+
+
+def test_findings_are_written_to_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    with planted("mm", one_more), torchdevice.simulate(verify=os.fspath(file)), pytest.warns(DivergenceWarning):
+        x = torch.ones(3, 3, device="cuda")
+        x @ x
+        assert len(json.loads(file.read_text())["findings"]) == 1
+        x + x
+    written = json.loads(file.read_text())
+    assert written["verified"]["compared"] == {"aten::ones": 1, "aten::mm": 1, "aten::add.Tensor": 1}
+    assert Path(written["findings"][0]["script"]).parent == tmp_path / "found"
+
+
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import multiprocessing
+import torch
+from faults import FAULTS, planted
+
+def wrong():
+    fault = next(each for each in FAULTS if each.name == "swapped operands")
+    with planted(fault.operator, fault.kernel):
+        for _ in range(2):
+            torch.ones(3, device="cuda") - torch.zeros(3, device="cuda")
+
+if __name__ == "__main__":
+    wrong()
+    child = multiprocessing.get_context("fork").Process(target=wrong)
+    child.start()
+    child.join()
+"""
+
+
+def test_a_run_says_what_all_its_processes_found(tmp_path: Path) -> None:
+    ran = run_program(tmp_path, PROGRAM, options=["--target", "simulated:mps", "--verify=found.json"])
+    assert ran.returncode == 0, ran.stderr
+    assert "program.py:12: DivergenceWarning: aten::sub.Tensor: the result: 3 of 3 elements differ" in ran.stderr
+    assert "torchdevice: verified 12 calls of 3 operators: 1 finding" in ran.stderr
+    (finding,) = json.loads((tmp_path / "found.json").read_text())["findings"]
+    assert (finding["operator"], finding["count"], finding["site"]["line"]) == ("aten::sub.Tensor", 4, 12)
+
+
+PAGE = (Path(__file__).parent.parent / "docs" / "verify.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_the_example_of_the_page_gives_what_the_page_says() -> None:
+    program, script = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[1:3]
+    names: dict[str, Any] = {}
+    with torchdevice.simulate("mps", written_for="mps", verify=True) as scope, pytest.warns(DivergenceWarning):
+        try:
+            exec(compile(program, "tied.py", "exec"), names)
+        finally:
+            names["device"]._destroy()
+    (finding,) = found(scope)
+    assert f"tied.py:18: DivergenceWarning: {finding}\n" in PAGE
+    written = Path(finding.script).read_text()
+    assert re.sub(r"Found by .*,", "", written) == re.sub(r"Found by .*,", "", script)

@@ -7,7 +7,9 @@ modes of this package together.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 from torch.utils import _python_dispatch
 
@@ -77,3 +79,16 @@ def _inherit(above: list[_python_dispatch.TorchDispatchMode]) -> None:
     times = sum(each is heir for each in above)
     for name in _KEPT:
         getattr(heir, name)[-times] = getattr(_variables, name).pop()
+
+
+@contextlib.contextmanager
+def lifted() -> Iterator[None]:
+    """Take the modes of this package off this thread's stack for the time of a call that refuses modes."""
+    mine = [mode for mode in _stack() if mode in _entered]
+    for mode in mine:
+        leave(mode)
+    try:
+        yield
+    finally:
+        for mode in mine:
+            enter(mode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchdevice.call_sites import Site
@@ -70,6 +71,15 @@ class Finding:
         return cls(**{**data, **sites, "arguments": tuple(data["arguments"])})
 
 
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with those that say the same of the same line made one."""
+    found: dict[Any, Finding] = {}
+    for each in findings:
+        known = found.get(each.key)
+        found[each.key] = each if known is None else dataclasses.replace(known, count=known.count + each.count)
+    return list(found.values())
+
+
 class Findings:
     """The findings of one process, each once. Safe to use from several threads.
 
@@ -100,7 +110,11 @@ class Findings:
                 self._found.setdefault(finding.key, kept)
             return kept
 
-    def __iter__(self) -> Any:
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return how many calls of which operators were compared, and how."""
+        return {name: dict(getattr(self, name)) for name in ("compared", "random", "unknown")}
+
+    def __iter__(self) -> Iterator[Finding]:
         return iter(list(self._found.values()))
 
     def __len__(self) -> int:

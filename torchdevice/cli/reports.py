@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchdevice.logs import logger
@@ -32,12 +34,31 @@ def show_report(file: str | bool, report: Report) -> None:
     """Print a report on stderr, or write it to a file if one is named."""
     if not isinstance(file, str):
         report.show(sys.stderr)
-        return
+    else:
+        _write(file, report.to_html() if file.endswith(".html") else report.to_json(), "the report")
+
+
+def show_verified(file: str | bool, report: Report, *, quiet: bool) -> None:
+    """Print on stderr what ``verify=`` found, and write it to a file if one is named.
+
+    Args:
+        file: The file.
+        report: The report of the run.
+        quiet: Whether to print nothing, because the report is printed too.
+    """
+    if isinstance(file, str):
+        _write(file, json.dumps(report.verification, indent=1), "what was verified")
+    if not quiet and logger.isEnabledFor(logging.WARNING):
+        from torchdevice.report import text, wording
+
+        print(f"torchdevice: {wording.verified(report)}", *text.findings(report), sep="\n", file=sys.stderr)
+
+
+def _write(file: str, text: str, what: str) -> None:
     try:
-        with open(file, "w", encoding="utf-8") as stream:
-            stream.write(report.to_html() if file.endswith(".html") else report.to_json())
+        Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
-        print(f"torchdevice: the report could not be written: {error}", file=sys.stderr)
+        print(f"torchdevice: {what} could not be written: {error}", file=sys.stderr)
     else:
         if logger.isEnabledFor(logging.WARNING):
-            print(f"torchdevice: the report is in {file}", file=sys.stderr)
+            print(f"torchdevice: {what} is in {file}", file=sys.stderr)

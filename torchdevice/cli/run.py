@@ -31,7 +31,7 @@ from torchdevice.cli import programs
 from torchdevice.cli.parsing import CommandParser
 from torchdevice.cli.programs import Program
 from torchdevice.cli.refusals import refusals
-from torchdevice.cli.reports import report_file, show_report
+from torchdevice.cli.reports import report_file, show_report, show_verified
 from torchdevice.logs import configure_logging
 from torchdevice.switch import REPORT, SWITCH
 from torchdevice.tracebacks import trim, without_ours
@@ -232,9 +232,10 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
     """Begin a run that has messages and a report in common, or take part in the one around it."""
     from torchdevice.report import processes
 
-    if options.report is not None:
+    verify = scope.options.verify if options.report is not None or run_folder.path() is None else None
+    if options.report is not None or verify:
         run_folder.begin()
-        processes.lead(scope.journal, scope.report, functools.partial(_show_report, options))
+        processes.lead(scope.journal, scope.report, functools.partial(_show, options, verify))
     elif run_folder.path() is None:
         os.environ.pop(REPORT, None)
         run_folder.begin()
@@ -242,9 +243,12 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
         processes.follow(scope.journal, scope.report)
 
 
-def _show_report(options: argparse.Namespace, report: Report) -> None:
-    """Show what happened, and with ``--check`` what the sources foretold of it."""
-    show_report(options.report, _with_foretold(report, options.rest) if options.check else report)
+def _show(options: argparse.Namespace, verify: str | bool | None, report: Report) -> None:
+    """Show what a run is to say at its end: what was verified, and what happened, with what the sources foretold."""
+    if verify:
+        show_verified(verify, report, quiet=options.report is True)
+    if options.report is not None:
+        show_report(options.report, _with_foretold(report, options.rest) if options.check else report)
 
 
 def _with_foretold(report: Report, words: Sequence[str]) -> Report:

@@ -6,9 +6,12 @@ import dataclasses
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from torchdevice.findings import Finding
+from torchdevice.findings import merged as merged_findings
 from torchdevice.journal import Journal
 from torchdevice.options import Options
 from torchdevice.report.foretold import Comparison
@@ -73,6 +76,9 @@ class Content:
         processes: The processes it happened in.
         left_out: How many calls were not told apart because there were too many different ones.
         comparison: What was foretold from the source beside what happened; None where nobody asked.
+        findings: What ``verify=`` found.
+        verified: How many calls ``verify=`` compared: ``"compared"``, ``"random"`` (shapes, dtypes and ranges only) and
+            ``"unknown"`` (the CPU cannot make them) -> operator -> number. Empty without ``verify=``.
     """
 
     program: tuple[str, ...]
@@ -83,6 +89,8 @@ class Content:
     processes: tuple[Process, ...]
     left_out: int = 0
     comparison: Comparison | None = None
+    findings: tuple[Finding, ...] = ()
+    verified: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls: type[C], journal: Journal, options: Options, target: str, process: str = "main") -> C:
@@ -97,6 +105,8 @@ class Content:
             rows=tuple(rows),
             processes=(Process(process, os.getpid(), calls=calls),),
             left_out=journal.overflow,
+            findings=tuple(journal.findings),
+            verified=journal.findings.counts() if options.verify else {},
         )
 
     def joined(self: C, others: Iterable[Content], lost: Iterable[Process] = ()) -> C:
@@ -112,6 +122,8 @@ class Content:
             rows=tuple(merged(row for report in (self, *others) for row in report.rows)),
             processes=(*self.processes, *(each for report in others for each in report.processes), *lost),
             left_out=self.left_out + sum(report.left_out for report in others),
+            findings=tuple(merged_findings(each for report in (self, *others) for each in report.findings)),
+            verified=_sums(report.verified for report in (self, *others)),
         )
 
     def renamed(self: C, name: str) -> C:
@@ -137,6 +149,11 @@ class Content:
         found = {name: Totals.of(row for row in self.rows if row.seconds and row.asked == name) for name in names}
         return dict(sorted(found.items(), key=lambda item: -item[1].seconds))
 
+    @property
+    def verification(self) -> dict[str, Any]:
+        """What ``verify=`` found and how many calls it compared, as plain data."""
+        return {"findings": [each.to_dict() for each in self.findings], "verified": self.verified}
+
     # ---- forms -------------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,6 +172,7 @@ class Content:
             "processes": [dataclasses.asdict(process) for process in self.processes],
             "rows": [row.to_dict() for row in self.rows],
             "comparison": self.comparison and self.comparison.to_dict(),
+            **self.verification,
         }
 
     @classmethod
@@ -175,8 +193,18 @@ class Content:
             processes=tuple(Process(**process) for process in data["processes"]),
             left_out=data["left_out"],
             comparison=Comparison.from_dict(data.get("comparison")),
+            findings=tuple(map(Finding.from_dict, data.get("findings", ()))),
+            verified=data.get("verified", {}),
         )
 
     def to_json(self, indent: int | None = 1) -> str:
         """Return :meth:`to_dict` as text."""
         return json.dumps(self.to_dict(), indent=indent)
+
+
+def _sums(counts: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    found: dict[str, Counter[str]] = {}
+    for each in counts:
+        for name, calls in each.items():
+            found.setdefault(name, Counter()).update(calls)
+    return {name: dict(calls) for name, calls in found.items()}

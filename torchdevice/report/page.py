@@ -37,7 +37,7 @@ def rendered(report: Content) -> str:
         f"<title>{escape(title)}</title>",
         f"<style>{_asset('page.css')}</style>",
     ]
-    body = [_heading(report), *_alarms(report), _tiles(report), _plot(report), _table(report)]
+    body = [_heading(report), *_alarms(report), _tiles(report), _findings(report), _plot(report), _table(report)]
     body += [_comparison(report), _processes(report), _legend(), f"<script>{_asset('page.js')}</script>"]
     opened = ["<!doctype html>", '<html lang="en">', "<head>", *head, "</head>", "<body>"]
     return "\n".join([*opened, *filter(None, body), "</body>", "</html>", ""])
@@ -85,6 +85,19 @@ def _tile(kind: str, title: str, figure: str, detail: str) -> str:
 def _at(totals: Totals) -> str:
     calls = "call" if totals.calls == 1 else "calls"
     return f"{calls} at {wording.plural(totals.lines, 'line')}"
+
+
+def _findings(report: Content) -> str:
+    """Return what ``verify=`` found; nothing without it."""
+    if not report.verified:
+        return ""
+    found = "".join(
+        f'<div class="alarm"><div class="place">{escape(source.place(each.site.file, each.site.line))} in '
+        f"{escape(each.site.function)}: {escape(each.kind)}, {wording.plural(each.count, 'call')}</div>"
+        f"<pre>{escape(str(each))}</pre></div>"
+        for each in report.findings
+    )
+    return f"<h2>Compared with the CPU</h2>\n<p>{escape(wording.verified(report))}</p>{found}"
 
 
 def _plot(report: Content) -> str:

@@ -85,7 +85,7 @@ class _Member:
         folder = None if run_folder.leads() else run_folder.path()
         if folder is None:
             self._forget()
-        elif len(self._journal):
+        elif len(self._journal) or self._journal.findings.compared:
             with contextlib.suppress(OSError):  # the folder is gone where the first process has ended
                 unfinished = self._own(folder, ".part")
                 unfinished.write_text(self._describe().renamed(_name()).to_json(indent=None))

@@ -25,6 +25,7 @@ def rendered(report: Content) -> RenderableType:
     """Return what rich prints for a report."""
     first, *rest = text.heading(report)
     head = [Text(first, style="bold"), *map(Text, rest)]
+    head += [Text(line, style="red" if line and line[0] != " " else "") for line in text.findings(report)]
     return Stack(*head, *(_table(title, rows, report) for title, rows in _titled(report)), *_comparison(report))
 
 

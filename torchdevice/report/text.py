@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from itertools import groupby
 
-from torchdevice.report import wording
+from torchdevice.report import source, wording
 from torchdevice.report.content import Content, Totals
 from torchdevice.report.rows import Row
 
 
 def rendered(report: Content) -> str:
     """Return the text of a report, without a line break at its end."""
-    return "\n".join([*heading(report), *_rows(report), *_comparison(report)])
+    return "\n".join([*heading(report), *findings(report), *_rows(report), *_comparison(report)])
 
 
 def heading(report: Content) -> list[str]:
@@ -22,8 +23,20 @@ def heading(report: Content) -> list[str]:
     lines.extend(f"  {sentence}" for sentence in wording.missing(report))
     if not report.rows:
         lines.append("  nothing was rewritten or supplied: the program asked for no accelerator")
+    if report.verified:
+        lines.append(f"  {wording.verified(report)}")
     for group, rows in report.groups.items():
         lines.append(f"  {wording.HEADINGS[group].lower()}: {wording.extent(Totals.of(rows))}")
+    return lines
+
+
+def findings(report: Content) -> list[str]:
+    """Return what ``verify=`` found."""
+    lines = []
+    for each in report.findings:
+        place = source.place(each.site.file, each.site.line)
+        lines += ["", f"{place}: {each.kind}, {wording.plural(each.count, 'call')}"]
+        lines += textwrap.indent(str(each), "  ").splitlines()
     return lines
 
 
@@ -52,7 +65,7 @@ def _comparison(report: Content) -> list[str]:
     lines = ["", wording.FORETOLD]
     for title, group in report.comparison.groups.items():
         lines.append(f"  {title}: {wording.plural(len({(each.file, each.line) for each in group}), 'line')}")
-        for (place, source), same in groupby(group, key=lambda each: (wording.place(each), each.source)):
-            lines.append(f"    {place}  {source}".rstrip())
+        for (place, line), same in groupby(group, key=lambda each: (wording.place(each), each.source)):
+            lines.append(f"    {place}  {line}".rstrip())
             lines.extend(f"        {each.said}" for each in same)
     return [*lines, *(f"  {sentence}" for sentence in wording.untraced(report.comparison))]

@@ -45,6 +45,19 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
+def verified(report: Content) -> str:
+    """Return how many calls ``verify=`` compared and what came of it; nothing without ``verify=``."""
+    if not report.verified:
+        return ""
+    calls = {name: sum(counts.values()) for name, counts in report.verified.items()}
+    said = f"verified {plural(calls['compared'], 'call')} of {plural(len(report.verified['compared']), 'operator')}"
+    if calls["random"]:
+        said += f", {plural(calls['random'], 'call')} with random numbers by shape, dtype and range only"
+    if calls["unknown"]:
+        said += f"; {plural(calls['unknown'], 'call')} the CPU cannot make"
+    return f"{said}: {plural(len(report.findings), 'finding')}"
+
+
 def extent(totals: Totals) -> str:
     """Return how many calls there were at how many lines, and their time if any was measured."""
     time = f", {duration(totals.seconds)}" if totals.seconds else ""

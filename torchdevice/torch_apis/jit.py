@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
+from torchdevice import dispatch_modes, thread_state
 from torchdevice.context import Context
 from torchdevice.patching import (
     Patch,
@@ -195,11 +195,18 @@ def _nodes(block: Any) -> Iterator[Any]:
             yield from _nodes(inner)
 
 
+def _trace(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.jit.trace``: torch records no values that a dispatch mode has handled."""
+    with dispatch_modes.lifted():
+        return original(*args, **kwargs)
+
+
 def patches() -> list[Patch]:
     """Return the patches of ``torch.jit``."""
     builtins = importlib.import_module("torch.jit._builtins")
     return [
         Replaced(torch.jit, "script", _script),
         replaced_function(torch.jit, "load", _load),
+        replaced_function(torch.jit, "trace", _trace),
         ReplacedInImporters(builtins, "_find_builtin", _find_builtin),
     ]

@@ -35,7 +35,7 @@ def _register_kernel(context: Context, original: Any, self: Any, device_types: A
 
 def _kernel(fn: Any) -> Any:
     """Return a function that runs a kernel of the program with the mode. A kernel of torch is returned unchanged."""
-    own = isinstance(fn, types.FunctionType) and not fn.__module__.startswith("torch.")
+    own = isinstance(fn, types.FunctionType) and not (fn.__module__ or "").startswith("torch.")
     return per_context(fn, with_mode) if own else fn
 
 

@@ -125,7 +125,7 @@ class Call:
 
     def _by_value(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
         if self.operator.is_view:
-            yield from self._of_views(result, expected)
+            yield from self._of_views(result, expected, copies)
             return
         several = len(list(_leaves(result))), len(list(_leaves(expected)))
         if several[0] != several[1]:
@@ -209,13 +209,14 @@ class Call:
                 if found is not None:
                     yield f"the argument {name!r}", found
 
-    def _of_views(self, result: Any, expected: Any) -> Iterator[tuple[str, Difference]]:
-        memories = {each.untyped_storage()._cdata for each in tensors((self._args, self._kwargs))}
+    def _of_views(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
+        memories = _memories((self._args, self._kwargs))
+        copied = _memories(list(copies.made.values()))
         for actual, other in zip(tensors(result), tensors(expected), strict=False):
             if actual.dtype != other.dtype or _geometry(actual) != _geometry(other):
                 what = f"has {_described(actual)} instead of {_described(other)}"
                 yield "the result", Difference("shape", what)
-            elif actual.untyped_storage()._cdata not in memories and actual.numel():
+            elif _memories(actual) - memories and not _memories(other) - copied:
                 yield "the result", Difference("not a view", "has memory of its own, and the CPU's is a view")
 
     def _finding(self, name: str, difference: Difference) -> Finding:
@@ -269,6 +270,10 @@ def _result(number: int) -> Callable[[Any, Copies], Any]:
 
 def _copy_of(tensor: torch.Tensor) -> Callable[[Any, Copies], Any]:
     return lambda result, copies: copies.made[id(tensor)]
+
+
+def _memories(value: Any) -> set[int]:
+    return {each.untyped_storage()._cdata for each in tensors(value) if each.numel()}
 
 
 def _geometry(tensor: torch.Tensor) -> Any:

@@ -20,6 +20,7 @@ from torchdevice.context import Context
 from torchdevice.engines.rewriters import native_device
 from torchdevice.findings import Finding
 from torchdevice.logs import logger
+from torchdevice.options import Options
 from torchdevice.verify.inputs import WIDE, Inputs, Place, tensors
 from torchdevice.verify.operators import Operator
 from torchdevice.version import versions
@@ -218,7 +219,9 @@ class _Program:
             used = [native_device(each) for each in tensors((self._inputs.args, self._inputs.kwargs))]
             index = next((each.index or 0 for each in used if each.type == device), 0)
             device, indent = f"{self._context.options.written_for}:{index}", "    "
-            yield f'with torchdevice.portable("{self._context.runtime.target}"):'
+            family = self._context.options.written_for
+            more = f', written_for="{family}"' if family != Options().written_for else ""
+            yield f'with torchdevice.portable("{self._context.runtime.target}"{more}):'
         reference, more = ('run("cpu", wide=True)', ", check_dtype=False") if self._wide else ('run("cpu")', "")
         yield f'{indent}actual, expected = run("{device}"), {reference}'
         yield f"{indent}torch.testing.assert_close(actual, expected, equal_nan=True, check_device=False{more})"

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice import dispatch_modes, thread_state
+from torchdevice import dispatch_modes, run_folder, thread_state
 from torchdevice.context import Context
 from torchdevice.errors import DivergenceError, DivergenceWarning
 from torchdevice.findings import Finding
+from torchdevice.logs import logger
+from torchdevice.report import Report
+from torchdevice.torch_internals import require
 from torchdevice.verify import operators, script
 from torchdevice.verify.call import Call
 from torchdevice.verify.lines import BackwardCalls, Lines
 from torchdevice.verify.reference import unseen
+
+_function_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
 
 
 class Watcher(TorchDispatchMode):
@@ -37,13 +45,18 @@ class Watcher(TorchDispatchMode):
         self._only = options.verify_only if isinstance(options.verify_only, tuple) else None
         self._every = max(1, round(1 / options.verify_sample))
         self._known: dict[Any, operators.Operator | None] = {}
-        self._calls: Counter[Any] = Counter()
+        self._left_out: Counter[Any] = Counter()
         self._lines = Lines(_backward_calls(context))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         call = self._begun(func, args, kwargs)
-        result = func(*args, **kwargs)
+        if isinstance(func, torch._ops.OpOverload) and _function_mode_enabled():
+            # In backward. Function modes have not seen the call of the engine, and must not see this one.
+            with torch._C.DisableTorchFunction():
+                result = func(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
         if call is not None:
             with unseen():
                 found = call.findings(result)
@@ -62,13 +75,14 @@ class Watcher(TorchDispatchMode):
         operator = self._known[func]
         if operator is None:
             return None
+        if self._left_out[func]:
+            self._left_out[func] -= 1
+            return None
         with unseen():
             call = Call.of(self.context, operator, self._lines, args, kwargs)
             if call is None:
                 return None
-            self._calls[func] += 1
-            if (self._calls[func] - 1) % self._every:
-                return None
+            self._left_out[func] = self._every - 1
             call.begin()
             return call
 
@@ -82,10 +96,12 @@ class Watcher(TorchDispatchMode):
         if kept.count == 1 and not call.is_by_range:
             with unseen():
                 kept.script = script.write(self.context, call.operator, call.inputs, kept)
+        if kept.count == 1:
+            _write(self.context)
+        if kept.count == 1 and not self.context.options.strict:
+            warnings.warn_explicit(DivergenceWarning(str(kept)), DivergenceWarning, kept.site.file, kept.site.line)
         if self.context.options.strict:
             raise DivergenceError(kept)
-        if kept.count == 1:
-            warnings.warn_explicit(DivergenceWarning(str(kept)), DivergenceWarning, kept.site.file, kept.site.line)
 
 
 class _Threads(threading.local):
@@ -130,8 +146,21 @@ def leave_thread(entry: Any) -> None:
     _threads.entries.discard(entry)
     _settle()
     if not entry.context.entries:
+        _write(entry.context)
         for each in [each for each in entry.context.stream_observers if isinstance(each, BackwardCalls)]:
             entry.context.stream_observers.remove(each)
+
+
+def _write(context: Context) -> None:
+    """Write the findings to the file that ``verify=`` names. In a run of several processes the first one does that."""
+    file = context.options.verify
+    if not isinstance(file, str) or not (run_folder.path() is None or run_folder.leads()):
+        return
+    report = Report.of(context.journal, context.options, context.runtime.target)
+    try:
+        Path(file).write_text(json.dumps(report.verification, indent=1), encoding="utf-8")
+    except OSError as error:  # must not keep a scope from being left
+        logger.warning("what was verified could not be written: %s", error)
 
 
 def _settle() -> None:
