@@ -240,6 +240,19 @@ SURROUNDINGS = [
     Case("compile", "import torch\ntorch.compile(f, backend='eager')", "simulated:mps"),
     Case("compile", "import torch\ntorch.compile(f, mode='reduce-overhead')", "cuda"),
     Case("compile", "import re\nre.compile(x, mode='reduce-overhead')"),
+    Case("profiler", "from torch.profiler import profile\nwith profile() as p:  #: approximate\n    f()"),
+    Case(
+        "profiler", "import torch.profiler as t\nt.profile(activities=[t.ProfilerActivity.CUDA])  #: approximate", "mps"
+    ),
+    Case(
+        "profiler", "import torch.profiler as t\na = [t.ProfilerActivity.CUDA]\nt.profile(activities=a)  #: approximate"
+    ),
+    Case("profiler", "import torch\ntorch.autograd.profiler.profile(use_cuda=True)  #: approximate"),
+    Case("profiler", "from torch.profiler import profile\nprofile()", "cuda"),
+    Case("profiler", "import torch.profiler as t\nt.profile(activities=[t.ProfilerActivity.CPU])\nprofile()"),
+    Case(
+        "profiler", "import torch\ntorch.autograd.profiler.profile(use_cuda=False)\ntorch.autograd.profiler.profile()"
+    ),
     Case("variable", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'  #: handled"),
     Case("variable", "from os import environ as e\ne['TORCH_CUDA_ARCH_LIST'] = '8.0'  #: handled", "mps"),
     Case(
