@@ -102,6 +102,16 @@ DEVICES = [
     Case("device", "x.cuda(2)  #: change", "simulated:cuda:2"),
     Case("device", "x.to('cuda:1')  #: approximate", "simulated:mps"),
     Case("device", "x.to(f'cuda:{rank}')  #: handled"),
+    Case(
+        "device",
+        "x.to(rank)  #: handled\nx.to(self.local_rank)  #: handled\nx.to(gpu)  #: handled\nx.to(0)  #: handled",
+    ),
+    Case(
+        "device", "import torch.distributed as d\nr = d.get_rank()\nx.to(r)  #: handled\nx.to(d.get_rank())  #: handled"
+    ),
+    Case("device", "x.to(1)  #: approximate\nx.new_zeros(2, device=1)  #: approximate", "mps"),
+    Case("device", "x.to(y)\nx.to(True)\nx.to(ranks)\nf(rank)\nx.to(rank)", "cuda"),
+    Case("device", "x.to(y)\nx.to(True)\nx.to(ranks)\nf(rank)\nx.to(torch.float32)"),
     Case("device", "x.to('cuda:' + str(rank))  #: handled\nx.to('cuda:%d' % rank)  #: handled"),
     Case("device", "x.to('cuda:{}'.format(rank))  #: handled"),
     Case("device", "DEVICE = 'cuda'  #: handled\nx.to(DEVICE)  #: handled"),
@@ -174,7 +184,41 @@ OPERATORS = [
     Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, (1, 1))", "mps"),
     Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, 3)"),
     Case("operator-tests", "import torch\ntorch.matmul(a, b).to(x)\ntorch.linalg.eig(x)", "mps"),
-    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64)  #: approximate", "mps"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64, device=d)  #: approximate", "mps"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64)\ny = x.view(2).cuda()  #: approximate", "mps"),
+    Case(
+        "dtype",
+        "import torch\nx.to(d, torch.float64)  #: approximate\nx.to(d, dtype=torch.double)  #: approximate",
+        "mps",
+    ),
+    Case(
+        "dtype", "import torch\nself.x = torch.ones(2, dtype=torch.complex128)\nself.x[0].to(d)  #: approximate", "mps"
+    ),
+    Case(
+        "dtype",
+        """
+        import numpy as np, torch
+        noise = np.random.randn(4) * 2
+        torch.from_numpy(noise.reshape(2, 2)).to(device)  #: approximate
+        torch.tensor(np.zeros(2))[0].cuda()  #: approximate
+        """,
+        "mps",
+    ),
+    Case(
+        "dtype",
+        """
+        import numpy as np, torch
+        torch.from_numpy(np.zeros(2, dtype=np.float32)).cuda()
+        torch.from_numpy(np.zeros(2)).float().cuda()
+        torch.tensor(np.zeros(2), dtype=torch.float32).cuda()
+        torch.from_numpy(np.zeros(2)).to("cuda", torch.float32)
+        torch.from_numpy(np.zeros(2)).to("cpu")
+        torch.from_numpy(np.arange(2)).cuda()
+        torch.zeros(2, dtype=torch.float64)
+        torch.from_numpy(unknown).cuda()
+        """,
+        "mps",
+    ),
     Case("dtype", "import torch\nx = x.double()  #: approximate", "simulated:mps"),
     Case("dtype", "from torch import cdouble\nx.to(cdouble)  #: approximate", "simulated:strict"),
     Case("dtype", "import torch\ntorch.cuda.DoubleTensor(2)  #: approximate", "mps"),
