@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import tempfile
 import textwrap
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import given, settings, strategies
 from rich.console import Console
 
 import torchdevice
-from torchdevice.check import RULES, Finding, Target, check, check_source, comparing, sources
+from torchdevice.check import RULES, Finding, Target, check, check_source, comparing, sources, terminal, text
 from torchdevice.cli import main
 from torchdevice.report.foretold import Comparison, Line
 
@@ -40,7 +41,7 @@ class Case(NamedTuple):
     @property
     def expected(self) -> list[tuple[int, str, str]]:
         marked = enumerate(textwrap.dedent(self.code).split("\n"), 1)
-        return [(line, self.rule, text.split("#:")[1].strip()) for line, text in marked if "#:" in text]
+        return [(line, self.rule, code.split("#:")[1].strip()) for line, code in marked if "#:" in code]
 
 
 TORCH_NAMES = [
@@ -344,6 +345,12 @@ class TestFiles:
         assert checked(tmp_path) == [("a.py", 2, "torch-name"), ("b.py", 2, "torch-name")]
         assert checked(tmp_path / "notes.txt") == [("notes.txt", 2, "torch-name")]
 
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+    def test_pipes_are_not_waited_for(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "a.py")
+        (tmp_path / "b.py").write_text(CUDA)
+        assert checked(tmp_path) == [("b.py", 2, "torch-name")]
+
     def test_a_file_comes_once(self, tmp_path: Path) -> None:
         (tmp_path / "a.py").write_text(CUDA)
         (tmp_path / "b.py").symlink_to("a.py")
@@ -466,6 +473,14 @@ class TestCommand:
         path.write_text(CUDA)
         status, out = self.run(capsys, path)
         assert status == 0 and "nothing must be changed" in out
+
+    def test_on_a_terminal(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text(CUDA + "x = '[bold]'; torch.cuda.MemPool()\n")
+        found = check([str(tmp_path)], Target.named("mps"))
+        console = io.StringIO()
+        Console(file=console, width=200, force_terminal=True).print(terminal.rendered(found, 1, "mps"))
+        plain = re.sub(r"\x1b\[[\d;]*m", "", console.getvalue())
+        assert plain != console.getvalue() and plain.rstrip().split("\n") == text.rendered(found, 1, "mps").split("\n")
 
     def test_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "a.py").write_text(CUDA)
@@ -608,9 +623,9 @@ class TestBesideWhatHappened:
         assert dataclasses.replace(report, comparison=None).to_dict()["comparison"] is None
         console = io.StringIO()
         Console(file=console, width=200).print(report)
-        for text in (str(report), console.getvalue(), report.to_html()):
-            assert "foretold, and happened" in text and "happened, and was not foretold" in text
-            assert "did not happen" not in text and "2 findings more leave no trace" in text
+        for form in (str(report), console.getvalue(), report.to_html()):
+            assert "foretold, and happened" in form and "happened, and was not foretold" in form
+            assert "did not happen" not in form and "2 findings more leave no trace" in form
         assert "x = &lt;1&gt;" in report.to_html() and "do 2 [rule]" in str(report)
 
     def test_a_report_without_it_says_nothing_of_it(self) -> None:
