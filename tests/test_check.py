@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import tempfile
 import textwrap
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import given, settings, strategies
 from rich.console import Console
 
 import torchdevice
-from torchdevice.check import RULES, Finding, Target, check, check_source, comparing, sources
+from torchdevice.check import RULES, Finding, Target, check, check_source, comparing, sources, terminal, text
 from torchdevice.cli import main
 from torchdevice.report.foretold import Comparison, Line
 
@@ -40,7 +41,7 @@ class Case(NamedTuple):
     @property
     def expected(self) -> list[tuple[int, str, str]]:
         marked = enumerate(textwrap.dedent(self.code).split("\n"), 1)
-        return [(line, self.rule, text.split("#:")[1].strip()) for line, text in marked if "#:" in text]
+        return [(line, self.rule, code.split("#:")[1].strip()) for line, code in marked if "#:" in code]
 
 
 TORCH_NAMES = [
@@ -102,6 +103,16 @@ DEVICES = [
     Case("device", "x.cuda(2)  #: change", "simulated:cuda:2"),
     Case("device", "x.to('cuda:1')  #: approximate", "simulated:mps"),
     Case("device", "x.to(f'cuda:{rank}')  #: handled"),
+    Case(
+        "device",
+        "x.to(rank)  #: handled\nx.to(self.local_rank)  #: handled\nx.to(gpu)  #: handled\nx.to(0)  #: handled",
+    ),
+    Case(
+        "device", "import torch.distributed as d\nr = d.get_rank()\nx.to(r)  #: handled\nx.to(d.get_rank())  #: handled"
+    ),
+    Case("device", "x.to(1)  #: approximate\nx.new_zeros(2, device=1)  #: approximate", "mps"),
+    Case("device", "x.to(y)\nx.to(True)\nx.to(ranks)\nf(rank)\nx.to(rank)", "cuda"),
+    Case("device", "x.to(y)\nx.to(True)\nx.to(ranks)\nf(rank)\nx.to(torch.float32)"),
     Case("device", "x.to('cuda:' + str(rank))  #: handled\nx.to('cuda:%d' % rank)  #: handled"),
     Case("device", "x.to('cuda:{}'.format(rank))  #: handled"),
     Case("device", "DEVICE = 'cuda'  #: handled\nx.to(DEVICE)  #: handled"),
@@ -174,7 +185,41 @@ OPERATORS = [
     Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, (1, 1))", "mps"),
     Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, 3)"),
     Case("operator-tests", "import torch\ntorch.matmul(a, b).to(x)\ntorch.linalg.eig(x)", "mps"),
-    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64)  #: approximate", "mps"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64, device=d)  #: approximate", "mps"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64)\ny = x.view(2).cuda()  #: approximate", "mps"),
+    Case(
+        "dtype",
+        "import torch\nx.to(d, torch.float64)  #: approximate\nx.to(d, dtype=torch.double)  #: approximate",
+        "mps",
+    ),
+    Case(
+        "dtype", "import torch\nself.x = torch.ones(2, dtype=torch.complex128)\nself.x[0].to(d)  #: approximate", "mps"
+    ),
+    Case(
+        "dtype",
+        """
+        import numpy as np, torch
+        noise = np.random.randn(4) * 2
+        torch.from_numpy(noise.reshape(2, 2)).to(device)  #: approximate
+        torch.tensor(np.zeros(2))[0].cuda()  #: approximate
+        """,
+        "mps",
+    ),
+    Case(
+        "dtype",
+        """
+        import numpy as np, torch
+        torch.from_numpy(np.zeros(2, dtype=np.float32)).cuda()
+        torch.from_numpy(np.zeros(2)).float().cuda()
+        torch.tensor(np.zeros(2), dtype=torch.float32).cuda()
+        torch.from_numpy(np.zeros(2)).to("cuda", torch.float32)
+        torch.from_numpy(np.zeros(2)).to("cpu")
+        torch.from_numpy(np.arange(2)).cuda()
+        torch.zeros(2, dtype=torch.float64)
+        torch.from_numpy(unknown).cuda()
+        """,
+        "mps",
+    ),
     Case("dtype", "import torch\nx = x.double()  #: approximate", "simulated:mps"),
     Case("dtype", "from torch import cdouble\nx.to(cdouble)  #: approximate", "simulated:strict"),
     Case("dtype", "import torch\ntorch.cuda.DoubleTensor(2)  #: approximate", "mps"),
@@ -240,6 +285,19 @@ SURROUNDINGS = [
     Case("compile", "import torch\ntorch.compile(f, backend='eager')", "simulated:mps"),
     Case("compile", "import torch\ntorch.compile(f, mode='reduce-overhead')", "cuda"),
     Case("compile", "import re\nre.compile(x, mode='reduce-overhead')"),
+    Case("profiler", "from torch.profiler import profile\nwith profile() as p:  #: approximate\n    f()"),
+    Case(
+        "profiler", "import torch.profiler as t\nt.profile(activities=[t.ProfilerActivity.CUDA])  #: approximate", "mps"
+    ),
+    Case(
+        "profiler", "import torch.profiler as t\na = [t.ProfilerActivity.CUDA]\nt.profile(activities=a)  #: approximate"
+    ),
+    Case("profiler", "import torch\ntorch.autograd.profiler.profile(use_cuda=True)  #: approximate"),
+    Case("profiler", "from torch.profiler import profile\nprofile()", "cuda"),
+    Case("profiler", "import torch.profiler as t\nt.profile(activities=[t.ProfilerActivity.CPU])\nprofile()"),
+    Case(
+        "profiler", "import torch\ntorch.autograd.profiler.profile(use_cuda=False)\ntorch.autograd.profiler.profile()"
+    ),
     Case("variable", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'  #: handled"),
     Case("variable", "from os import environ as e\ne['TORCH_CUDA_ARCH_LIST'] = '8.0'  #: handled", "mps"),
     Case(
@@ -286,6 +344,12 @@ class TestFiles:
         (tmp_path / "env" / "pyvenv.cfg").touch()
         assert checked(tmp_path) == [("a.py", 2, "torch-name"), ("b.py", 2, "torch-name")]
         assert checked(tmp_path / "notes.txt") == [("notes.txt", 2, "torch-name")]
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+    def test_pipes_are_not_waited_for(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "a.py")
+        (tmp_path / "b.py").write_text(CUDA)
+        assert checked(tmp_path) == [("b.py", 2, "torch-name")]
 
     def test_a_file_comes_once(self, tmp_path: Path) -> None:
         (tmp_path / "a.py").write_text(CUDA)
@@ -409,6 +473,14 @@ class TestCommand:
         path.write_text(CUDA)
         status, out = self.run(capsys, path)
         assert status == 0 and "nothing must be changed" in out
+
+    def test_on_a_terminal(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text(CUDA + "x = '[bold]'; torch.cuda.MemPool()\n")
+        found = check([str(tmp_path)], Target.named("mps"))
+        console = io.StringIO()
+        Console(file=console, width=200, force_terminal=True).print(terminal.rendered(found, 1, "mps"))
+        plain = re.sub(r"\x1b\[[\d;]*m", "", console.getvalue())
+        assert plain != console.getvalue() and plain.rstrip().split("\n") == text.rendered(found, 1, "mps").split("\n")
 
     def test_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "a.py").write_text(CUDA)
@@ -551,9 +623,9 @@ class TestBesideWhatHappened:
         assert dataclasses.replace(report, comparison=None).to_dict()["comparison"] is None
         console = io.StringIO()
         Console(file=console, width=200).print(report)
-        for text in (str(report), console.getvalue(), report.to_html()):
-            assert "foretold, and happened" in text and "happened, and was not foretold" in text
-            assert "did not happen" not in text and "2 findings more leave no trace" in text
+        for form in (str(report), console.getvalue(), report.to_html()):
+            assert "foretold, and happened" in form and "happened, and was not foretold" in form
+            assert "did not happen" not in form and "2 findings more leave no trace" in form
         assert "x = &lt;1&gt;" in report.to_html() and "do 2 [rule]" in str(report)
 
     def test_a_report_without_it_says_nothing_of_it(self) -> None:

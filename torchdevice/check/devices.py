@@ -29,9 +29,10 @@ _CLASSES_OF_DEVICES = frozenset(["torch.device", "torch.Generator", "torch.set_d
 
 @rule("device", ast.Constant, ast.JoinedStr, ast.Call)
 def _device(node: ast.Constant | ast.JoinedStr | ast.Call, view: View) -> Iterator[Found]:
-    """A device that is written by hand: `"cuda"`, `"cuda:1"`, `f"cuda:{rank}"`, `.cuda()`, `"torch.cuda.FloatTensor"`,
-    or a variable that holds such a text where a tensor is put on it. The device means the target. An ordinal beyond the
-    target's devices means the first one, which is approximate; on simulated GPUs it raises CUDA's error."""
+    """A device that is written by hand: `"cuda"`, `"cuda:1"`, `f"cuda:{rank}"`, `.cuda()`, `.to(0)`, `.to(rank)`,
+    `"torch.cuda.FloatTensor"`, or a variable that holds such a text where a tensor is put on it. The device means the
+    target. An ordinal beyond the target's devices means the first one, which is approximate; on simulated GPUs it
+    raises CUDA's error."""
     if isinstance(node, ast.Call):
         yield from _moved(node, view)
         return
@@ -136,12 +137,33 @@ def _moved(call: ast.Call, view: View) -> Iterator[Found]:
             yield from _spelled(spelled, view)
         return
     placed = argument(call, 0, "device") if _takes_a_device_first(call, view) else argument(call, None, *_KEYWORDS)
-    if placed is None or isinstance(placed, ast.Constant):
+    if placed is None:
+        return
+    if _is_ordinal(placed, view):
+        yield from _spelled(f"cuda:{ast.unparse(placed)}" if isinstance(placed, ast.Constant) else "cuda", view)
+        return
+    if isinstance(placed, ast.Constant):
         return
     for text in view.texts(placed):
         if text not in ast.walk(placed) and SPELLED.fullmatch(str(text.value)):
             yield from _spelled(str(text.value), view)
 
+
+_ORDINAL = re.compile(r"(?:local|global|world)?_?rank|(?:gpu|cuda|device)_(?:id|index|idx|num|number|rank)|gpu")
+
+
+def _is_ordinal(node: ast.expr, view: View) -> bool:
+    """Return whether an expression is the number of a device: an int, or a variable that is called after a rank."""
+    if isinstance(node, ast.Constant):
+        return type(node.value) is int
+    name = _name(node)
+    if _ORDINAL.fullmatch(name.lower()):
+        return not any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in view.values(node))
+    calls = [value for value in view.values(node) if isinstance(value, ast.Call)]
+    return any(view.called(call) in _RANKS for call in (node, *calls))
+
+
+_RANKS = ("torch.distributed.get_rank", "torch.cuda.current_device", "torch.distributed.get_node_local_rank")
 
 _KEYWORDS = ("device", "map_location", "device_map")
 

@@ -1,4 +1,4 @@
-"""The rules for what a device computes: operators without a kernel, and dtypes that it cannot hold."""
+"""The rules for operators without a kernel on a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
-from torchdevice.check.target import torch_object
 from torchdevice.check.view import View, argument
 
 _METHODS = "torch.Tensor."
@@ -72,42 +71,3 @@ def _methods_of_others() -> frozenset[str]:
 
     kinds = (str, bytes, list, dict, set, int, float, complex, numpy.ndarray, numpy.random.Generator)
     return frozenset(name for kind in kinds for name in dir(kind)) | {"mode"}  # pandas has it, too
-
-
-# ---- dtypes ----------------------------------------------------------------------------------------------------------
-
-_CONVERSIONS = {"double": "torch.float64", "cdouble": "torch.complex128"}
-
-_LEGACY = "DoubleTensor"
-
-
-@rule("dtype", ast.Attribute, ast.Name, ast.Call, ast.Constant)
-def _dtype(node: ast.Attribute | ast.Name | ast.Call | ast.Constant, view: View) -> Iterator[Found]:
-    """A dtype that the target cannot hold, such as `torch.float64` and `.double()` on MPS: tensors on the device are
-    kept in the next narrower one, which is approximate; `--float64 error` raises at such lines."""
-    name = _dtype_named(node, view)
-    if not name or not view.target.lacks_dtype(name):
-        return
-    wide = str(torch_object(name)).removeprefix("torch.")
-    kept = _NARROWER[wide]
-    yield Found(Verdict.APPROXIMATE, f"Ask for {kept}: {view.target.name} has no {wide}, and keeps tensors in {kept}.")
-
-
-_NARROWER = {"float64": "float32", "complex128": "complex64"}
-
-
-def _dtype_named(node: ast.AST, view: View) -> str:
-    """Return the dotted name of the dtype that a node asks for; empty for any other node."""
-    if isinstance(node, ast.Call):
-        method = view.method(node)
-        converts = method in _CONVERSIONS and not node.args and not node.keywords and view.uses_torch
-        return _CONVERSIONS[method] if converts else ""
-    if isinstance(node, ast.Constant):
-        legacy = isinstance(node.value, str) and node.value.startswith("torch.") and node.value.endswith(_LEGACY)
-        return _CONVERSIONS["double"] if legacy else ""
-    if isinstance(view.parent(node), ast.Attribute):
-        return ""
-    name = view.dotted(node) or ""
-    if not name.startswith("torch."):
-        return ""
-    return _CONVERSIONS["double"] if name.endswith(f".{_LEGACY}") else name if name.count(".") == 1 else ""

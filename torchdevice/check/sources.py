@@ -157,7 +157,8 @@ def _in_folder(path: str) -> Iterator[str]:
             continue
         seen.add(real)
         inner[:] = [name for name in inner if not _is_left_out(folder, name)]
-        yield from (os.path.join(folder, name) for name in files if name.endswith(_SUFFIXES) and name[0] != ".")
+        paths = (os.path.join(folder, name) for name in files if name.endswith(_SUFFIXES) and name[0] != ".")
+        yield from (path for path in paths if os.path.isfile(path) or os.path.islink(path))  # others may wait for ever
 
 
 def _is_left_out(folder: str, name: str) -> bool:

@@ -170,6 +170,30 @@ def _compile(node: ast.Call, view: View) -> Iterator[Found]:
         yield Found(Verdict.APPROXIMATE, f"The graph runs operator by operator on {view.target.name}.")
 
 
+_PROFILERS = ("torch.profiler.profile", "torch.autograd.profiler.profile")
+
+
+@rule("profiler", ast.Call)
+def _profiler(node: ast.Call, view: View) -> Iterator[Found]:
+    """A profiler that records CUDA's activity: `torch.profiler.profile` with `ProfilerActivity.CUDA` or without
+    `activities`, `torch.autograd.profiler.profile` with `use_cuda` or `use_device="cuda"`. Its columns for CUDA show
+    the times of the target, which is approximate."""
+    name = view.called(node)
+    if name not in _PROFILERS or view.target.native in _CUDA:
+        return
+    activities = argument(node, 0, "activities")
+    if name == _PROFILERS[0]:
+        asked = activities is None or "CUDA" in "".join(map(ast.unparse, (activities, *view.values(activities))))
+    else:
+        asked = any(each.arg in ("use_cuda", "use_device") and _says_cuda(each.value) for each in node.keywords)
+    if asked:
+        yield Found(Verdict.APPROXIMATE, f"The profiler's times for CUDA are those of {view.target.name}.")
+
+
+def _says_cuda(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value in (True, "cuda")
+
+
 # ---- variables -------------------------------------------------------------------------------------------------------
 
 _VARIABLES: Mapping[str, tuple[Verdict, str]] = {
