@@ -7,7 +7,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -370,3 +370,26 @@ class TestOnTheCpu:
     def test_a_target_with_float64_keeps_it(self) -> None:
         with torchdevice.simulate("cuda", float64="cpu") as scope:
             assert not isinstance(host().cuda(), HostDouble) and not scope.journal.degraded
+
+
+@pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")
+class TestCompiledCode:
+    CONVERSIONS: ClassVar[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+        "double": lambda x: x.double() + 1,
+        "to": lambda x: x.to(F64) + 1,
+        "a factory": lambda x: x + torch.ones(2, dtype=F64, device="cuda"),
+    }
+
+    @pytest.mark.parametrize("function", CONVERSIONS.values(), ids=CONVERSIONS)
+    def test_a_whole_graph_has_float32(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        torch._dynamo.reset()
+        with torchdevice.simulate("mps"):
+            made = torch.compile(function, backend="eager", fullgraph=True)(card())
+            assert made.dtype is torch.float32 and made.is_cuda and made.tolist() == [2.0, 3.0]
+
+    @pytest.mark.parametrize("function", CONVERSIONS.values(), ids=CONVERSIONS)
+    def test_what_is_kept_on_the_cpu_is_run_by_python(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        torch._dynamo.reset()
+        with torchdevice.simulate("mps", float64="cpu"):
+            made = torch.compile(function, backend="eager")(card())
+            assert made.dtype is F64 and made.is_cuda and made.tolist() == [2.0, 3.0]

@@ -6,8 +6,10 @@ meta device of ``conftest``, which any machine has.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -127,6 +129,54 @@ def test_mps_calls_fit_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> N
     assert runtime.free_memory(0) == 13 * 2**30
     assert runtime.memory(0).peak_allocated == 2 * 2**30
     inspect.signature(real.event.Event.__init__).bind(None, enable_timing=True)
+
+
+class TestMpsOnTheSimulatedMac:
+    """The runtime for MPS in a process that looks like a Mac: ``torch.mps`` answers for a simulated device."""
+
+    @pytest.fixture
+    def runtime(self) -> Iterator[MpsRuntime]:
+        gc.collect()
+        with torchdevice.simulate("mps", written_for="mps", memory="64MiB"):
+            torch.mps.empty_cache()
+            yield MpsRuntime()
+
+    def test_it_is_there(self, runtime: MpsRuntime) -> None:
+        assert runtime.is_available() and runtime.device_count() == 1 and runtime.supports_bfloat16()
+        assert runtime.name(0).endswith("(MPS)") and runtime.total_memory(0) == 64 << 20
+
+    def test_figures_follow_the_programs_tensors(self, runtime: MpsRuntime) -> None:
+        before, free = runtime.memory(0), runtime.free_memory(0)
+        x = torch.ones(1 << 20, device="mps")
+        with_it = runtime.memory(0)
+        assert with_it.allocated - before.allocated == 4 << 20 == with_it.peak_allocated - before.allocated
+        assert runtime.free_memory(0) == free - (4 << 20)
+        del x
+        assert runtime.memory(0).allocated == before.allocated
+        assert runtime.memory(0).peak_allocated == with_it.allocated
+        runtime.reset_peak_memory(0)
+        runtime.empty_cache()
+        assert runtime.memory(0).peak_allocated == before.allocated and runtime.free_memory(0) == free
+
+    def test_events_have_times(self, runtime: MpsRuntime) -> None:
+        start = runtime.mark(0, timing=True)
+        torch.ones(64, 64, device="mps") @ torch.ones(64, 64, device="mps")
+        end = runtime.mark(0, timing=True)
+        end.synchronize()
+        runtime.synchronize(0)
+        assert start.query() and end.query() and start.elapsed_time(end) > 0
+
+    def test_its_generator_is_what_the_device_draws_from(self, runtime: MpsRuntime) -> None:
+        torch.mps.manual_seed(3)
+        first = torch.rand(4, device="mps")
+        torch.mps.manual_seed(3)
+        assert torch.equal(torch.rand(4, device="mps", generator=runtime.default_generator(0)), first)
+
+    def test_a_fraction_limits_it(self, runtime: MpsRuntime) -> None:
+        assert runtime.limit_memory(0, 0.25)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            torch.empty(5 << 20, device="mps")
+        assert runtime.limit_memory(0, None) and torch.empty(5 << 20, device="mps").nbytes == 20 << 20
 
 
 def test_mps_peak_is_the_largest_figure_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,6 +202,10 @@ class Context:
         """Return the target's device for one of the program's ordinals."""
         return self.runtime.device(index if index < self.runtime.device_count() else 0)
 
+    def is_targets(self, device: torch.device) -> bool:
+        """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""
+        return device.type == self.device_type or (self.says_program and device.type == self.options.written_for)
+
     def program_device(self, index: int) -> torch.device:
         """Return the device that the program would spell for one of its ordinals."""
         with torch._C.DisableTorchFunction():

@@ -49,7 +49,7 @@ def _tell_kept(context: Context, dtype: torch.dtype) -> None:
 
 def place(context: Context, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor of the program's on ``device``, in the dtype that the policy gives it there."""
-    if tensor.dtype not in context.unsupported_dtypes or device.type != context.device_type:
+    if tensor.dtype not in context.unsupported_dtypes or not context.is_targets(device):
         return tensor.to(device)
     if context.keeps_doubles:
         return keep(context, tensor, tensor.dtype, device)
@@ -64,7 +64,7 @@ def created_on_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     if not context.keeps_doubles or kwargs.get("dtype") not in context.unsupported_dtypes:
         return None
     device = _device_of_creation(args, kwargs)
-    if device.type != context.device_type:
+    if not context.is_targets(device):
         return None
     is_leaf = kwargs.pop("requires_grad", False)
     draws_from = kwargs.get("generator")
@@ -85,7 +85,7 @@ def _device_of_creation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.
 def fit_creation(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Fit the ``dtype`` of a call that creates a tensor, in ``kwargs``."""
     dtype = kwargs.get("dtype")
-    if dtype in context.unsupported_dtypes and _device_of_creation(args, kwargs).type == context.device_type:
+    if dtype in context.unsupported_dtypes and context.is_targets(_device_of_creation(args, kwargs)):
         kwargs["dtype"] = fit(context, dtype)
 
 
@@ -95,7 +95,7 @@ def converted_on_cpu(context: Context, args: tuple[Any, ...], kwargs: dict[str, 
         return None
     tensor = args[0]
     dtype, device = _dtype_and_device(args, kwargs)
-    if dtype not in context.unsupported_dtypes or device.type != context.device_type:
+    if dtype not in context.unsupported_dtypes or not context.is_targets(device):
         return None
     return keep(context, tensor, dtype, device)
 
@@ -120,7 +120,7 @@ def fit_conversion(
     """Return the arguments of ``Tensor.to`` or a sibling with a dtype that the target can hold."""
     tensor, *rest = args
     dtype, device = _dtype_and_device(args, kwargs)
-    if device.type != context.device_type or dtype not in context.unsupported_dtypes:
+    if dtype not in context.unsupported_dtypes or not context.is_targets(device):
         return args, kwargs
     if any(isinstance(value, torch.dtype) for value in (*rest, *kwargs.values())):
 

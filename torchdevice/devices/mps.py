@@ -9,11 +9,8 @@ import torch
 from torchdevice.devices.processor import processor_name
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 
-_SAYS_REFUSED = re.compile(
-    r"\bMPS\b.*\b(?:not supported|not implemented|unsupported|doesn't support|does not support|not support)\b"
-    r"|\b(?:not supported|not implemented|not currently implemented|unsupported|does not support)\b.*\bMPS\b",
-    re.IGNORECASE | re.DOTALL,
-)
+_NOT = r"(?:not (?:currently )?(?:supported|implemented)|unsupported|(?:doesn't|does not|not) (?:have )?support)"
+_SAYS_REFUSED = re.compile(rf"\bMPS\b.*\b{_NOT}\b|\b{_NOT}\b.*\bMPS\b", re.IGNORECASE | re.DOTALL)
 
 
 def says_refused(error: BaseException) -> bool:
@@ -22,8 +19,7 @@ def says_refused(error: BaseException) -> bool:
     A dtype that no tensor of MPS can have is another matter, and memory that ran out too.
     """
     text = error.args[0] if error.args and isinstance(error.args[0], str) else ""
-    of_dtype = text.startswith(("Cannot convert a MPS Tensor to", "Trying to convert"))
-    return not of_dtype and _SAYS_REFUSED.search(text) is not None
+    return not text.startswith("Cannot convert a MPS Tensor to") and _SAYS_REFUSED.search(text) is not None
 
 
 class MpsRuntime(Runtime):

@@ -227,7 +227,7 @@ def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
     torch's GradScaler calls ``double`` only for better rounding, and not on MPS (torch/amp/grad_scaler.py).
     """
-    if args[0].device.type != context.device_type or not context.unsupported_dtypes:
+    if not context.unsupported_dtypes or not context.is_targets(args[0].device):
         return func(*args, **kwargs)
     if not torch.compiler.is_compiling() and _calling_module() == "torch.amp.grad_scaler":
         return args[0]

@@ -57,6 +57,11 @@ def run_on_cpu(context: Context | None, name: str, op: Any, args: Any, kwargs: A
 
 def lacking(key: str) -> list[str]:
     """Return the operators that have a kernel for the CPU and none for a dispatch key, and are not composed."""
+    return _lacking(key, len(_names()))
+
+
+@functools.cache
+def _lacking(key: str, number_of_operators: int) -> list[str]:
     return [
         name
         for name in _names()

@@ -23,6 +23,7 @@ from torchdevice.simulation import (
     guard,
     handwritten_kernels,
     kernels,
+    mps_refusals,
     page_locked,
     resizing,
     sharing,
@@ -155,7 +156,7 @@ def _register_kernels() -> None:
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in {**handwritten_kernels.SPECIAL, **batch_norm.KERNELS}.items():
         op = _overload(name)
-        aten.impl(name, guarded(op, kernels.watched(op, kernel)), "PrivateUse1")
+        aten.impl(name, mps_refusals.guarded(op, guarded(op, kernels.watched(op, kernel))), "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
@@ -228,7 +229,7 @@ def _run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _kernel_of(op: Any) -> kernels.Kernel:
-    return guarded(op, kernels.kernel_of(op))
+    return mps_refusals.guarded(op, guarded(op, kernels.kernel_of(op)))
 
 
 _kernels_by_op: dict[Any, Any] = {}

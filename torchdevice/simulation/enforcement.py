@@ -123,6 +123,12 @@ def stands_for_cuda() -> bool:
     return limits is not None and limits.profile.stands_for_cuda
 
 
+def stands_for_mps() -> bool:
+    """Return whether the kernels of this thread's scope refuse what those of MPS refuse."""
+    limits = _limits()
+    return limits is not None and "MPS" in limits.profile.backends and not _thread.falling_back
+
+
 _lost: dict[Context, str] = {}
 """The contexts whose devices CUDA could not use any more -> what happened."""
 

@@ -1,0 +1,116 @@
+"""Write torchdevice/simulation/mps_dtypes.py from the lists of torch's own tests, or check it (--check).
+
+Three lists say which dtypes a public function lacks on MPS: ``dtypesIfMPS`` of the database of operators, and in
+``torch/testing/_internal/common_mps.py`` the functions that are expected to fail in some dtypes, and those that support
+complex numbers. An operator of ATen lacks a dtype if functions reach it in that dtype, and if MPS takes the dtype for
+none of them (see make_cuda_dtypes.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import random
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from generated import write_or_check
+from make_cuda_dtypes import MADE_WITH, Found, database, operators_of
+
+from torchdevice.simulation.profiles import missing_operators
+
+PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "mps_dtypes.py"
+
+LISTS = Path(torch.__file__).parent / "testing/_internal/common_mps.py"
+
+HEADER = f'''"""Dtypes in which the CPU has a kernel of an operator and MPS has none.
+
+Made by ``python docs/make_mps_dtypes.py`` from torch {MADE_WITH}; do not edit.
+"""
+
+from collections.abc import Mapping
+
+GAPS: Mapping[str, tuple[str, ...]] = {{
+'''
+
+COMPLEX = {torch.complex32, torch.complex64}
+
+LEFT_OUT = {
+    "bincount": "its test fails in integers because the CPU's result with weights is float64",
+    "mul": "functions of torch.special reach it, whose own kernels lack the dtypes",
+}
+"""Operators that the lists do not mean -> reason."""
+
+NEVER = {torch.float64, torch.complex128}
+"""What no tensor of MPS can have."""
+
+
+def lists() -> tuple[Mapping[str, set[torch.dtype]], set[str]]:
+    """Return function -> the dtypes in which it is expected to fail on MPS, and those that may support complex numbers.
+
+    The latter are those that the list says, and those that make tensors without values, which are not tested.
+    """
+    found: dict[str, ast.expr] = {}
+    for node in ast.walk(ast.parse(LISTS.read_text())):
+        target = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [None])[0]
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(target, ast.Name) and node.value is not None:
+            found.setdefault(target.id, node.value)
+    refused, complex_ones = found["UNIMPLEMENTED_XFAILLIST"], found["SUPPORTED_COMPLEX_OPS"]
+    empty = found["EMPTY_OPS_SKIPLIST"]
+    assert isinstance(refused, ast.Dict) and isinstance(complex_ones, ast.Set) and isinstance(empty, ast.Dict)
+    dtypes = {
+        ast.literal_eval(key): {getattr(torch, each.attr) for each in value.elts if isinstance(each, ast.Attribute)}
+        for key, value in zip(refused.keys, refused.values, strict=True)
+        if key is not None and isinstance(value, ast.List)
+    }
+    return dtypes, {ast.literal_eval(each) for each in (*complex_ones.elts, *filter(None, empty.keys))}
+
+
+def lacked_by(entry: Any, refused: Mapping[str, set[torch.dtype]], complex_ones: set[str]) -> set[torch.dtype]:
+    """Return the dtypes that a function of the database takes on the CPU and lacks on MPS."""
+    name = entry.name + entry.variant_test_name
+    lacked = set(entry.dtypes) - set(entry.dtypesIfMPS or entry.dtypes) | refused.get(name, set())
+    return (lacked if name in complex_ones else lacked | COMPLEX) & set(entry.dtypes) - NEVER
+
+
+def gaps() -> Mapping[str, list[str]]:
+    """Return operator -> names of the dtypes that it lacks on MPS. Operators that MPS lacks are left out."""
+    entries, found_lists = database(), lists()
+    lacked = {id(entry): lacked_by(entry, *found_lists) for entry in entries}
+    asked = {dtype for dtypes in lacked.values() for dtype in dtypes if "float8" not in str(dtype)}
+    missing = {name.partition(".")[0].rstrip("_") for name in missing_operators("MPS")} | LEFT_OUT.keys()
+    has: Found = set()
+    for entry in entries:
+        for dtype in asked & set(entry.dtypes) - lacked[id(entry)]:
+            has |= operators_of(entry, dtype)
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    for entry in entries:
+        for dtype in asked & lacked[id(entry)]:
+            for name, reached in operators_of(entry, dtype) - has:
+                if reached is dtype and name not in missing:
+                    found[name].add(str(dtype).removeprefix("torch."))
+    return {name: sorted(found[name]) for name in sorted(found)}
+
+
+def page() -> str:
+    """Return the text of the file."""
+    torch.manual_seed(0)
+    random.seed(0)
+    lines = []
+    for name, dtypes in gaps().items():
+        listed = ", ".join(f'"{dtype}"' for dtype in dtypes)
+        lines.append(f'    "{name}": ({listed}{"," if len(dtypes) == 1 else ""}),\n')
+    return HEADER + "".join(lines) + "}\n"
+
+
+if __name__ == "__main__":
+    if not torch.__version__.startswith(MADE_WITH):
+        sys.exit(
+            f"torch {torch.__version__} is installed, and the file is made with {MADE_WITH}. Install that release."
+        )
+    warnings.simplefilter("ignore")
+    sys.exit(write_or_check(PAGE, page()))
