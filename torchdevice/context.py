@@ -28,6 +28,8 @@ from torchdevice.spelling import Spelling, parse
 
 _MAX_REDIRECTS = 4096
 
+_EXACT = Fidelity.EXACT  # reading a member of an enumeration takes longer than a global name
+
 _HASHED = frozenset({str, torch.device, int})
 """Types whose equal values mean equal devices: True equals 1, and is no device."""
 
@@ -80,6 +82,8 @@ class Context:
     Attributes:
         device_type: The target's device type.
         is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
+        fits_conversions: Whether conversions and moves of tensors must be fitted to the target.
+        has_several_devices: Whether ``devices=`` shows the program several accelerators.
         product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
         says_program: Whether tensors of the target say that they are on the program's accelerator.
         key: The target, every option and the number of devices as text, on which compiled code is guarded.
@@ -109,6 +113,8 @@ class Context:
         self.is_native = runtime.device_type == options.written_for
         self.says_program = options.identity == "program"
         self.unsupported_dtypes = runtime.unsupported_dtypes
+        self.fits_conversions = bool(runtime.unsupported_dtypes) or runtime.blocking_copies_only
+        self.has_several_devices = (options.devices or 1) > 1
         self.product_dtypes = _computed_in_float32(options, runtime)
         self.thread = ThreadValues()
         self.supplied_values: dict[Any, Any] = {}
@@ -202,8 +208,13 @@ class Context:
         with torch._C.DisableTorchFunction():
             return torch.device(self.options.written_for, index)
 
-    def redirect(self, value: Any) -> torch.device | None:
-        """Return the device to use for a device argument, or None if the argument needs no rewrite."""
+    def redirect(self, value: Any, above: int = 2) -> torch.device | None:
+        """Return the device to use for a device argument, or None if the argument needs no rewrite.
+
+        Args:
+            value: The argument.
+            above: The number of innermost callers of the journal that belong to this package, with this function.
+        """
         if value.__class__ not in _HASHED:
             return self._redirect_new(value)
         try:
@@ -213,7 +224,7 @@ class Context:
         if known is None:
             return None
         device, requested, done = known
-        self.journal.record(requested, done, Fidelity.EXACT, above=2)
+        self.journal.record(requested, done, _EXACT, above=above)
         return device
 
     def _redirect_new(self, value: Any) -> torch.device | None:
