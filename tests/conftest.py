@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -195,7 +196,7 @@ _PRINTED_BY_GLOO = re.compile(
 
 
 def failing_half_way(installation: patching.Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let an installation fail at its beginning, then in its middle, then at its end."""
+    """Let an installation fail at its beginning, middle and end, and among attributes that are replaced together."""
     patches = installation._patches
     assert patches is not None, "nothing has been installed yet"
 
@@ -209,6 +210,12 @@ def failing_half_way(installation: patching.Installation, monkeypatch: pytest.Mo
     for position in (0, len(patches) // 2, len(patches)):
         monkeypatch.setattr(installation, "_patches", [*patches[:position], Failing(), *patches[position:]])
         yield
+    monkeypatch.setattr(installation, "_patches", patches)
+    run = max((patch for patch in patches if isinstance(patch, patching.Together)), key=lambda run: len(run.places))
+    broken = patching.Replaced(types.SimpleNamespace(name=1), "name", lambda original: Failing().install())
+    middle = len(run.places) // 2
+    monkeypatch.setattr(run, "places", [*run.places[:middle], broken, *run.places[middle:]])
+    yield
 
 
 @pytest.fixture

@@ -57,11 +57,25 @@ def test_what_verify_costs(tmp_path: Path) -> None:
     assert timings.keys() == conditions
 
 
-def test_growth_is_drawn(tmp_path: Path) -> None:
-    plot = tmp_path / "growth.svg"
-    ran = run_python("-m", "benchmarks", "--rounds", "3", "--only", "growth", "--plot", str(plot), cwd=ROOT)
+def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
+    plot, figures = tmp_path / "growth.svg", tmp_path / "figures.json"
+    arguments = ("--growth", "--most", "2", "--plot", str(plot), "--json", str(figures))
+    ran = run_python("-m", "benchmarks", *arguments, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr
-    assert plot.read_text().count("<polyline") == 4
+    found = json.loads(figures.read_text())["growth"]
+    assert set(found) == {"ranks", "call sites", "nested scopes", "threads", "parameters"}
+    assert set(found["ranks"]) == {"1", "2"} and plot.read_text().count("<polyline") == len(found)
+    assert all(microseconds > 0 for curve in found.values() for microseconds, _, _ in curve.values())
+
+
+def test_a_soak_is_watched_and_drawn(tmp_path: Path) -> None:
+    plot, figures = tmp_path / "soak.svg", tmp_path / "figures.json"
+    arguments = ("--soak", "--minutes", "0.001", "--plot", str(plot), "--json", str(figures))
+    ran = run_python("-m", "benchmarks", *arguments, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    samples = json.loads(figures.read_text())["soak"]
+    assert all(resident > objects > descriptors > 0 for _, _, resident, objects, descriptors in samples)
+    assert plot.read_text().count("<polyline") == 3 and "descriptors." in ran.stdout.splitlines()[-1]
 
 
 def test_instructions_are_counted_where_valgrind_is() -> None:
@@ -72,6 +86,28 @@ def test_instructions_are_counted_where_valgrind_is() -> None:
     assert ran.returncode == 0, ran.stderr
     bare, nothing, _, ours, wrapped = (int(count.replace(",", "")) for count in ran.stdout.split("elements")[1].split())
     assert bare < nothing and ours < 1.05 * nothing and wrapped < 1.02 * bare
+
+
+SLOW_ADD = "import torch\nadd = torch.add\ntorch.add = lambda *x: [add(*x) for _ in range(20)][0]\nprint('hello')\n"
+
+
+def test_peers_against_a_program_edited_by_hand(tmp_path: Path) -> None:
+    for name, text in (("mpsify", SLOW_ADD), ("torchada", "raise ImportError('no GPU of ours')\n")):
+        (tmp_path / f"{name}.py").write_text(text)
+    ways = ("mpsify", "torchada", "TorchDevice")
+    sources = [part for name in ways[:2] for part in ("--peer-source", f"{name}={tmp_path}")]
+    figures = tmp_path / "figures.json"
+    arguments = (*sources, "--rounds", "3", "--only", "operator", "--json", str(figures))
+    ran = run_python("-m", "benchmarks", "--peers", *ways, *arguments, "--peer-repeats", "1", cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    assert "| torchada | fails (2) | fails (2) |" in ran.stdout and "2. ImportError: no GPU of ours" in ran.stdout
+    found = json.loads(figures.read_text())["peers"]
+    assert "--peer-source TorchDevice=FOLDER" in found["TorchDevice"]["error"]
+    if torch.cuda.is_available():
+        return
+    slow = found["mpsify"]
+    assert slow["import"] > 1 and slow["ordinary operator"].startswith("AssertionError: Torch not compiled with CUDA")
+    assert slow["ordinary operator, cpu"] > 2
 
 
 PLATFORMS = """

@@ -177,10 +177,9 @@ COUNTS = re.compile(r"_frames_up|_getframe|currentframe|inspect\.stack\(|createR
 
 def replaced_functions() -> Iterator[tuple[str, Any]]:
     for patch in installed.INSTALLATION._patches or ():
-        patches = getattr(patch, "_patches", None)
-        for each in patches.values() if isinstance(patches, dict) else (patch,):
-            if isinstance(each, patching.Replaced) and inspect.isfunction(each._original):
-                yield f"{each.owner.__name__}.{each.name}", each._original
+        for each in patch.places if isinstance(patch, patching.Together) else ():
+            if inspect.isfunction(each.original):
+                yield f"{each.owner.__name__}.{each.name}", each.original
 
 
 def called_by(function: Any) -> Iterator[Any]:

@@ -45,6 +45,15 @@ def test_memory_is_bounded() -> None:
     assert len(journal) <= 11
 
 
+def test_a_full_journal_looks_no_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding the number of a line reads the function's table of lines, so it must end when nothing is kept."""
+    journal = Journal(max_entries=1)
+    journal.record("cuda:0", "cpu", torchdevice.Fidelity.EXACT)
+    monkeypatch.setattr("torchdevice.journal.site_of", lambda frame: pytest.fail("a line was looked up"))
+    assert journal.record("cuda:1", "cpu", torchdevice.Fidelity.EXACT) is None
+    assert journal.overflow == 1
+
+
 def test_nested_scopes_have_their_own(target: str) -> None:
     with torchdevice.portable(target) as outer:
         with torchdevice.portable(target) as inner:

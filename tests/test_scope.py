@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import inspect
 import os
+import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
@@ -451,6 +452,43 @@ class TestThreads:
             thread.start()
             thread.join()
             assert (torch.cuda.current_device(), seen) == (3, [0])
+
+
+def frames_of(call: Callable[[], object]) -> int:
+    """Return how many frames of Python a call takes, with its own."""
+    frames = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal frames
+        frames += event == "call"
+
+    call()
+    sys.setprofile(count)
+    call()
+    sys.setprofile(None)
+    return frames
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_entering_again_takes_few_frames_of_python(target: str, engine: Any) -> None:
+    scope = torchdevice.portable(target, engine=engine)
+
+    def enter() -> None:
+        with scope:
+            pass
+
+    # Entering changes some 150 attributes with "mode" and 350 with "wrap", and more where Dynamo is imported.
+    assert frames_of(enter) <= (500 if "torch._dynamo" in sys.modules else 339)
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize(("engine", "most"), [("mode", 8), ("wrap", 10)])
+def test_calls_with_a_device_take_few_frames_of_python(engine: Any, most: int) -> None:
+    with torchdevice.portable("cpu", engine=engine):
+        x = torch.ones(4, device="cuda")
+        assert frames_of(lambda: x.to("cuda")) <= most
+        assert frames_of(lambda: torch.zeros(4, device="cuda")) <= most
 
 
 class TestUndo:

@@ -448,9 +448,10 @@ def test_replacements_keep_torchs_signatures() -> None:
     from torchdevice import installed, patching
 
     compared = 0
-    for patch in installed.INSTALLATION._patches or []:
-        if isinstance(patch, patching.Replaced) and inspect.isfunction(patch._before):
-            assert inspect.signature(patch._value) == inspect.signature(patch._before), patch.name
-            assert patch._value.__name__ == patch._before.__name__
+    runs = [patch for patch in installed.INSTALLATION._patches or [] if isinstance(patch, patching.Together)]
+    for patch in (each for run in runs for each in run.patches if isinstance(each, patching.Replaced)):
+        if inspect.isfunction(patch.before):
+            assert inspect.signature(patch.value) == inspect.signature(patch.before), patch.name
+            assert patch.value.__name__ == patch.before.__name__
             compared += 1
     assert compared > 20

@@ -28,6 +28,8 @@ from torchdevice.spelling import Spelling, parse
 
 _MAX_REDIRECTS = 4096
 
+_EXACT = Fidelity.EXACT  # reading a member of an enumeration takes longer than a global name
+
 _HASHED = frozenset({str, torch.device, int})
 """Types whose equal values mean equal devices: True equals 1, and is no device."""
 
@@ -83,6 +85,8 @@ class Context:
         unsupported_dtypes: Dtypes that the target cannot hold.
         keeps_doubles: Whether tensors in those dtypes are kept on the CPU.
         lines_warned_of: File and line of each line of the program that was warned of such a dtype.
+        fits_conversions: Whether conversions and moves of tensors must be fitted to the target.
+        has_several_devices: Whether ``devices=`` shows the program several accelerators.
         product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
         says_program: Whether tensors of the target say that they are on the program's accelerator.
         key: The target, every option and the number of devices as text, on which compiled code is guarded.
@@ -114,6 +118,8 @@ class Context:
         self.unsupported_dtypes = runtime.unsupported_dtypes
         self.keeps_doubles = options.float64 not in ("float32", "error") and bool(runtime.unsupported_dtypes)
         self.lines_warned_of: set[tuple[str, int]] = set()
+        self.fits_conversions = bool(runtime.unsupported_dtypes) or runtime.blocking_copies_only
+        self.has_several_devices = (options.devices or 1) > 1
         self.product_dtypes = _computed_in_float32(options, runtime)
         self.thread = ThreadValues()
         self.supplied_values: dict[Any, Any] = {}
@@ -211,8 +217,13 @@ class Context:
         with torch._C.DisableTorchFunction():
             return torch.device(self.options.written_for, index)
 
-    def redirect(self, value: Any) -> torch.device | None:
-        """Return the device to use for a device argument, or None if the argument needs no rewrite."""
+    def redirect(self, value: Any, above: int = 2) -> torch.device | None:
+        """Return the device to use for a device argument, or None if the argument needs no rewrite.
+
+        Args:
+            value: The argument.
+            above: The number of innermost callers of the journal that belong to this package, with this function.
+        """
         if value.__class__ not in _HASHED:
             return self._redirect_new(value)
         try:
@@ -222,7 +233,7 @@ class Context:
         if known is None:
             return None
         device, requested, done = known
-        self.journal.record(requested, done, Fidelity.EXACT, above=2)
+        self.journal.record(requested, done, _EXACT, above=above)
         return device
 
     def _redirect_new(self, value: Any) -> torch.device | None:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from torchdevice import thread_state
-from torchdevice.patching import Patch
+from torchdevice.patching import Patch, together
 
 
 class Importing:
@@ -81,7 +81,7 @@ class WhenImported:
 
     def _put_in(self) -> None:
         if self._patches is None:
-            self._patches = self._make(sys.modules[self._name])
+            self._patches = together(self._make(sys.modules[self._name]))
         for patch in self._patches:
             patch.install()
 

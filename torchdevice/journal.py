@@ -92,9 +92,10 @@ class Journal:
             key = (id(frame.f_code), frame.f_lasti, requested, done, id(program.f_code), program.f_lasti)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._new(key, frame, program, Entry(site_of(program or frame), requested, done, fidelity))
-            if entry is None:
+            if len(self._entries) >= self._max_entries:
+                self.overflow += 1
                 return None
+            entry = self._new(key, frame, program, Entry(site_of(program or frame), requested, done, fidelity))
         entry.count += 1
         return entry
 
@@ -121,12 +122,7 @@ class Journal:
             self._codes[id(frame.f_code)] = frame.f_code
         return found
 
-    def _new(
-        self, key: tuple[int | str, ...], frame: FrameType, program: FrameType | None, entry: Entry
-    ) -> Entry | None:
-        if len(self._entries) >= self._max_entries:
-            self.overflow += 1
-            return None
+    def _new(self, key: tuple[int | str, ...], frame: FrameType, program: FrameType | None, entry: Entry) -> Entry:
         if not self._entries and self.began is not None:
             self.began()
         if program is not None and program is not frame:

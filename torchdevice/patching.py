@@ -21,7 +21,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -90,40 +90,70 @@ class Replaced:
         name: The attribute.
         make: Called with the current value at installation; its result is used again while that value is unchanged.
         may_be_absent: The attribute need not exist; ``make`` then gets None, and removal deletes the attribute.
+
+    Attributes:
+        attributes: The owner's attributes.
+        before: What :func:`put_in` found there last.
+        original: What ``make`` was called with.
+        value: What it returned.
+        expected: Whether the value should be there.
     """
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], *, may_be_absent: bool = False):
         if not may_be_absent:
             require(owner, name)
         self.owner, self.name, self.make = owner, name, make
-        self._attributes: Mapping[str, Any] = owner.__dict__  # a live view
-        self._before: Any = _ABSENT
-        self._original: Any = _ABSENT
-        self._value: Any = _ABSENT
-        self._expected = False
+        self.attributes: Mapping[str, Any] = owner.__dict__  # a live view
+        self.before: Any = _ABSENT
+        self.original: Any = _ABSENT
+        self.value: Any = _ABSENT
+        self.expected = False
 
     def install(self) -> None:
-        present_value = self._attributes.get
-        while (present := present_value(self.name, _ABSENT)) is not self._value or self._value is _ABSENT:
-            original = getattr(self.owner, self.name, None)
-            if present_value(self.name, _ABSENT) is not present:
-                continue  # somebody came between, and may have installed this patch
-            if self._value is _ABSENT or original is not self._original:
-                self._original, self._value = original, self.make(original)
-            self._before = present
-            setattr(self.owner, self.name, self._value)
-        self._expected = True
+        put_in((self,))
 
     def remove(self) -> None:
-        if self._value is _ABSENT or self._attributes.get(self.name, _ABSENT) is not self._value:
-            if self._expected:
-                logger.info("%s.%s was set to something else during the scope and stays so", self.owner, self.name)
-        elif self._before is _ABSENT:
-            # On one line: somebody may have removed it since the line above.
-            delattr(self.owner, self.name) if self.name in self._attributes else None
-        else:
-            setattr(self.owner, self.name, self._before)
-        self._expected = False
+        take_out((self,))
+
+    def places(self) -> tuple[Replaced, ...]:
+        return (self,)
+
+
+def put_in(patches: Iterable[Replaced]) -> None:
+    """Install attributes one after the other, in one call of Python: a scope has hundreds of them."""
+    for patch in patches:
+        name, present_value = patch.name, patch.attributes.get
+        while (present := present_value(name, _ABSENT)) is not patch.value or patch.value is _ABSENT:
+            original = getattr(patch.owner, name, None)
+            if present_value(name, _ABSENT) is not present:
+                continue  # somebody came between, and may have installed this patch
+            if patch.value is _ABSENT or original is not patch.original:
+                patch.original, patch.value = original, patch.make(original)
+            patch.before = present
+            setattr(patch.owner, name, patch.value)
+        patch.expected = True
+
+
+def take_out(patches: Sequence[Replaced]) -> None:
+    """Remove attributes, the last one first, each even if one before it failed. Then raise the first error."""
+    failed: BaseException | None = None
+    for patch in reversed(patches):
+        try:
+            if patch.value is _ABSENT or patch.attributes.get(patch.name, _ABSENT) is not patch.value:
+                if patch.expected:
+                    logger.info(
+                        "%s.%s was set to something else during the scope and stays so", patch.owner, patch.name
+                    )
+            elif patch.before is _ABSENT:
+                # On one line: somebody may have removed it since the line above.
+                delattr(patch.owner, patch.name) if patch.name in patch.attributes else None
+            else:
+                setattr(patch.owner, patch.name, patch.before)
+            patch.expected = False
+        except BaseException as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 class ReplacedItem:
@@ -162,17 +192,19 @@ class ReplacedInImporters:
         self._patches: dict[ModuleType, Replaced] = {}
 
     def install(self) -> None:
+        put_in(self.places())
+
+    def remove(self) -> None:
+        take_out(list(self._patches.values()))
+
+    def places(self) -> Collection[Replaced]:
+        """Return the patch of each module that holds the function now."""
         if len(sys.modules) != self._searched:
             for module in self._holders():
                 if module not in self._patches:
                     self._patches[module] = Replaced(module, self._name, self._make)
             self._searched = len(sys.modules)
-        for patch in self._patches.values():
-            patch.install()
-
-    def remove(self) -> None:
-        for patch in self._patches.values():
-            patch.remove()
+        return self._patches.values()
 
     def _holders(self) -> list[ModuleType]:
         return [module for module in _modules_of_torch() if vars(module).get(self._name) is self._function]
@@ -314,6 +346,43 @@ class _GuardedName:
         return AttributeError(f"module {module.__name__!r} has no attribute {self._name!r}")
 
 
+class Together:
+    """Replaced attributes that follow each other in a list of patches, as one patch.
+
+    Attributes:
+        patches: The patches, in the order of installation.
+        places: The attributes that they replace.
+    """
+
+    def __init__(self, patches: list[Replaced | ReplacedInImporters]):
+        self.patches = patches
+        self.places: list[Replaced] = []
+        self._searched = 0
+
+    def install(self) -> None:
+        now = len(sys.modules)
+        if now != self._searched:
+            self.places = [place for patch in self.patches for place in patch.places()]
+            self._searched = now
+        put_in(self.places)
+
+    def remove(self) -> None:
+        take_out(self.places)
+
+
+def together(patches: Iterable[Patch]) -> list[Patch]:
+    """Return patches that do the same in the same order, with those that follow each other joined where they can be."""
+    found: list[Patch] = []
+    for patch in patches:
+        if not isinstance(patch, (Replaced, ReplacedInImporters)):
+            found.append(patch)
+        elif found and isinstance(found[-1], Together):
+            found[-1].patches.append(patch)
+        else:
+            found.append(Together([patch]))
+    return found
+
+
 class Callback:
     """A change made and undone by two functions, which may be called again."""
 
@@ -363,7 +432,7 @@ class Installation:
     def _change(self) -> None:
         """Install or remove all patches, again if another call of this method came meanwhile."""
         if self._patches is None:
-            self._patches = self._build()
+            self._patches = together(self._build())
         while True:
             self._round = this_round = object()
             wanted = bool(self._holders)

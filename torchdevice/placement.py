@@ -44,6 +44,9 @@ class Side(enum.Enum):
     UNKNOWN = "unknown"
 
 
+_DEVICE = Side.DEVICE  # reading a member of an enumeration takes longer than a global name
+_UNKNOWN = Side.UNKNOWN
+
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 _is_tracing = require(torch._C, "_is_tracing")
@@ -100,9 +103,13 @@ def _noted(storage: Any) -> Side | None:
 def mark(tensor: Any, side: Side | None) -> Any:
     """Mark a tensor's storage with a side, unless ``side`` is None. Return the tensor."""
     if side is not None:
-        storage = _storage(tensor)
+        try:
+            # _storage and mark_storage, inlined: two Python calls less for each new tensor
+            storage = tensor.untyped_storage() if type(tensor) in _PLAIN else _storage(tensor)
+        except (RuntimeError, NotImplementedError):
+            return tensor
         if storage is not None:
-            storage._torchdevice_side = side  # mark_storage, inlined: a Python call less for each new tensor
+            storage._torchdevice_side = side
     return tensor
 
 
@@ -161,6 +168,13 @@ def device_meaning(context: Context, device: torch.device, side: Side | None) ->
 # ---- moves -----------------------------------------------------------------------------------------------------------
 
 
+def moved_as_asked(
+    context: Context, tensor: torch.Tensor, result: torch.Tensor, asked: Any, target: torch.device | None
+) -> torch.Tensor:
+    """Return the result of a move by a device argument, see :func:`moved` and :func:`side_meant`."""
+    return moved(context, tensor, result, side_meant(context, asked, None) if target is None else _DEVICE)
+
+
 def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side | None) -> torch.Tensor:
     """Return the result of a move: a copy, unless the tensor is known to be there already.
 
@@ -172,17 +186,19 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
     """
     if result is not tensor:
         return mark(result, to)
+    storage = _storage(tensor)
+    side = getattr(storage, "_torchdevice_side", None)
+    if side is None or side is _UNKNOWN:
+        side = None if storage is None else _side_of_storage(storage)
+    if side is not None and side is to and not (side is _DEVICE and context.has_several_devices):
+        return tensor
     if _is_tracing():
         return tensor  # a graph must not depend on what is known of one example
-    storage = _storage(tensor)
-    side = None if storage is None else _side_of_storage(storage)
-    if side is not None and side is to and not (side is Side.DEVICE and _has_several_devices(context)):
-        return tensor
     if context.thread.moving_module and storage is not None and isinstance(tensor, torch.nn.Parameter):
         if _is_exclusive(storage):
             mark_storage(storage, to or Side.UNKNOWN)
             return tensor
-    elif _stays_leaf(context, tensor, side, to):
+    elif tensor.requires_grad and _stays_leaf(context, tensor, side, to):
         if side is not None and to is None:
             mark_storage(storage, Side.UNKNOWN)  # on CUDA the result may be a copy on the other side
         return tensor
@@ -192,17 +208,13 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
 
 
 def _stays_leaf(context: Context, tensor: torch.Tensor, side: Side | None, to: Side | None) -> bool:
-    """Return whether a tensor is a leaf that may be on the requested side already.
+    """Return whether a tensor that requires a gradient is a leaf, and may be on the requested side already.
 
     Such a leaf must stay the same object, because the program may give it to an optimizer.
     """
-    is_ambiguous = side is None or to is None or (side is to and _has_several_devices(context))
-    return is_ambiguous and tensor.requires_grad and tensor.is_leaf and not _is_wrapped(tensor)
-
-
-def _has_several_devices(context: Context) -> bool:
-    """Return whether the program sees several accelerators. All are one side, but CUDA copies from one to another."""
-    return (context.options.devices or 1) > 1
+    # Several accelerators are one side, but CUDA copies from one to another.
+    is_ambiguous = side is None or to is None or (side is to and context.has_several_devices)
+    return is_ambiguous and tensor.is_leaf and not _is_wrapped(tensor)
 
 
 def _decides_itself(tensor: torch.Tensor, to: Side | None) -> bool:
@@ -244,16 +256,18 @@ def _own_references() -> tuple[int, int]:
 # ---- creation --------------------------------------------------------------------------------------------------------
 
 
-def created(context: Context, source: Any, result: Any, to: Side | None) -> Any:
+def created(context: Context, source: Any, result: Any, asked: Any, target: torch.device | None) -> Any:
     """Mark a tensor that was created with a device argument, and return it; an input that is returned is a move.
 
     Args:
         context: The active context.
         source: The data or the tensor that the function was given.
         result: The tensor that the function returned.
-        to: The requested side; None where that is unknown.
+        asked: The device argument as the program wrote it.
+        target: The device to which the context redirects the argument; None where it does not.
     """
-    return moved(context, source, result, to) if result is source else mark(result, to)
+    side = side_meant(context, asked, None) if target is None else _DEVICE
+    return moved(context, source, result, side) if result is source else mark(result, side)
 
 
 def created_by_default(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:

@@ -138,6 +138,7 @@ def lines_of(way: Callable[..., None], make: Callable[[], torchdevice.Scope]) ->
     """Return the number of lines that a cycle runs."""
     way(make)  # builds what is built once in a process
     way(make)
+    gc.collect()  # here, because interrupted uses of scopes run lines when they are collected
     counts = []
     for _ in range(3):  # the garbage collector may run more lines in one of them
         with Injector(-1, interrupt) as counter:

@@ -27,6 +27,7 @@ from torchdevice.patching import (
     ReplacedItem,
     per_context,
     replaced_function,
+    together,
 )
 from torchdevice.spelling import ACCELERATORS
 from torchdevice.thread_state import ContextMode
@@ -82,7 +83,7 @@ class _DynamoPatches:
             self._importing.install()
             return
         if not self._in_place:
-            self._patches = self._patches or self._make()
+            self._patches = self._patches or together(self._make())
             for patch in self._patches:
                 patch.install()
             self._in_place = True

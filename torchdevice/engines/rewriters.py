@@ -30,6 +30,9 @@ Table = dict[Any, Rewriter | None]
 REGISTERED: Table = {}
 """The rewriters that are registered by hand, for every context."""
 
+_ABOVE = 3
+"""How many callers of the journal belong to this package where a rewriter redirects: the mode calls the rewriter."""
+
 READS: Table = {}
 """The getters of tensors, which only a scope with ``identity="program"`` rewrites."""
 
@@ -77,7 +80,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
     if type(lone) is int and lone >= 0:
-        device = context.redirect(lone)
+        device = context.redirect(lone, _ABOVE)
         if device is not None and context.says_program and device.type == context.device_type:
             return context.program_device(device.index or 0)
         return device or func(lone)
@@ -87,7 +90,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return made
     if context.runtime.shares_host_memory and placement.spells_host(context, args[0] if args else kwargs.get("type")):
         return placement.host_device(made.type, made.index)
-    return context.redirect(made) or made if made.type == context.options.written_for else made
+    return context.redirect(made, _ABOVE) or made if made.type == context.options.written_for else made
 
 
 def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,7 +98,7 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
     asked = kwargs.get("device")
     target = None
     if asked is not None:
-        target = context.redirect(asked)
+        target = context.redirect(asked, _ABOVE)
         if target is not None:
             kwargs["device"] = target
     if context.unsupported_dtypes:
@@ -118,8 +121,7 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         if asked is None:
             placement.created_by_default(func, args, kwargs, result)
         else:
-            side = placement.side_meant(context, asked, target)
-            result = placement.created(context, args[0] if args else None, result, side)
+            result = placement.created(context, args[0] if args else None, result, asked, target)
     return context.pin(result) if pins else result
 
 
@@ -130,7 +132,7 @@ def with_device_at(position: int) -> Rewriter:
     def rewriter(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) <= position:
             return with_device_keyword(context, func, args, kwargs)
-        target = context.redirect(args[position])
+        target = context.redirect(args[position], _ABOVE)
         return _create(context, func, _replace(args, position, target), kwargs, args[position], target)
 
     return rewriter
@@ -150,13 +152,13 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         if isinstance(device, torch.Tensor):
             return placement.moved(context, args[0], result, placement.side_of(device))
         return placement.followed(args[0], result)
-    target = context.force_cpu() if device.__class__ is str and device == FORCE_CPU else context.redirect(device)
-    asked = device
+    is_switch = device.__class__ is str and device == FORCE_CPU
+    target = context.force_cpu() if is_switch else context.redirect(device, _ABOVE)
     if target is not None:
-        args, kwargs = (_replace(args, 1, target), kwargs) if len(args) > 1 else (args, {**kwargs, "device": target})
-    result = convert(context, func, args, kwargs)
+        args, kwargs = ((args[0], target, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "device": target})
+    result = convert(context, func, args, kwargs) if context.fits_conversions else func(*args, **kwargs)
     if context.runtime.shares_host_memory:
-        return placement.moved(context, args[0], result, placement.side_meant(context, asked, target))
+        return placement.moved_as_asked(context, args[0], result, device, target)
     return result
 
 
@@ -209,7 +211,7 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     target = None
     names_device = asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
     if names_device:
-        target = context.force_cpu() if asked == FORCE_CPU else context.redirect(asked)
+        target = context.force_cpu() if asked == FORCE_CPU else context.redirect(asked, _ABOVE)
         if target is not None:
             args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
     device, dtype, non_blocking, *rest = func(*args, **kwargs)

@@ -7,6 +7,7 @@ all of the context that compiled code is guarded by: code compiled in one scope 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -44,9 +45,10 @@ def with_nothing_in_place(function: F) -> F:
     return function
 
 
-def files() -> set[str]:
+@functools.cache  # entering and leaving a scope ask, once Dynamo is imported
+def files() -> frozenset[str]:
     """Return the files whose functions Dynamo traces as part of a program; it skips the rest of this package."""
-    return {
+    paths = {
         __file__,
         inspect.getfile(DeviceMode),
         inspect.getfile(Context),
@@ -55,6 +57,7 @@ def files() -> set[str]:
         inspect.getfile(half_products),
         *(inspect.getfile(rewriter) for rewriter in rewriters.REGISTERED.values() if rewriter is not None),
     }
+    return frozenset(paths)
 
 
 def _context() -> Context:
@@ -82,7 +85,7 @@ def _number_of(key: str, func: Any) -> int:
 
 
 @in_place_of(Context.redirect)
-def _redirect(self: Context, value: Any) -> torch.device | None:
+def _redirect(self: Context, value: Any, above: int = 2) -> torch.device | None:
     # Reading the current device adds a guard on it. Only a spelling without an ordinal needs that.
     indexless = ":" not in value if value.__class__ is str else getattr(value, "index", 0) is None
     return _redirected(self.key, self.thread.device_text if indexless else "", value)
@@ -96,7 +99,8 @@ in_place_of(Context.report)(
 # A traced tensor has no memory yet, so its side is unknown. A move without effect adds no copy to a graph, as the
 # compilers themselves drop every copy that is not needed.
 in_place_of(placement.moved)(lambda context, tensor, result, to: result)
-in_place_of(placement.created)(lambda context, source, result, to: result)
+in_place_of(placement.moved_as_asked)(lambda context, tensor, result, asked, target: result)
+in_place_of(placement.created)(lambda context, source, result, asked, target: result)
 in_place_of(placement.created_by_default)(lambda func, args, kwargs, result: result)
 in_place_of(placement.made_of)(lambda context, source, result, to: result)
 in_place_of(placement.followed)(lambda source, result: result)
