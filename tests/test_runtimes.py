@@ -304,3 +304,30 @@ def test_cpu_peak_without_the_systems_help(monkeypatch: pytest.MonkeyPatch) -> N
     assert runtime.memory(0)[::2] == (200, 600)
     runtime.reset_peak_memory(0)
     assert runtime.memory(0).peak_allocated == 200
+
+
+def test_the_engine_works_in_the_thread_that_is_in_the_scope(meta_target: None) -> None:
+    """It has a thread for each device of an accelerator, where no scope is active."""
+    seen: list[bool] = []
+
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            seen.append(torch._C._is_multithreading_enabled())
+            return grad
+
+    def run() -> None:
+        x = torch.ones(2, device="meta", requires_grad=True)
+        Backward.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+
+    assert torch._C._is_multithreading_enabled()
+    with torchdevice.portable("meta"):
+        run()
+        assert torch._C._is_multithreading_enabled()
+    with torchdevice.portable("cpu"):
+        run()
+    assert seen == [False, True] and torch._C._is_multithreading_enabled()

@@ -9,6 +9,7 @@ The error that a device guard in Python had to take away goes on here, see ``sim
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from typing import Any
@@ -41,7 +42,8 @@ def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) ->
     for observer in context.stream_observers:
         observer.backward_began()
     try:
-        return with_mode(context, original, *args, **kwargs)
+        with _in_this_thread(context):
+            return with_mode(context, original, *args, **kwargs)
     except SystemError as error:  # what Python makes of an error that is gone
         raised = taken.error or error
     except OF_TORCH as error:
@@ -50,6 +52,17 @@ def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) ->
     finally:
         taken.error = None
     raise raised  # here, so that the SystemError is not noted as its context
+
+
+def _in_this_thread(context: Context) -> contextlib.AbstractContextManager[Any]:
+    """Let the engine work in the calling thread, which is in the scope.
+
+    It would run the backward of an accelerator's operators in a thread of its own for each device, where no scope is
+    active: neither for the program's hooks and custom functions, nor for operators that run on the CPU.
+    """
+    if context.runtime.shares_host_memory:
+        return contextlib.nullcontext()
+    return torch.autograd.set_multithreading_enabled(False)
 
 
 def _init_hooks(context: Context, original: Any, self: Any, pack_hook: Any, unpack_hook: Any) -> None:
