@@ -99,7 +99,9 @@ def measure(program: Program, clones: Path, seconds: int, kept: Path) -> dict[st
     ran = {os.path.realpath(file): set(lines) for file, lines in noted["ran"].items()}
     findings = [each for file in sorted(ran) for each in check_file(file, Target.named(TARGET))]
     counted = [each for each in findings if _counts(each, ran, by_default)]
-    happened = [event for event in events if event.degraded or not by_default]
+    # One event of a kind at a line stands for all: they are foretold together or not.
+    once = {(event.file, event.line, event.degraded): event for event in events}
+    happened = [event for event in once.values() if event.degraded or not by_default]
     figures: Counter[str] = Counter()
     wrong, missed = [], []
     for finding in counted:
