@@ -135,8 +135,8 @@ def _sum(name: str, kind: str, rows: list[dict[str, Any]]) -> str:
 
 def _missed(rows: list[dict[str, Any]]) -> str:
     """Return the kinds of events that were missed most, with their numbers."""
-    kinds = Counter(re.sub(r"^\S+ |\d+", "", event) for row in rows for event in row["missed"])
-    return "; ".join(f"`{kind.strip()}` ({count})" for kind, count in kinds.most_common(4)) or "nothing"
+    kinds = Counter(re.sub(r"^\S+ ", "", event) for row in rows for event in row["missed"])
+    return "; ".join(f"`{kind}` ({count})" for kind, count in kinds.most_common(4)) or "nothing"
 
 
 def _measured(row: dict[str, Any]) -> str:
