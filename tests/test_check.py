@@ -21,6 +21,7 @@ from rich.console import Console
 import torchdevice
 from torchdevice.check import RULES, Finding, Target, check, check_source, comparing, sources, terminal, text
 from torchdevice.cli import main
+from torchdevice.report import source
 from torchdevice.report.foretold import Comparison, Line
 
 pytestmark = pytest.mark.one_engine
@@ -652,6 +653,14 @@ class TestBesideWhatHappened:
         with torchdevice.portable("cpu") as scope:
             report = scope.report()
         assert "the source foretold" not in str(report) + report.to_html()
+
+    def test_a_program_that_is_in_no_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(source, "_given", {})
+        source.remember("<string>", "import torch\ntorch.ones(1).cuda()\n")
+        event = comparing.Event("<string>", 2, "", "cuda:0 -> cpu [exact]", False)
+        with torchdevice.portable("cpu") as scope:
+            found = comparing.compared(scope.report(), [], Target.named("cpu"), [event]).comparison
+        assert found is not None and [each.line for each in found.happened] == [2] and found.unforeseen == ()
 
     def test_what_an_event_needs(self, tmp_path: Path) -> None:
         (tmp_path / "a.py").write_text("import torch\nx.to('cuda')\nx.double()\n")
