@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import run_python
+
+from benchmarks import foretold
 
 pytestmark = pytest.mark.one_engine
 
@@ -147,3 +150,49 @@ assert "items" in terminal.getvalue()
 def test_a_bar_leaves_stdout_alone() -> None:
     ran = run_python("-c", TRACK, cwd=ROOT)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n2\n", "")
+
+
+FORETOLD = """
+import torch
+name = "cuda"
+x = torch.ones(3).to(name)
+y = x.double()
+if len(x) > 3:
+    torch.mode(x)
+z = torch.zeros(2, **{"dtype": torch.float64, "device": "cuda"})
+torch.linalg.eig(torch.eye(2).to(x.device))
+"""
+
+
+def test_what_was_foretold_of_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = tmp_path / "me+mine"
+    clone.mkdir()
+    (clone / "program.py").write_text(FORETOLD)
+    git = ["git", "-C", str(clone), "-c", "user.name=me", "-c", "user.email=me@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    listed = tmp_path / "list.txt"
+    listed.write_text(
+        f"me/mine {commit} program.py  # seen\n{foretold._HELD_OUT}\nme/mine {commit} +program.py 'a b'\n"
+    )
+    monkeypatch.setattr(foretold, "PROGRAMS", listed)
+    seen, held_out = foretold.programs()
+    assert held_out == seen._replace(path="+program.py", arguments=["a b"], held_out=True)
+    row = foretold.measure(seen, tmp_path, 60, tmp_path / "kept")
+    assert row["ended"].startswith("NotImplementedError: The operator 'aten::linalg_eig'")
+    assert row["wrong"] == []
+    assert row["figures"] == {
+        "handled right": 1,  # line 4
+        "handled foretold": 2,  # and line 8, of which the finding of the dtype speaks
+        "degraded right": 3,
+        "degraded foretold": 3,
+    }
+
+
+def test_the_figures_of_the_page_are_of_the_list() -> None:
+    rows = json.loads(foretold.FIGURES.read_text())
+    assert [{name: row[name] for name in foretold.Program._fields} for row in rows] == [
+        each._asdict() for each in foretold.programs()
+    ]
+    assert len(rows) >= 40

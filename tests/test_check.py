@@ -21,6 +21,7 @@ from rich.console import Console
 import torchdevice
 from torchdevice.check import RULES, Finding, Target, check, check_source, comparing, sources, terminal, text
 from torchdevice.cli import main
+from torchdevice.report import source
 from torchdevice.report.foretold import Comparison, Line
 
 pytestmark = pytest.mark.one_engine
@@ -229,6 +230,12 @@ OPERATORS = [
     Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64).double()", "simulated:cuda"),
     Case("dtype", "import torch, numpy\ntorch.float32\nnumpy.float64\nx.double(2)\nx.double\n'float64'", "mps"),
     Case("dtype", "x.double()", "mps"),
+    Case(
+        "dtype",
+        "import torch\nif x.dtype == torch.float64 or y in (torch.double, 1):\n    d = {torch.float64: 8}",
+        "mps",
+    ),
+    Case("dtype", "import torch\nd = {8: torch.float64}  #: approximate\nx.type(torch.double)  #: approximate", "mps"),
 ]
 
 SURROUNDINGS = [
@@ -400,6 +407,20 @@ class TestFiles:
 def notebook(*cells: Any, **more: Any) -> str:
     made = [{"cell_type": "code", "outputs": ["torch"], "source": cell} for cell in cells]
     return json.dumps({"cells": [{"cell_type": "markdown", "source": ["x ="]}, *made], **more}, indent=1)
+
+
+def test_a_package_may_import_itself(tmp_path: Path) -> None:
+    (tmp_path / "apex" / "inner").mkdir(parents=True)
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "apex" / "__init__.py").touch()
+    for name in ("apex/inner/a.py", "apex/b.py", "triton/c.py"):
+        (tmp_path / name).write_text("import apex.optimizers\nimport triton\n")
+    assert sorted(checked(tmp_path)) == [
+        ("a.py", 2, "package"),
+        ("b.py", 2, "package"),
+        ("c.py", 1, "package"),
+        ("c.py", 2, "package"),
+    ]
 
 
 class TestNotebooks:
@@ -631,7 +652,15 @@ class TestBesideWhatHappened:
     def test_a_report_without_it_says_nothing_of_it(self) -> None:
         with torchdevice.portable("cpu") as scope:
             report = scope.report()
-        assert "foretold" not in str(report) + report.to_html()
+        assert "the source foretold" not in str(report) + report.to_html()
+
+    def test_a_program_that_is_in_no_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(source, "_given", {})
+        source.remember("<string>", "import torch\ntorch.ones(1).cuda()\n")
+        event = comparing.Event("<string>", 2, "", "cuda:0 -> cpu [exact]", False)
+        with torchdevice.portable("cpu") as scope:
+            found = comparing.compared(scope.report(), [], Target.named("cpu"), [event]).comparison
+        assert found is not None and [each.line for each in found.happened] == [2] and found.unforeseen == ()
 
     def test_what_an_event_needs(self, tmp_path: Path) -> None:
         (tmp_path / "a.py").write_text("import torch\nx.to('cuda')\nx.double()\n")

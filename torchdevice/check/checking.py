@@ -40,7 +40,7 @@ def check_source(source: Source, target: Target, rules: Collection[str] | None =
     """Return what was found in a source, by line."""
     applied = [rule for rule in RULES.values() if rules is None or rule.name in rules]
     try:
-        view = View(source.parsed(), target)
+        view = View(source.parsed(), target, source.path)
     except UnreadableError as error:
         found = [_unreadable(source.path, source.place(error.line).line, error)]
         return [each for each in found if rules is None or each.rule in rules]

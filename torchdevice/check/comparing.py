@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from torchdevice.check import sources
-from torchdevice.check.checking import check_file
+from torchdevice.check.checking import check_file, check_source
 from torchdevice.check.findings import Finding, Verdict
 from torchdevice.check.target import Target
-from torchdevice.report import Report
+from torchdevice.report import Report, source
 from torchdevice.report.foretold import Comparison, Line
 
 
@@ -44,9 +44,16 @@ def compared(report: Report, files: Iterable[str], target: Target, ended: Iterab
     """
     events = [*events_of(report), *ended]
     wanted = {os.path.realpath(file): file for file in (*files, *(event.file for event in events))}
-    existing = [file for real, file in wanted.items() if os.path.isfile(real) and not real.endswith(sources.NOTEBOOK)]
-    findings = [finding for file in sorted(existing) for finding in check_file(file, target)]
+    findings = [finding for file in sorted(wanted.values()) for finding in _findings(file, target)]
     return dataclasses.replace(report, comparison=compare(findings, events))
+
+
+def _findings(file: str, target: Target) -> list[Finding]:
+    """Return what was foretold of a file, or of a program that is in no file. A notebook's report has other lines."""
+    text = source.remembered(file)
+    if text is not None:
+        return check_source(sources.program(file, text.encode()), target)
+    return check_file(file, target) if os.path.isfile(file) and not file.endswith(sources.NOTEBOOK) else []
 
 
 def events_of(report: Report) -> list[Event]:

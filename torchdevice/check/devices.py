@@ -34,7 +34,7 @@ def _device(node: ast.Constant | ast.JoinedStr | ast.Call, view: View) -> Iterat
     target. An ordinal beyond the target's devices means the first one, which is approximate; on simulated GPUs it
     raises CUDA's error."""
     if isinstance(node, ast.Call):
-        yield from _moved(node, view)
+        yield from (found._replace(leaves_trace=_puts(node, view)) for found in _moved(node, view))
         return
     text = _text(node, view)
     place = _place(node, view) if text else None

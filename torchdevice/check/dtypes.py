@@ -45,7 +45,7 @@ def _named(node: ast.AST, view: View) -> str:
     if isinstance(node, ast.Constant):
         legacy = isinstance(node.value, str) and node.value.startswith("torch.") and node.value.endswith(_LEGACY)
         return _CONVERSIONS["double"] if legacy else ""
-    if isinstance(view.parent(node), ast.Attribute) or _stays_on_the_cpu(node, view):
+    if isinstance(view.parent(node), ast.Attribute) or _is_compared(node, view) or _stays_on_the_cpu(node, view):
         return ""
     name = view.dotted(node) or ""
     if not name.startswith("torch."):
@@ -57,6 +57,14 @@ def _converted(call: ast.Call, view: View) -> str:
     method = view.method(call)
     converts = method in _CONVERSIONS and not call.args and not call.keywords and view.uses_torch
     return _CONVERSIONS[method] if converts else ""
+
+
+def _is_compared(node: ast.AST, view: View) -> bool:
+    """Return whether a dtype is only compared with others, or looked up by."""
+    parent = view.parent(node)
+    while isinstance(parent, (ast.Tuple, ast.List, ast.Set)):
+        node, parent = parent, view.parent(parent)
+    return isinstance(parent, ast.Compare) or (isinstance(parent, ast.Dict) and node in parent.keys)
 
 
 def _stays_on_the_cpu(node: ast.AST, view: View) -> bool:

@@ -48,11 +48,12 @@ PACKAGES: Mapping[str, str] = {
 
 @rule("package", ast.Import, ast.ImportFrom)
 def _package(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
-    """An import of a package that runs on CUDA only, such as `flash_attn`. The program must be changed, unless it asks
-    whether the package is there, or goes on where the import fails: then it takes that branch, which is approximate."""
+    """An import of a package that runs on CUDA only, such as `flash_attn`, in a file that is not the package's own. The
+    program must be changed, unless it asks whether the package is there, or goes on where the import fails: then it
+    takes that branch, which is approximate."""
     if view.target.native in _CUDA:
         return
-    for name in sorted(_packages(node)):
+    for name in sorted(name for name in _packages(node) if not view.is_inside(name)):
         if view.is_guarded(node) or _is_asked_for(name, node, view):
             said = f"The program goes on without {name}, which needs CUDA."
             yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)
@@ -167,7 +168,8 @@ def _compile(node: ast.Call, view: View) -> Iterator[Found]:
     for option in asked:
         yield Found(Verdict.APPROXIMATE, f"{option} has no effect on {view.target.name}: there is no Triton.")
     if not asked and view.target.plain_graphs and set(backends) <= {"inductor"}:
-        yield Found(Verdict.APPROXIMATE, f"The graph runs operator by operator on {view.target.name}.")
+        said = f"The graph runs operator by operator on {view.target.name}."
+        yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)  # a report shows the line that calls the function
 
 
 _PROFILERS = ("torch.profiler.profile", "torch.autograd.profiler.profile")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from torchdevice.check.names import Names
 from torchdevice.check.target import Target
@@ -18,11 +20,17 @@ class View(Names):
     Args:
         tree: The source.
         target: The device that stands in.
+        path: The file of the source.
     """
 
-    def __init__(self, tree: ast.Module, target: Target):
+    def __init__(self, tree: ast.Module, target: Target, path: str = ""):
         super().__init__(tree)
         self.target = target
+        self._path = Path(os.path.abspath(path))
+
+    def is_inside(self, package: str) -> bool:
+        """Return whether the source is a part of a package, by the folders that it is in."""
+        return any(folder.name == package and (folder / "__init__.py").is_file() for folder in self._path.parents)
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """Return the node that a node is a part of."""
