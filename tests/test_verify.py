@@ -23,6 +23,7 @@ from conftest import run_program
 from faults import FAULTS, Fault, planted, planted_in_cpu
 from sweeping import shuffled
 from torch.utils import _python_dispatch
+from torch.utils.checkpoint import checkpoint
 
 import torchdevice
 from torchdevice.errors import DivergenceError, DivergenceWarning
@@ -435,6 +436,49 @@ def test_a_module_is_traced(target: str) -> None:
     with torchdevice.portable(target, verify=True):
         layer, x = torch.nn.Conv1d(2, 3, 3).cuda(), torch.ones(1, 2, 8, device="cuda")
         assert torch.equal(torch.jit.trace(layer, x)(x), layer(x)) and modes()
+
+
+def transforms(x: torch.Tensor) -> None:
+    torch.func.vmap(lambda row: (row * x[0]).sum())(x)
+    torch.func.hessian(lambda row: (row**3).sum())(x[0])
+    torch.func.functionalize(lambda each: each.add_(1))(x.clone())
+
+
+def forward_gradients(x: torch.Tensor) -> None:
+    with torch.autograd.forward_ad.dual_level():
+        (torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)) * 2).sin().abs().pow(2)
+
+
+def checkpoints(x: torch.Tensor) -> None:
+    checkpoint(torch.sin, x.requires_grad_(), use_reentrant=False).sum().backward()
+
+
+def conjugates(x: torch.Tensor) -> None:
+    z = torch.complex(x, x).conj()
+    (z * 2).imag.sum()
+    z.t() @ z
+
+
+def overlapping(x: torch.Tensor) -> None:
+    x.unfold(0, 2, 1).sum()
+    x.as_strided((3, 3), (1, 1)).exp()
+    x.expand(2, 4, 3) * 2
+    torch.mul(x, 2, out=x)
+
+
+def normalized(x: torch.Tensor) -> None:
+    layer = torch.nn.BatchNorm1d(3).cuda()
+    layer(x.requires_grad_()).sum().backward()
+
+
+PROGRAMS = [transforms, forward_gradients, checkpoints, conjugates, overlapping, normalized]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_nothing_is_found_in_what_torch_does_with_tensors(target: str, program: Any) -> None:
+    with torchdevice.portable(target, verify=True) as scope:
+        program(torch.rand(4, 3, device="cuda"))
+    assert not found(scope) and scope.journal.findings.compared
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")

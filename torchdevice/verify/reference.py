@@ -56,7 +56,7 @@ def run(op: Any, copies: Copies) -> Any:
 def _for_cpu(value: Any) -> Any:
     """Return an argument for the CPU. A generator is left out: the default one has the right state."""
     if isinstance(value, torch.device):
-        return _CPU
+        return value if value.type == "meta" else _CPU
     return None if isinstance(value, torch.Generator) else value
 
 
