@@ -23,6 +23,7 @@ from conftest import run_program
 from faults import FAULTS, Fault, planted, planted_in_cpu
 from sweeping import shuffled
 from torch.utils import _python_dispatch
+from torch.utils.checkpoint import checkpoint
 
 import torchdevice
 from torchdevice.errors import DivergenceError, DivergenceWarning
@@ -319,6 +320,106 @@ def test_memory_figures_are_those_without() -> None:
         assert peak() == expected
 
 
+# ---- lines of backward -----------------------------------------------------------------------------------------------
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.exp()  # here
+
+
+def hooked(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.exp()  # here
+
+
+def by_function() -> None:
+    Doubled.apply(torch.ones(3, device="cuda", requires_grad=True)).sum().backward()
+
+
+def by_hook() -> None:
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    x.register_hook(hooked)
+    x.sum().backward()
+
+
+def by_forward() -> None:
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    y = x.sin()  # here
+    y.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "marks", "operator"),
+    [(by_function, Doubled.backward, "exp"), (by_hook, hooked, "exp"), (by_forward, by_forward, "cos")],
+)
+def test_the_line_of_an_operator_of_backward(program: Any, marks: Any, operator: str) -> None:
+    with planted(operator, one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+        program()
+    (finding,) = found(scope)
+    assert (finding.operator, finding.site.line) == (f"aten::{operator}", marked(marks))
+    assert (finding.backward is not None) is (program is by_forward)
+
+
+def test_the_line_of_backward_where_that_of_forward_is_not_known() -> None:
+    with torchdevice.simulate() as plain:
+        y = torch.ones(3, device="cuda", requires_grad=True).sin().sum()
+        with planted("cos", one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+            here = line() + 1
+            y.backward()
+    (finding,) = found(scope)
+    assert finding.site.line == finding.backward.line == here and not found(plain)
+
+
+# ---- random numbers --------------------------------------------------------------------------------------------------
+
+
+def beyond(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A kernel that draws a number which is far too large, and numbers of no other meaning."""
+    return x.zero_().index_fill_(0, torch.tensor([1]), 9.0)
+
+
+@pytest.mark.parametrize(
+    ("operator", "program"),
+    [
+        ("bernoulli_.float", lambda: torch.empty(4, device="cuda").bernoulli_(0.5)),
+        ("uniform_", lambda: torch.empty(4, device="cuda").uniform_(2, 3)),
+        ("exponential_", lambda: -torch.empty(4, device="cuda").exponential_()),
+    ],
+)
+def test_random_numbers_of_a_cpu_are_compared_by_their_range(operator: str, program: Any) -> None:
+    with torchdevice.portable("cpu", verify=True) as scope:
+        program()
+        state = torch.get_rng_state()
+        program()
+        assert not torch.equal(state, torch.get_rng_state()) and not found(scope)
+    assert scope.journal.findings.random == {f"aten::{operator}": 2}
+    wrong = beyond if operator != "exponential_" else lambda x, *args, **kwargs: beyond(x).neg_()
+    with planted_in_cpu(operator, wrong), torchdevice.portable("cpu", verify=True) as scope:
+        with pytest.warns(DivergenceWarning, match="has numbers from"):
+            program()
+    (finding,) = found(scope)
+    assert (finding.operator, finding.kind, finding.script) == (f"aten::{operator}", "range", "")
+
+
+def test_numbers_are_drawn_as_without(target: str) -> None:
+    def drawn() -> list[torch.Tensor]:
+        generator = torch.Generator("cuda").manual_seed(5)
+        torch.manual_seed(3)
+        given = torch.randn(4, device="cuda", generator=generator)
+        return [each.cpu() for each in (given, torch.rand(4, device="cuda"), torch.randperm(9, device="cuda"))]
+
+    with torchdevice.portable(target):
+        expected = drawn()
+    with torchdevice.portable(target, verify=True) as scope:
+        assert all(torch.equal(one, other) for one, other in zip(drawn(), expected, strict=True))
+    assert not found(scope)
+
+
 # ---- programs of every kind ------------------------------------------------------------------------------------------
 
 
@@ -335,6 +436,49 @@ def test_a_module_is_traced(target: str) -> None:
     with torchdevice.portable(target, verify=True):
         layer, x = torch.nn.Conv1d(2, 3, 3).cuda(), torch.ones(1, 2, 8, device="cuda")
         assert torch.equal(torch.jit.trace(layer, x)(x), layer(x)) and modes()
+
+
+def transforms(x: torch.Tensor) -> None:
+    torch.func.vmap(lambda row: (row * x[0]).sum())(x)
+    torch.func.hessian(lambda row: (row**3).sum())(x[0])
+    torch.func.functionalize(lambda each: each.add_(1))(x.clone())
+
+
+def forward_gradients(x: torch.Tensor) -> None:
+    with torch.autograd.forward_ad.dual_level():
+        (torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)) * 2).sin().abs().pow(2)
+
+
+def checkpoints(x: torch.Tensor) -> None:
+    checkpoint(torch.sin, x.requires_grad_(), use_reentrant=False).sum().backward()
+
+
+def conjugates(x: torch.Tensor) -> None:
+    z = torch.complex(x, x).conj()
+    (z * 2).imag.sum()
+    z.t() @ z
+
+
+def overlapping(x: torch.Tensor) -> None:
+    x.unfold(0, 2, 1).sum()
+    x.as_strided((3, 3), (1, 1)).exp()
+    x.expand(2, 4, 3) * 2
+    torch.mul(x, 2, out=x)
+
+
+def normalized(x: torch.Tensor) -> None:
+    layer = torch.nn.BatchNorm1d(3).cuda()
+    layer(x.requires_grad_()).sum().backward()
+
+
+PROGRAMS = [transforms, forward_gradients, checkpoints, conjugates, overlapping, normalized]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_nothing_is_found_in_what_torch_does_with_tensors(target: str, program: Any) -> None:
+    with torchdevice.portable(target, verify=True) as scope:
+        program(torch.rand(4, 3, device="cuda"))
+    assert not found(scope) and scope.journal.findings.compared
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")

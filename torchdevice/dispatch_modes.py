@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch.utils import _python_dispatch
 
 from torchdevice.torch_internals import require
@@ -18,6 +20,8 @@ from torchdevice.torch_internals import require
 _stack = require(_python_dispatch, "_get_current_dispatch_mode_stack")
 _pop = require(_python_dispatch, "_pop_mode")
 _push = require(_python_dispatch, "_push_mode")
+
+_function_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
 
 _lock = threading.RLock()
 _entered: set[_python_dispatch.TorchDispatchMode] = set()
@@ -79,6 +83,19 @@ def _inherit(above: list[_python_dispatch.TorchDispatchMode]) -> None:
     times = sum(each is heir for each in above)
     for name in _KEPT:
         getattr(heir, name)[-times] = getattr(_variables, name).pop()
+
+
+def run(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator that a dispatch mode handles, as torch does without the mode.
+
+    Neither a function mode nor a wrapper in the operator's place sees a call. In backward they would see one otherwise.
+    """
+    if not isinstance(func, torch._ops.OpOverload):
+        return func(*args, **kwargs)
+    if not _function_mode_enabled():
+        return func._op(*args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        return func._op(*args, **kwargs)
 
 
 @contextlib.contextmanager

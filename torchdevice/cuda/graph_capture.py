@@ -19,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchdevice import dispatch_modes
 from torchdevice.engines.rewriters import native_device
 from torchdevice.torch_internals import ExcludeDispatchKeyGuard, require
 
@@ -100,10 +101,10 @@ class Capture(TorchDispatchMode):
         self._refuse_waiting(func, args, kwargs)
         self._refuse_generator(args, kwargs)
         if _INPLACE_VIEW in func.tags:
-            return func(*args, **kwargs)
+            return dispatch_modes.run(func, args, kwargs)
         self._save_before_write(func, args, kwargs)
         with self._undeclared_writes(func, args, kwargs):
-            result = func(*args, **kwargs)
+            result = dispatch_modes.run(func, args, kwargs)
         self._record(func, args, kwargs, result)
         return result
 

@@ -55,7 +55,7 @@ class OperatorWatcher(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = dispatch_modes.run(func, args, kwargs)
         if self._stopped:
             return result
         given: set[int] | None = None

@@ -49,7 +49,7 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory with strides and values, and no class of the program's."""
     plain = type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
-    return plain and not tensor.is_meta and not tensor.is_nested
+    return plain and not (tensor.is_meta or tensor.is_nested or tensor._is_zerotensor())
 
 
 def extent(tensor: torch.Tensor) -> int:

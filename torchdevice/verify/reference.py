@@ -50,13 +50,13 @@ def same_random_numbers(state: torch.Tensor | None) -> Iterator[None]:
 def run(op: Any, copies: Copies) -> Any:
     """Return what an operator gives on the CPU."""
     args, kwargs = mapped((copies.args, copies.kwargs), _for_cpu)
-    return op(*args, **kwargs)
+    return op._op(*args, **kwargs)
 
 
 def _for_cpu(value: Any) -> Any:
     """Return an argument for the CPU. A generator is left out: the default one has the right state."""
     if isinstance(value, torch.device):
-        return _CPU
+        return value if value.type == "meta" else _CPU
     return None if isinstance(value, torch.Generator) else value
 
 

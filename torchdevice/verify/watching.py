@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice import dispatch_modes, run_folder, thread_state
@@ -18,13 +17,10 @@ from torchdevice.errors import DivergenceError, DivergenceWarning
 from torchdevice.findings import Finding
 from torchdevice.logs import logger
 from torchdevice.report import Report
-from torchdevice.torch_internals import require
 from torchdevice.verify import operators, script
 from torchdevice.verify.call import Call
 from torchdevice.verify.lines import BackwardCalls, Lines
 from torchdevice.verify.reference import unseen
-
-_function_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
 
 
 class Watcher(TorchDispatchMode):
@@ -51,12 +47,7 @@ class Watcher(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         call = self._begun(func, args, kwargs)
-        if isinstance(func, torch._ops.OpOverload) and _function_mode_enabled():
-            # In backward. Function modes have not seen the call of the engine, and must not see this one.
-            with torch._C.DisableTorchFunction():
-                result = func(*args, **kwargs)
-        else:
-            result = func(*args, **kwargs)
+        result = dispatch_modes.run(func, args, kwargs)
         if call is not None:
             with unseen():
                 found = call.findings(result)
