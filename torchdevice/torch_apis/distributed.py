@@ -119,7 +119,8 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     chosen, count = context.is_initialized, context.device_count
     group = original(self)
     index = int(os.environ.get("LOCAL_RANK", dist.get_rank() % max(1, count)))
-    if not chosen and self._device_type != "cpu" and index < count:
+    of_accelerator = self._device_type in (context.device_type, context.options.written_for)
+    if of_accelerator and not chosen and index < count:
         context.thread.select(index)
     return group
 
