@@ -61,7 +61,8 @@ def test_accelerates_own_tests(target: str, name: str) -> None:
         ["data_parallel", "data_parallel_with_unused_parameters", "zero"],
         ["sharded", "sharded_state"],
         ["fully_sharded", "fully_sharded_from_meta", "checkpoints"],
-        ["tensor_parallel", "context_parallel_attention", "pipeline"],
+        ["tensor_parallel", "pipeline"],
+        ["context_parallel_attention", "attention_of_distributed_tensors"],
     ],
     ids=", ".join,
 )

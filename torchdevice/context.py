@@ -146,6 +146,11 @@ class Context:
 
     # ---- initialisation ----------------------------------------------------------------------------------------------
 
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the program has used the accelerator in this process, or has chosen one of them."""
+        return self.user == os.getpid() and self._initialized
+
     def initialize(self) -> None:
         """Note that the program has used the accelerator in this process: CUDA initialises itself then.
 
@@ -153,7 +158,7 @@ class Context:
             RuntimeError: The process was forked from one that had used the accelerator. The text is torch's.
             ValueError: Settings in the environment are wrong, see :meth:`Runtime.initialize`.
         """
-        if self.user == os.getpid() and self._initialized:
+        if self.is_initialized:
             return
         if self.is_in_bad_fork:
             raise RuntimeError(

@@ -32,12 +32,12 @@ from torchdevice.torch_apis import (
     autocast,
     autograd,
     batch_norm,
-    context_parallel,
     cpp_extension,
     cuda_checks,
     data_parallel,
     default_device,
     distributed,
+    divided_attention,
     dtensor,
     factories,
     flex_attention,
@@ -100,7 +100,7 @@ AREAS = (
     data_parallel,
     distributed,
     dtensor,
-    context_parallel,
+    divided_attention,
     cuda_checks,
 )
 """The modules of this package with a function ``patches()``."""

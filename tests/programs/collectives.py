@@ -14,13 +14,17 @@ from torch.distributed.device_mesh import init_device_mesh
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 local = rank % torch.cuda.device_count()
 device = torch.device("cuda", local)
-torch.cuda.set_device(device)
+if sys.argv[1] == "mesh":  # which chooses the device
+    init_device_mesh("cuda", (size,))
+    assert torch.cuda.current_device() == local
+else:
+    torch.cuda.set_device(device)
+assert dist.get_default_backend_for_device("cuda") == "nccl" and dist.get_default_backend_for_device("cpu") == "gloo"
+assert dist.get_default_backend_for_device(device) == ("gloo" if device.type == "cpu" else "nccl")
 
 if sys.argv[1] == "nccl":
     dist.init_process_group("nccl", device_id=device)
-elif sys.argv[1] == "mesh":
-    init_device_mesh("cuda", (size,))
-else:
+elif sys.argv[1] != "mesh":
     dist.init_process_group(sys.argv[1])
 
 

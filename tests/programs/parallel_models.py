@@ -32,6 +32,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.experimental import _attention as ring
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import set_rotate_method
@@ -275,6 +276,17 @@ def context_parallel_attention():
         ring._cp_options.enable_load_balance = True
 
 
+def attention_of_distributed_tensors():
+    """Each rank has some of the heads, or of the sequences."""
+    mesh = init_device_mesh("cuda", (size,))
+    torch.manual_seed(5)
+    whole = [torch.randn(2 * size, 2 * size, 8, 4) for _ in range(3)]
+    for dim, is_causal in ((0, True), (1, False)):
+        divided = [distribute_tensor(each.cuda(), mesh, [Shard(dim)]) for each in whole]
+        for one, other in zip(attention(*divided, is_causal), attention(*whole, is_causal), strict=True):
+            assert torch.allclose(one.full_tensor().cpu(), other, atol=1e-5)
+
+
 def pipeline():
     whole = model()
     part = nn.Sequential(whole[0], whole[1]) if rank == 0 else whole[2]
@@ -293,7 +305,7 @@ CASES = {
         data_parallel, data_parallel_with_unused_parameters, zero, synchronized_batch_norm,
         synchronized_batch_norm_of_unequal_parts, synchronized_batch_norm_in_a_group_of_one, sharded, sharded_state,
         fully_sharded, fully_sharded_from_meta, checkpoints, tensor_parallel, context_parallel_attention,
-        pipeline,
+        attention_of_distributed_tensors, pipeline,
     )
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from torchdevice.simulation import enforcement, random
 from torchdevice.simulation.allocator import fresh, meant
 from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
 from torchdevice.simulation.resizing import resize
-from torchdevice.torch_apis import context_parallel
+from torchdevice.torch_apis import divided_attention
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
 
@@ -257,8 +257,9 @@ def attend(
     differentiates the chosen kernel. Torch's own composite kernel runs in all other cases, and checks the arguments.
     """
     with torch._C.DisableTorchFunction():
-        if context_parallel.is_divided(query, key, value):
-            return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+        plain = attn_mask is None and not dropout_p and not enable_gqa
+        if plain and divided_attention.is_divided(query, key, value):
+            return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, scale=scale)[0]
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         options = {"scale": scale, "enable_gqa": enable_gqa}
         same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -72,6 +73,13 @@ def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
     return found if asked is None else dist.Backend(asked)
 
 
+def _default_backend(context: Context, original: Any, device: Any) -> str:
+    """``get_default_backend_for_device``: for the target, the backend of the program's accelerator."""
+    kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
+    is_target = kind == context.device_type and not context.runtime.shares_host_memory
+    return original(context.program_device(0) if is_target or kind == context.options.written_for else device)
+
+
 def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: Any, **kwargs: Any) -> None:
     """Leave groups written in Python out: the recorder of torch 2.15 looks for a backend in C++ in each group."""
     from torchdevice.torch_apis.nccl_on_gloo import NcclOnGloo
@@ -103,6 +111,25 @@ def _device_handle(context: Context, original: Any, cls: type, device: Any) -> A
     return getattr(torch, context.options.written_for) if device.type == context.device_type else original(cls, device)
 
 
+def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
+    """``DeviceMesh``, which chooses the device of this rank where the program has not used CUDA yet.
+
+    torch asks ``torch.cuda.is_initialized()``, which is true in scopes.
+    """
+    chosen, count = context.is_initialized, context.device_count
+    group = original(self)
+    index = int(os.environ.get("LOCAL_RANK", dist.get_rank() % max(1, count)))
+    of_accelerator = self._device_type in (context.device_type, context.options.written_for)
+    if of_accelerator and not chosen and index < count:
+        context.thread.select(index)
+    return group
+
+
+def _patches_of_meshes(module: ModuleType) -> list[Patch]:
+    mesh = require(module, "DeviceMesh")
+    return [replaced_function(mesh, "_setup_world_group_and_device", _set_up_mesh, native_to="cuda")]
+
+
 def _patches_of_device_handles(module: ModuleType) -> list[Patch]:
     handle = require(module, "_FSDPDeviceHandle")
 
@@ -131,11 +158,13 @@ def patches() -> list[Patch]:
         "new_group": _new_group,
         "get_backend": _get_backend,
         "is_nccl_available": _is_nccl_available,
+        "get_default_backend_for_device": _default_backend,
     }
     if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):
         functions["_maybe_attach_flight_recorder"] = _attach_flight_recorder
     return [
         WhenImported("torch.distributed.checkpoint.filesystem", _patches_of_checkpoints),
+        WhenImported("torch.distributed.device_mesh", _patches_of_meshes),
         WhenImported("torch.distributed.fsdp._common_utils", _patches_of_device_handles),
         WhenImported("torch.distributed.fsdp._flat_param", _patches_of_flat_parameters),
         *(
