@@ -28,7 +28,7 @@ class Point(NamedTuple):
     """One size of a curve.
 
     Attributes:
-        microseconds: The time of one.
+        microseconds: The processor time of one.
         blocks: The blocks of Python's memory that are kept for one, after the first time.
         bytes: By how much the process grew for one, after the first time.
     """
@@ -70,14 +70,14 @@ def _point(call: Callable[[], object], units: int, rounds: int = 3) -> Point:
 
 
 def _microseconds(call: Callable[[], object], units: int, rounds: int) -> float:
-    """Return the median time of a unit. Short calls are repeated, so that a round has a thousand units."""
+    """Return the median processor time of a unit. Short calls are repeated, so that a round has a thousand units."""
     number = max(1, 1000 // units)
     times = []
     for _ in range(rounds):
-        start = time.perf_counter_ns()
+        start = time.process_time_ns()
         for _ in range(number):
             call()
-        times.append((time.perf_counter_ns() - start) / number / units / 1000)
+        times.append((time.process_time_ns() - start) / number / units / 1000)
     return statistics.median(times)
 
 
