@@ -8,6 +8,7 @@ modes of this package together.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,17 @@ _push = require(_python_dispatch, "_push_mode")
 _function_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
 
 _lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Make a new lock in a forked child: another thread of the parent may have held it at the fork."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock)
+
 _entered: set[_python_dispatch.TorchDispatchMode] = set()
 _variables = _python_dispatch.TorchDispatchMode()
 """A mode that is never on the stack of a call: entering it sets torch's variables."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -81,7 +80,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 class Findings:
-    """The findings of one process, each once. Safe to use from several threads.
+    """The findings of one process, each once. Safe to use from several threads; counts may lag by a few.
 
     Attributes:
         compared: Operator -> how many calls were compared with the CPU.
@@ -91,7 +90,6 @@ class Findings:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.clear()
 
     def clear(self) -> None:
@@ -103,12 +101,10 @@ class Findings:
 
     def add(self, finding: Finding) -> Finding:
         """Count a finding, and return the one that is kept of it. Its count is 1 the first time."""
-        with self._lock:
-            kept = self._found.get(finding.key, finding)
-            kept.count += 1
-            if len(self._found) < MOST:
-                self._found.setdefault(finding.key, kept)
-            return kept
+        known = self._found.get(finding.key)
+        kept = finding if known is None and len(self._found) >= MOST else self._found.setdefault(finding.key, finding)
+        kept.count += 1
+        return kept
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many calls of which operators were compared, and how."""

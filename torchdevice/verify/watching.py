@@ -9,6 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+# torch imports Dynamo at a mode's first call. A process that another thread forks meanwhile could never import it.
+import torch._dynamo  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice import dispatch_modes, run_folder, thread_state
