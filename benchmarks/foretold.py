@@ -147,8 +147,7 @@ def _run(program: Program, kept: Path, seconds: int) -> None:
     command += [f"--report={kept / 'report.json'}", str(DRIVER), str(kept / "unfinished.json"), str(seconds)]
     command += [str(kept / "source"), shown, *program.arguments]
     paths = os.pathsep.join([str(HERE.parent), str(kept / "source"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, **_VARIABLES, "PYTHONPATH": paths}
-    environment.pop("PYTORCH_ENABLE_MPS_FALLBACK", None)
+    environment = {**os.environ, **_VARIABLES, "PYTHONPATH": paths, "PYTORCH_ENABLE_MPS_FALLBACK": "0"}
     ended = {"kind": "no end was noted"}
     try:
         subprocess.run(command, cwd=path.parent, env=environment, timeout=3 * seconds, capture_output=True)

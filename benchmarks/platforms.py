@@ -2,7 +2,7 @@
 
 Each PYTHON is an interpreter in whose environment torch and the tests' dependencies are installed. ``--make FOLDER``
 makes such environments first, one for each pair of ``--python`` and ``--torch``. A small part of the suite runs in
-each, against this checkout, and the table says how it went.
+each, against this checkout, or with ``--whole`` all of it, and the table says how it went.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ TESTS = ("tests/test_scope.py", "tests/test_torch_cuda.py", "tests/test_amp.py",
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-NEEDED = ("numpy", "psutil>=6", "rich>=13", "pytest>=8", "pytest-timeout>=2", "hypothesis>=6", "expecttest", "scipy")
 
 HEADER = """# Where it has run
 
-Written by `python -m benchmarks.platforms --write PYTHON...`, which runs a part of the suite with each interpreter:
-{tests}. To make the environments first, for every Python on the path and every torch:
+Written by `python -m benchmarks.platforms --write PYTHON...`, which runs a part of the suite with each interpreter, or
+with `--whole` all of it: here {tests}. To make the environments first, for every Python on the path and every torch:
 
 ```sh
 python -m benchmarks.platforms --make build/platforms --python 3.10 3.11 3.12 3.13 3.14 --torch 2.10.0 2.13.0
@@ -64,8 +63,8 @@ class Row(NamedTuple):
     seconds: float
 
 
-def run(interpreter: str) -> Row:
-    """Run the tests with an interpreter."""
+def run(interpreter: str, tests: Sequence[str] = TESTS) -> Row:
+    """Run tests with an interpreter; their files and flags of pytest."""
     versions = "import platform, torch; print(platform.python_version(), torch.__version__)"
     try:
         found = subprocess.run([interpreter, "-c", versions], capture_output=True, text=True, check=True)
@@ -76,7 +75,7 @@ def run(interpreter: str) -> Row:
     python, torch = found.stdout.split()
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.xml")
-        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", *TESTS]
+        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", *tests]
         subprocess.run(
             [interpreter, *words],
             cwd=ROOT,
@@ -88,8 +87,8 @@ def run(interpreter: str) -> Row:
             return Row(python, f"{torch}: pytest did not run", 0, (), 0, 0.0)
         (suite,) = ElementTree.parse(results).getroot().iter("testsuite")
     failed = tuple(case.attrib["name"] for case in suite if {"failure", "error"} & {part.tag for part in case})
-    tests, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
-    return Row(python, torch, tests - len(failed) - skipped, failed, skipped, float(suite.attrib["time"]))
+    ran, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
+    return Row(python, torch, ran - len(failed) - skipped, failed, skipped, float(suite.attrib["time"]))
 
 
 def make(folder: Path, pythons: Iterable[str], torches: Iterable[str]) -> list[str]:
@@ -104,7 +103,7 @@ def make(folder: Path, pythons: Iterable[str], torches: Iterable[str]) -> list[s
         steps = [
             [f"python{python}", "-m", "venv", str(place)],
             [str(interpreter), "-m", "pip", "install", "-q", f"torch=={torch}", "--index-url", CPU_INDEX],
-            [str(interpreter), "-m", "pip", "install", "-q", *NEEDED],
+            [str(interpreter), "-m", "pip", "install", "-q", f"{ROOT}[test]"],
         ]
         try:
             for step in track(steps, f"Python {python}, torch {torch}"):
@@ -135,12 +134,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", nargs="+", default=["3.10", "3.11", "3.12", "3.13", "3.14"], metavar="X.Y")
     parser.add_argument("--torch", nargs="+", default=["2.10.0", "2.13.0"], metavar="X.Y.Z")
     parser.add_argument("--write", action="store_true", help="also write docs/platforms.md")
+    parser.add_argument("--whole", action="store_true", help="run the whole suite, which takes ten minutes each")
     options = parser.parse_args(argv)
+    tests = ("-n", "auto") if options.whole else TESTS
     made = make(options.make, options.python, options.torch) if options.make else []
-    rows = [run(interpreter) for interpreter in track([*options.interpreters, *made], "environments")]
+    rows = [run(interpreter, tests) for interpreter in track([*options.interpreters, *made], "environments")]
     print(table(rows))
     if options.write:
-        names = ", ".join(f"`{Path(test).name}`" for test in TESTS)
+        names = "all of it" if options.whole else ", ".join(f"`{Path(test).name}`" for test in TESTS)
         machine = f"{platform.system()} {platform.machine()}, with {os.cpu_count()} processors and no accelerator"
         header = HEADER.format(tests=names, date=datetime.date.today().isoformat(), machine=machine)
         PAGE.write_text(header + table(rows) + FOOTER)

@@ -6,6 +6,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
+
+def require_release(release: str) -> None:
+    """End the process unless a release of torch is installed: what some files say differs between releases."""
+    if not torch.__version__.startswith(release):
+        sys.exit(f"torch {torch.__version__} is installed, and the file is made with {release}. Install that release.")
+
 
 def write_or_check(path: Path, text: str, compared: Callable[[str], str] = str) -> int:
     """Write a file. With --check on the command line, return 1 if the file has another text.

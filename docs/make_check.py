@@ -77,7 +77,8 @@ _MEASURED = """
 
 `python -m benchmarks.foretold CLONES --write` measures it on public programs: {programs} programs of {repositories}
 repositories, in the list `benchmarks/foretold.txt`, with commits and arguments. Each was checked for a simulated Mac
-and run on one, as a single rank, for at most {seconds} s; most with random or toy data. {seen} were looked at while the
+and run on one without a fallback to the CPU (`PYTORCH_ENABLE_MPS_FALLBACK=0`), as a single rank, for at
+most {seconds} s; most with random or toy data. {seen} were looked at while the
 rules were written, the others only afterwards: they are held out. Programs that need packages or data which were not
 there are not in the list, and neither are those without a device that fail as soon as new tensors are made on one.
 

@@ -12,12 +12,12 @@ import collections
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from generated import write_or_check
+from generated import require_release, write_or_check
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -36,7 +36,7 @@ HEADER = f'''"""Dtypes in which the CPU has a kernel of an operator and CUDA has
 Made by ``python docs/make_cuda_dtypes.py`` from torch {MADE_WITH}; do not edit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 GAPS: Mapping[str, tuple[str, ...]] = {{
 '''
@@ -95,37 +95,47 @@ def gaps() -> Mapping[str, list[str]]:
     float8 is left out: whether CUDA multiplies in it depends on both factors and on the GPU.
     """
     entries = database()
-    lacked = {id(entry): set(entry.dtypes) - set(entry.dtypesIfCUDA) for entry in entries}
-    asked = {dtype for dtypes in lacked.values() for dtype in dtypes if "float8" not in str(dtype)}
+    lacked = [set(entry.dtypes) - set(entry.dtypesIfCUDA) for entry in entries]
     missing = {name.partition(".")[0] for name in cpu_only_operators()}  # in every dtype
+    return lacking(entries, lacked, missing)
+
+
+def lacking(
+    entries: Sequence[Any], lacked: Sequence[set[torch.dtype]], missing: Collection[str]
+) -> Mapping[str, list[str]]:
+    """Return operator -> names of the dtypes that it lacks on a device.
+
+    Args:
+        entries: Functions of the database.
+        lacked: The dtypes that each of them lacks on the device.
+        missing: Operators to leave out.
+    """
+    asked = {dtype for dtypes in lacked for dtype in dtypes if "float8" not in str(dtype)}
     has: Found = set()
-    for entry in entries:
-        for dtype in asked & set(entry.dtypes) - lacked[id(entry)]:
+    for entry, dtypes in zip(entries, lacked, strict=True):
+        for dtype in asked & set(entry.dtypes) - dtypes:
             has |= operators_of(entry, dtype)
     found: dict[str, set[str]] = collections.defaultdict(set)
-    for entry in entries:
-        for dtype in asked & lacked[id(entry)]:
+    for entry, dtypes in zip(entries, lacked, strict=True):
+        for dtype in asked & dtypes:
             for name, reached in operators_of(entry, dtype) - has:
                 if reached is dtype and name not in missing:
                     found[name].add(str(dtype).removeprefix("torch."))
     return {name: sorted(found[name]) for name in sorted(found)}
 
 
-def page() -> str:
-    """Return the text of the file."""
+def page(header: str, gaps: Callable[[], Mapping[str, list[str]]]) -> str:
+    """Return the text of a file with dtypes that operators lack."""
     torch.manual_seed(0)
     random.seed(0)
     lines = []
     for name, dtypes in gaps().items():
         listed = ", ".join(f'"{dtype}"' for dtype in dtypes)
         lines.append(f'    "{name}": ({listed}{"," if len(dtypes) == 1 else ""}),\n')
-    return HEADER + "".join(lines) + "}\n"
+    return header + "".join(lines) + "}\n"
 
 
 if __name__ == "__main__":
-    if not torch.__version__.startswith(MADE_WITH):
-        sys.exit(
-            f"torch {torch.__version__} is installed, and the file is made with {MADE_WITH}. Install that release."
-        )
+    require_release(MADE_WITH)
     warnings.simplefilter("ignore")
-    sys.exit(write_or_check(PAGE, page()))
+    sys.exit(write_or_check(PAGE, page(HEADER, gaps)))

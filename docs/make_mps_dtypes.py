@@ -9,8 +9,6 @@ none of them (see make_cuda_dtypes.py).
 from __future__ import annotations
 
 import ast
-import collections
-import random
 import sys
 import warnings
 from collections.abc import Mapping
@@ -18,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from generated import write_or_check
-from make_cuda_dtypes import MADE_WITH, Found, database, operators_of
+from generated import require_release, write_or_check
+from make_cuda_dtypes import MADE_WITH, database, lacking, page
 
 from torchdevice.simulation.profiles import missing_operators
 
@@ -80,37 +78,12 @@ def lacked_by(entry: Any, refused: Mapping[str, set[torch.dtype]], complex_ones:
 def gaps() -> Mapping[str, list[str]]:
     """Return operator -> names of the dtypes that it lacks on MPS. Operators that MPS lacks are left out."""
     entries, found_lists = database(), lists()
-    lacked = {id(entry): lacked_by(entry, *found_lists) for entry in entries}
-    asked = {dtype for dtypes in lacked.values() for dtype in dtypes if "float8" not in str(dtype)}
+    lacked = [lacked_by(entry, *found_lists) for entry in entries]
     missing = {name.partition(".")[0].rstrip("_") for name in missing_operators("MPS")} | LEFT_OUT.keys()
-    has: Found = set()
-    for entry in entries:
-        for dtype in asked & set(entry.dtypes) - lacked[id(entry)]:
-            has |= operators_of(entry, dtype)
-    found: dict[str, set[str]] = collections.defaultdict(set)
-    for entry in entries:
-        for dtype in asked & lacked[id(entry)]:
-            for name, reached in operators_of(entry, dtype) - has:
-                if reached is dtype and name not in missing:
-                    found[name].add(str(dtype).removeprefix("torch."))
-    return {name: sorted(found[name]) for name in sorted(found)}
-
-
-def page() -> str:
-    """Return the text of the file."""
-    torch.manual_seed(0)
-    random.seed(0)
-    lines = []
-    for name, dtypes in gaps().items():
-        listed = ", ".join(f'"{dtype}"' for dtype in dtypes)
-        lines.append(f'    "{name}": ({listed}{"," if len(dtypes) == 1 else ""}),\n')
-    return HEADER + "".join(lines) + "}\n"
+    return lacking(entries, lacked, missing)
 
 
 if __name__ == "__main__":
-    if not torch.__version__.startswith(MADE_WITH):
-        sys.exit(
-            f"torch {torch.__version__} is installed, and the file is made with {MADE_WITH}. Install that release."
-        )
+    require_release(MADE_WITH)
     warnings.simplefilter("ignore")
-    sys.exit(write_or_check(PAGE, page()))
+    sys.exit(write_or_check(PAGE, page(HEADER, gaps)))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from generated import write_or_check
+from generated import require_release, write_or_check
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_leaves, tree_map
@@ -187,9 +187,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    if not torch.__version__.startswith(MADE_WITH):
-        sys.exit(
-            f"torch {torch.__version__} is installed, and the file is made with {MADE_WITH}. Install that release."
-        )
+    require_release(MADE_WITH)
     warnings.simplefilter("ignore")
     sys.exit(write_or_check(PAGE, page()))

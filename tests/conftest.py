@@ -88,11 +88,25 @@ def sweep(request: pytest.FixtureRequest) -> tuple[bool, int]:
 
 
 @pytest.fixture(autouse=True)
+def no_garbage_is_freed_while_memory_is_measured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep tensors that earlier tests left in reference cycles where they are while a test compares figures."""
+    code = getattr(getattr(request, "function", None), "__code__", None)
+    measures = code is not None and any("memory" in name for name in code.co_names)
+    enabled = gc.isenabled()
+    if measures:
+        gc.disable()
+    yield
+    if measures and enabled:
+        gc.enable()
+
+
+@pytest.fixture(autouse=True)
 def torch_is_restored() -> Iterator[None]:
     """Check that every object in torch is after a test what it was before. Restore random state and precision."""
     # torch's own tests, once imported, forbid a program to set flags of torch.backends by assignment.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     state, precisions = torch.get_rng_state(), snapshot.precisions()
+    multithreading = torch._C._is_multithreading_enabled()
     before = snapshot.take()
     yield
     left = list(thread_state.state.entries)
@@ -104,6 +118,8 @@ def torch_is_restored() -> Iterator[None]:
         gc.collect()  # a generator or a thread that nobody holds any more may have been in a scope
         changed = snapshot.differences(before, snapshot.take())
     assert changed == []
+    kept, _ = torch._C._is_multithreading_enabled(), torch._C._set_multithreading_enabled(multithreading)
+    assert kept is multithreading, "autograd's multithreading is not as it was before the test"
     torch.set_rng_state(state)
     snapshot.restore_precisions(precisions)
 

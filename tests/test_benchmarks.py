@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import platform
 import shutil
@@ -11,8 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run_python
-
-from benchmarks import foretold
 
 pytestmark = pytest.mark.one_engine
 
@@ -165,6 +164,8 @@ torch.linalg.eig(torch.eye(2).to(x.device))
 
 
 def test_what_was_foretold_of_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    foretold = importlib.import_module("benchmarks.foretold")
     clone = tmp_path / "me+mine"
     clone.mkdir()
     (clone / "program.py").write_text(FORETOLD)
@@ -190,7 +191,9 @@ def test_what_was_foretold_of_programs(tmp_path: Path, monkeypatch: pytest.Monke
     }
 
 
-def test_the_figures_of_the_page_are_of_the_list() -> None:
+def test_the_figures_of_the_page_are_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    foretold = importlib.import_module("benchmarks.foretold")
     rows = json.loads(foretold.FIGURES.read_text())
     assert [{name: row[name] for name in foretold.Program._fields} for row in rows] == [
         each._asdict() for each in foretold.programs()

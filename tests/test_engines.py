@@ -586,3 +586,30 @@ class TestAuto:
         assert held.engine() == "wrap"
         monkeypatch.setattr(replace_new, "refusal", lambda: "a reason")
         assert held.engine() == "mode"
+
+
+ENTERING = """
+import sys, torch, torchdevice
+exec(sys.argv[1])
+
+for engine in ("mode", "wrap"):
+    for target in ("cpu", "simulated:cuda"):
+        scope = torchdevice.portable(target, engine=engine)
+        for counted in (False, False, True):
+            found = []
+            sys.setprofile((lambda frame, event, argument: found.append(event)) if counted else None)
+            scope.__enter__()
+            scope.__exit__(None, None, None)
+            sys.setprofile(None)
+        print(found.count("call"))
+"""
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize(("imported", "most"), [("", 400), ("import torch._dynamo", 500)], ids=["torch", "Dynamo"])
+def test_entering_again_takes_few_frames_of_python(imported: str, most: int) -> None:
+    # In a process of its own: entering changes some 150 attributes with "mode" and 350 with "wrap", and in each module
+    # that has imported functions of torch by value one more for each of them.
+    done = run_python("-c", ENTERING, imported, TORCHDEVICE_ENGINE="")
+    assert done.returncode == 0, done.stderr
+    assert 100 < max(map(int, done.stdout.split())) <= most, done.stdout

@@ -235,12 +235,13 @@ def as_text(values: dict[str, Any]) -> dict[str, str]:
     return {name: record.declarations()[name].show(getattr(record.Options(**values), name)) for name in values}
 
 
-# "devices" contradicts the number in a target's name, and no engine but the suite's may be used here.
+# "devices" contradicts the number in a target's name, "verify" contradicts "asynchronous", and no engine but the
+# suite's may be used here.
 GIVEN = {**OTHER_VALUES, "target": "simulated:mps"}
 
 
 def test_every_option_is_a_flag(tmp_path: Path) -> None:
-    given = as_text({name: value for name, value in GIVEN.items() if name != "devices"})
+    given = as_text({name: value for name, value in GIVEN.items() if name not in ("devices", "asynchronous")})
     words = [
         record.pytest_flag_of(name) + ("" if type(GIVEN[name]) is bool else f"={text}") for name, text in given.items()
     ]
@@ -249,7 +250,7 @@ def test_every_option_is_a_flag(tmp_path: Path) -> None:
 
 
 def test_every_option_is_a_key(tmp_path: Path) -> None:
-    given = as_text({name: value for name, value in GIVEN.items() if name != "devices"})
+    given = as_text({name: value for name, value in GIVEN.items() if name not in ("devices", "verify")})
     lines = [f"{record.pytest_key_of(name)} = {text}" for name, text in given.items()]
     (tmp_path / "pytest.ini").write_text("\n".join(["[pytest]", *lines]))
     code, output = run_pytest(tmp_path, SHOWN, "-s", TORCHDEVICE_ENGINE="")

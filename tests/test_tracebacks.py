@@ -137,7 +137,7 @@ def test_of_what_this_package_raises_itself(target: str) -> None:
 
 
 def test_a_defect_of_this_package_is_shown(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    def defect(self: Context, value: Any) -> Any:
+    def defect(self: Context, value: Any, above: int = 2) -> Any:
         raise AttributeError("of this package")
 
     defect.__code__ = defect.__code__.replace(co_filename=Context.redirect.__code__.co_filename)

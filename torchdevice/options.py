@@ -322,7 +322,7 @@ class Options:
         None,
         "The operators that verify looks at, such as mm,addcmul_. Left out, all of torch's.",
         _verify_only,
-        show=",".join,
+        show=lambda value: ",".join(value or ()),
     )
     engine: Literal["auto", "mode", "wrap"] = _option(
         "auto",

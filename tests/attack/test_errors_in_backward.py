@@ -36,7 +36,8 @@ def leaf() -> torch.Tensor:
     return torch.ones(1 << 18, device="cuda", requires_grad=True)
 
 
-def test_the_devices_own_errors() -> None:
+def test_the_devices_own_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "0")
     with torchdevice.simulate(memory="4MiB"):
         y = (leaf() * 2).exp()
         with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):

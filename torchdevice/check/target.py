@@ -57,9 +57,14 @@ class Target(NamedTuple):
     @property
     def profile(self) -> Profile | None:
         """The profile that says what the device lacks; None where it lacks nothing."""
-        from torchdevice.simulation.profiles import PROFILES
+        from torchdevice.simulation import profiles
 
-        return PROFILES.get(self.profile_name)
+        return profiles.find(self.profile_name) if self.profile_name else None
+
+    @property
+    def refuses_operators(self) -> bool:
+        """Whether an operator that the device lacks raises; otherwise it runs on the CPU."""
+        return self.profile is not None and self.profile.refuses
 
     def fidelity(self, name: str) -> tuple[str, Fidelity, str] | None:
         """Return the public name that a dotted name of torch means, its fidelity and what it does.
