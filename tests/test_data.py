@@ -260,6 +260,7 @@ def test_pickling_and_deepcopy() -> None:
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.one_engine
 def test_options_reach_workers_however_they_start(target: str, tmp_path: Path) -> None:
     """A worker that raises is named."""
     program = """

@@ -70,6 +70,7 @@ def test_a_model_trained_in_parallel_has_the_losses_of_one_process(target: str, 
     assert_done(torchrun(target, PROGRAMS / "parallel_models.py", *cases), cases)
 
 
+@pytest.mark.sampled(1)
 def test_batch_norm_is_synchronized(target: str) -> None:
     whole = "synchronized_batch_norm"
     cases = [whole, f"{whole}_of_unequal_parts", f"{whole}_in_a_group_of_one"]
@@ -118,6 +119,7 @@ def assert_losses(folder: Path) -> None:
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.one_engine
 def test_a_killed_rank_goes_on_from_its_snapshot(target: str, tmp_path: Path) -> None:
     done = torchrun(target, PROGRAMS / "elastic.py", str(tmp_path), options=["--max-restarts=2"])
     assert_succeeded(done)
@@ -126,6 +128,7 @@ def test_a_killed_rank_goes_on_from_its_snapshot(target: str, tmp_path: Path) ->
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.one_engine
 def test_a_killed_rank_of_two_agents_goes_on(target: str, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "torchdevice", "run", "--target", target, "-m", "torch.distributed.run", "--nnodes=2",

@@ -90,6 +90,7 @@ RANKS = """
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.one_engine
 def test_a_rank_that_ends_or_stays_away(target: str, tmp_path: Path, temporary: Path) -> None:
     """The rank that waits gets NCCL's error, which names the collective and the rank, within the time-out."""
     failing = {
@@ -155,6 +156,7 @@ LOADER = """
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.one_engine
 def test_a_loader_whose_worker_raises_or_is_killed(target: str, tmp_path: Path, temporary: Path) -> None:
     done = run_program(tmp_path, LOADER, options=["--target", target], TMPDIR=str(temporary))
     raised = "ValueError Caught ValueError in DataLoader worker process 0."

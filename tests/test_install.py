@@ -19,6 +19,8 @@ PACKAGE = Path(torchdevice.__file__).parent
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.one_engine
+
 THEIRS = {
     "__init__.py": "from torchdevice.cuda import set_cuda_visible_devices\n__all__ = ['set_cuda_visible_devices']\n",
     "cuda.py": "def set_cuda_visible_devices(n=1): ...\n",

@@ -48,6 +48,7 @@ def in_language(language: str) -> list[Any]:
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.one_engine
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a build for CUDA has another error text")
 def test_the_picture_is_up_to_date() -> None:
     result = run_python(str(ROOT / "docs" / "make_picture.py"), "--check", TORCHDEVICE_ENGINE="")

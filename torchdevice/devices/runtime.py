@@ -165,6 +165,9 @@ class Runtime:
     def leave_thread(self, entry: Any) -> None:
         """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone before."""
 
+    def after_backward(self) -> None:
+        """Bring this thread in line with its entries after the autograd engine, which restores what hooks changed."""
+
     def is_available(self) -> bool:
         """Return whether this machine and torch build have the device."""
         raise NotImplementedError

@@ -44,12 +44,14 @@ class _ThreadEntries(threading.local):
 
     Attributes:
         entries: The entries.
-        multithreading: Torch's setting of multithreaded backward before the first entry; None without entries.
+        switched_off: Whether multithreaded backward is switched off for the entries.
+        multithreading: Torch's setting of multithreaded backward before that.
     """
 
     def __init__(self) -> None:
         self.entries: set[object] = set()
-        self.multithreading: bool | None = None
+        self.switched_off = False
+        self.multithreading = True
 
 
 _thread = _ThreadEntries()
@@ -126,6 +128,11 @@ class SimulatedRuntime(Runtime):
             sanitizer.end(entry.context)
         _thread.entries.discard(entry)
         _settle_multithreading()
+
+    def after_backward(self) -> None:
+        # The engine has put torch's setting back to what it was when backward began, also where a hook left the scope.
+        if not _thread.entries:
+            _set_multithreading(_thread.multithreading)
 
     def _refuses_anything(self) -> bool:
         return self.memory_limit is not None or bool(self.profile.lacks_anything)
@@ -229,13 +236,15 @@ def _end(context: Context) -> None:
 
 
 def _settle_multithreading() -> None:
+    """Keep backward on this thread while it has entries, and put torch's setting back afterwards."""
     if _thread.entries:
-        if _thread.multithreading is None:
+        if not _thread.switched_off:
             _thread.multithreading = _is_multithreading()
+            _thread.switched_off = True
         _set_multithreading(False)
-    elif _thread.multithreading is not None:
+    elif _thread.switched_off:
         _set_multithreading(_thread.multithreading)
-        _thread.multithreading = None
+        _thread.switched_off = False
 
 
 @functools.cache

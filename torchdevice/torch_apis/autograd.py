@@ -23,6 +23,8 @@ from torchdevice.engines.rewriters import rewrites
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.torch_internals import require
 
+_is_multithreading = require(torch._C, "_is_multithreading_enabled")
+
 _STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
 """What a program writes in a custom function."""
 
@@ -51,6 +53,7 @@ def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) ->
         raise
     finally:
         taken.error = None
+        context.runtime.after_backward()
     raise raised  # here, so that the SystemError is not noted as its context
 
 
@@ -60,7 +63,8 @@ def _in_this_thread(context: Context) -> contextlib.AbstractContextManager[Any]:
     It would run the backward of an accelerator's operators in a thread of its own for each device, where no scope is
     active: neither for the program's hooks and custom functions, nor for operators that run on the CPU.
     """
-    if context.runtime.shares_host_memory:
+    # Where a scope has switched the threads off, it switches them on itself, even if a hook leaves it meanwhile.
+    if context.runtime.shares_host_memory or not _is_multithreading():
         return contextlib.nullcontext()
     return torch.autograd.set_multithreading_enabled(False)
 
