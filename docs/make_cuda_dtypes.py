@@ -36,7 +36,7 @@ HEADER = f'''"""Dtypes in which the CPU has a kernel of an operator and CUDA has
 Made by ``python docs/make_cuda_dtypes.py`` from torch {MADE_WITH}; do not edit.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 GAPS: Mapping[str, tuple[str, ...]] = {{
 '''
