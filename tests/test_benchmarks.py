@@ -80,6 +80,7 @@ def test_a_soak_is_watched_and_drawn(tmp_path: Path) -> None:
     assert plot.read_text().count("<polyline") == 3 and "descriptors." in ran.stdout.splitlines()[-1]
 
 
+@pytest.mark.sampled(0)
 def test_instructions_are_counted_where_valgrind_is() -> None:
     ran = run_python("-m", "benchmarks", "--instructions", "--only", "ordinary", cwd=ROOT)
     if shutil.which("valgrind") is None:

@@ -9,7 +9,8 @@ from conftest import run_command, run_program, run_python
 
 import torchdevice
 
-pytestmark = pytest.mark.one_engine
+# Each test starts processes, so the default run takes a sample.
+pytestmark = [pytest.mark.sampled(1), pytest.mark.one_engine]
 
 MOVES = "import torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available())"
 

@@ -21,7 +21,8 @@ COMMANDS = ("run", "check", "doctor", "report", "devices", "coverage", "completi
 
 MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
 
-pytestmark = pytest.mark.one_engine
+# Each test starts processes, so the default run takes a sample.
+pytestmark = [pytest.mark.sampled(2), pytest.mark.one_engine]
 
 
 class TestParsing:

@@ -497,6 +497,7 @@ class TestTracing:
             a, b = torch.ones(3).cuda(), torch.ones(3, device="cuda:0")
             assert (a + b).device.type == kind == a.to("cuda").device.type
 
+    @pytest.mark.one_engine
     def test_packaging(self, tmp_path: Path) -> None:
         with torchdevice.portable("cpu"):
             model, x = Moving().cuda(), torch.rand(2, 4, device="cuda")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import run_command, run_python
 
-pytestmark = pytest.mark.one_engine
+# Each test starts processes, so the default run takes a sample.
+pytestmark = [pytest.mark.sampled(2), pytest.mark.one_engine]
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

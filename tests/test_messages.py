@@ -13,7 +13,8 @@ from conftest import run_command, run_program, run_python
 import torchdevice
 from torchdevice import logs
 
-pytestmark = pytest.mark.one_engine
+# Each test starts processes, so the default run takes a sample.
+pytestmark = [pytest.mark.sampled(1), pytest.mark.one_engine]
 
 NOTICE = "torchdevice: no accelerator is in use: what the program asks of CUDA runs on the CPU\n"
 

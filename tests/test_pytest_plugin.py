@@ -12,7 +12,8 @@ from test_options import OTHER_VALUES
 
 from torchdevice import options as record
 
-pytestmark = pytest.mark.one_engine
+# Each test starts processes, so the default run takes a sample.
+pytestmark = [pytest.mark.sampled(1), pytest.mark.one_engine]
 
 PROJECT = """
 import pytest
