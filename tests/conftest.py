@@ -55,6 +55,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     engines = ("mode", "wrap", "auto")
     parser.addoption("--engine", choices=engines, default="mode", help="the engine of scopes that name none")
+    parser.addoption(
+        "--one-target", action="store_true", help="run each test on one of the targets, drawn with --sweep-seed"
+    )
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
 
 
@@ -76,7 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what a sample of the sweeps does not contain, unless the sweeps are complete."""
     if config.getoption("--sweep") == "full":
         return
-    kept = sweeping.sample(items, config.getoption("--sweep-seed"))
+    seed = config.getoption("--sweep-seed")
+    kept = sweeping.sample(sweeping.on_one_target(items, seed) if config.getoption("--one-target") else items, seed)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 

@@ -51,6 +51,20 @@ def sample(items: Sequence[pytest.Item], seed: int) -> set[pytest.Item]:
     return kept
 
 
+def on_one_target(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
+    """Return the tests; of one that runs on several targets, the case of one of them, drawn by the seed."""
+    kept, cases = set(), defaultdict(list)
+    for item in items:
+        given = parameters(item)
+        if "target" in given:
+            others = sorted((name, str(value)) for name, value in given.items() if name != "target")
+            cases[item.nodeid.partition("[")[0], str(others)].append(item)
+        else:
+            kept.add(item)
+    kept.update(random.Random(f"{seed} {key}").choice(of_one) for key, of_one in cases.items())
+    return [item for item in items if item in kept]
+
+
 def identical(expected: Any, actual: Any, kind: str = "cpu") -> str:
     """Return "" if two results agree to the bit in values, dtypes, shapes and strides, else a text with the difference.
 

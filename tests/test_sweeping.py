@@ -43,5 +43,22 @@ def test_a_seed_draws_the_same_in_every_run_whatever_else_is_collected() -> None
     assert {case.nodeid for case in sweeping.sample(MANY, 7)} == drawn
 
 
+class OnTargets(Case):
+    def __init__(self, name: str, **given: Any) -> None:
+        super().__init__(f"test_c.py::{name}[{'-'.join(map(str, given.values()))}]", None)
+        if given:
+            self.callspec = type("", (), {"params": given})
+
+
+def test_each_test_keeps_one_target() -> None:
+    tests = [OnTargets("test_a", target=target, number=n) for target in ("cpu", "mps") for n in range(20)]
+    others = [OnTargets("test_b", number=n) for n in range(3)] + [OnTargets("test_c")]
+    drawn = set(sweeping.on_one_target([*tests, *others], 1))
+    given = [test.callspec.params for test in drawn & set(tests)]
+    assert drawn >= set(others) and sorted(each["number"] for each in given) == [*range(20)]
+    assert {each["target"] for each in given} == {"cpu", "mps"}
+    assert set().union(*(sweeping.on_one_target(tests, seed) for seed in range(30))) == set(tests)
+
+
 def test_seeds_together_draw_every_case() -> None:
     assert set().union(*(sweeping.sample(MANY, seed) for seed in range(200))) == set(MANY)
