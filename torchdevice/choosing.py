@@ -51,8 +51,7 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
             names_count=name is not None and names_count(name),
         )
         if simulated is not None:
-            count = int(simulated[2] or fitting.devices or 1)
-            found = _simulated(options.target, simulated[1] or "cuda", count, fitting.memory)
+            found = _simulated(simulated[0], fitting)
         assert found is not None
         return found, fitting
 
@@ -127,16 +126,14 @@ def _named(target: object, name: str) -> Runtime:
     return found
 
 
-def _simulated(target: object, profile: str, count: int, memory: int | str | None) -> Runtime:
+def _simulated(target: str, options: Options) -> Runtime:
     # Imported only where a program simulates, because the import reads torch's table of operators, which takes time.
-    from torchdevice.simulation import profiles
     from torchdevice.simulation import runtime as simulated
 
-    chosen = profiles.find(profile)
-    if chosen is None:
-        raise _unknown(target, str(target))
-    _check_count(target, chosen, count)
-    return simulated.runtime(chosen, count, memory)
+    profile, named = simulated_profile(target)
+    count = named or options.devices or 1
+    _check_count(target, profile, count)
+    return simulated.runtime(profile, count, options.memory)
 
 
 def _check_count(target: object, profile: Profile, count: int | None) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from torchdevice.cli.reports import show_report
+
 if TYPE_CHECKING:
     from torchdevice import Report, Scope
 
@@ -48,8 +50,6 @@ class Summary:
             return
         report = self._scope.report().joined(self._of_workers)
         if self._shown:
-            from torchdevice.cli.reports import show_report
-
             show_report(self._shown, report)
         elif report.rows and terminalreporter.verbosity >= 0:
             from torchdevice.report import text
