@@ -38,10 +38,27 @@ SAMPLED = ("test_torch.py", "test_nn.py", "test_ops.py")
 
 RULES: dict[str, str] = {
     "crash: the test ended its process": r"^outcome: crashed",
-    "time: the test took longer than the limit": r"^outcome: timed out",
+    "time: the test took longer than the limit, most of these compute for long or compile C++": r"^outcome: timed out",
+    "network: the test loads something": r"URLError|ConnectionError",
+    "other release: a setting has another default or another type in the installed torch": (
+        r"fp32 precision flag leak|Object comparison failed: \((True|False), (True|False)\) != (True|False)"
+    ),
     "other release: the test needs a name that the installed torch lacks": (
         r"AttributeError: (module 'torch|type object 'torch)|ImportError|No module named"
     ),
+    "allocator: checkpoints of its state": r"getCheckpointState|checkPoolLiveAllocations",
+    "allocator: memory pools": (
+        r"(?i)MemPool|cudagraph_segments|_(begin|end)Allocate|::.*graph.*(memory|successive|propagates)"
+    ),
+    "allocator: raw memory": r"raw_alloc",
+    "allocator: when freed memory is used again": r"allocation (not|re-used|not re-used)",
+    "allocator: its settings, limits and errors": (
+        r"::.*(allocator_settings|out_of_memory|memory_fraction|fuzz|workspace|memory_stats|oom)"
+    ),
+    "stacks of C++ and of TorchScript in memory snapshots": r"::.*memory_(plots|snapshot|profiler)",
+    "asynchrony: the test expects that a race has an effect": r"::.*concurrent_replay",
+    "streams: the stream on which nodes other than custom functions run backward": r"::.*streaming_backwards",
+    "not supported: a pointer, a handle or a driver function": r"NotSupportedError",
 }
 """Causes of failures: a regular expression that is searched in the outcome, the test's name and the error's text. The
 first that is found counts."""
@@ -238,6 +255,9 @@ _PAGE = """# PyTorch's own CUDA tests
 
 Made by `python -m benchmarks.torch_tests CHECKOUT --write`; do not edit.
 
+It starts a process for each file, and another one after a test that ends its process or takes too long. `--files` and
+`--sample` choose what runs, `--json FILE` keeps the results, `--results FILE` makes the page of them again.
+
 PyTorch's tests of `torch.cuda` run here as they are, on two simulated GPUs of 5 GB, with the installed torch {torch}
 and the tests of PyTorch {release}. Where these are two releases, some tests expect what torch no longer does.
 Of the tests that torch makes for each type of device ({sampled}), {size} of each file were drawn with seed {seed}.
@@ -259,23 +279,35 @@ The tests skip themselves, for reasons they name.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = _parser().parse_args(arguments)
-    tests = options.checkout / "test"
-    drawn = [str(options.sample), str(options.seed)]
-    wanted: list[tuple[Path, list[str]]] = [(tests / name, []) for name in WHOLE]
-    wanted += [(tests / name, drawn) for name in SAMPLED if options.sample]
-    if options.files:
-        wanted = [each for each in wanted if each[0].name in options.files]
-    how = Options(options.limit, options.target, options.memory, options.engine)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        parts = list(pool.map(lambda each: run_file(each[0].resolve(), how, each[1]), wanted))
-    results = [result for part in parts for result in part]
+    results = _known(options.results) if options.results else _run(options)
     print(table(results))
     print(causes(each for each in results if each.outcome not in ("passed", "skipped")))
     if options.json:
         options.json.write_text(json.dumps([{**each._asdict(), "cause": each.cause} for each in results], indent=1))
     if options.write:
-        PAGE.write_text(page(results, _release(options.checkout), drawn))
+        PAGE.write_text(page(results, _release(options.checkout), _drawn(options)))
     return 0
+
+
+def _known(files: Sequence[Path]) -> list[Result]:
+    """Return the results of earlier runs. Causes are found again."""
+    return [Result(*(each[name] for name in Result._fields)) for file in files for each in json.loads(file.read_text())]
+
+
+def _drawn(options: argparse.Namespace) -> list[str]:
+    return [str(options.sample), str(options.seed)]
+
+
+def _run(options: argparse.Namespace) -> list[Result]:
+    tests = (options.checkout / "test").resolve()
+    wanted: list[tuple[Path, list[str]]] = [(tests / name, []) for name in WHOLE]
+    wanted += [(tests / name, _drawn(options)) for name in SAMPLED if options.sample]
+    if options.files:
+        wanted = [each for each in wanted if each[0].name in options.files]
+    how = Options(options.limit, options.target, options.memory, options.engine)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        parts = list(pool.map(lambda each: run_file(each[0], how, each[1]), wanted))
+    return [result for part in parts for result in part]
 
 
 def _release(checkout: Path) -> str:
@@ -288,6 +320,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("checkout", type=Path, help="a folder with PyTorch's sources")
     parser.add_argument("--write", action="store_true", help="write docs/torch-tests.md")
     parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument("--results", nargs="+", type=Path, metavar="FILE", help="take results of --json; run nothing")
     parser.add_argument("--files", nargs="+", metavar="NAME", help="run only these files, such as test_cuda.py")
     parser.add_argument("--sample", type=int, default=200, help="device-generic tests of each file (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="by which they are drawn (default: 0)")

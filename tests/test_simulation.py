@@ -113,6 +113,15 @@ class TestVisibleDevices:
             with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
                 torch.zeros(1, device=f"cuda:{count}")
 
+    def test_the_variable_counts_until_the_first_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with torchdevice.simulate(count=4):
+            assert torch.cuda.device_count() == 4
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+            assert torch.cuda.device_count() == 2
+            torch.zeros(1, device="cuda")
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+            assert torch.cuda.device_count() == 2
+
     def test_the_variable_hides_no_device_where_ordinals_fold(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         with torchdevice.portable("cpu"):

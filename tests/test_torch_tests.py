@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -108,3 +109,25 @@ def test_what_was_not_reached_has_failed(tmp_path: Path) -> None:
     planned, done, began = torch_tests._read(notes)
     assert (planned, began) == (["A.b", "A.c"], None)
     assert torch_tests._result("f.py", "A.c", done).outcome == "failed"
+
+
+def test_results_are_kept_and_read_again(
+    tmp_path: Path, results: list[Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, again = tmp_path / "results.json", tmp_path / "again.json"
+    file.write_text(json.dumps([each._asdict() for each in results]))
+    assert torch_tests.main([str(tmp_path), "--results", str(file), "--json", str(again)]) == 0
+    assert "| `test_small.py` | 7 | 1 | 6 | 2 | 33.3% |" in capsys.readouterr().out
+    assert torch_tests._known([again]) == results
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("NotSupportedError: torch._C._cuda_getCheckpointState is not", "allocator: checkpoints of its state"),
+        ("urllib.error.URLError: <urlopen error>", "network: the test loads something"),
+        ("AssertionError: 1 != 2", torch_tests.OTHER),
+    ],
+)
+def test_the_first_rule_that_applies_is_the_cause(text: str, cause: str) -> None:
+    assert Result("test_cuda.py", "TestCuda.test_this", "failed", text).cause == cause

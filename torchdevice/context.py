@@ -169,6 +169,7 @@ class Context:
         self.runtime.initialize()
         self.touch()
         self._initialized = True
+        self._device_count = self._count_devices()
 
     def touch(self) -> None:
         """Note that the program has called the accelerator's driver, after which a fork of the process cannot."""
@@ -191,12 +192,15 @@ class Context:
     def device_count(self) -> int:
         """How many accelerators the program sees.
 
-        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable is read
-        when the number is first asked for, because programs set it before they first use CUDA.
+        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable counts until
+        the program first uses the accelerator, as in CUDA, because programs set it before.
         """
-        if self._device_count is None:
-            self._device_count = self._count_devices()
-        return self._device_count
+        if self._device_count is not None:
+            return self._device_count
+        count = self._count_devices()
+        if self.is_initialized:
+            self._device_count = count
+        return count
 
     def count_devices_again(self) -> None:
         """Let the next read of ``device_count`` read ``CUDA_VISIBLE_DEVICES`` again."""
