@@ -192,8 +192,8 @@ class Context:
     def device_count(self) -> int:
         """How many accelerators the program sees.
 
-        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable counts until
-        the program first uses the accelerator, as in CUDA, because programs set it before.
+        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable counts
+        until the program first uses the accelerator, as in CUDA, because programs set it before.
         """
         if self._device_count is not None:
             return self._device_count
