@@ -87,6 +87,30 @@ def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) ->
     assert torch._C._cuda_allocationTraceback(1) is None
 
 
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, lambda f: torch.vmap(torch.func.grad(f))])
+def test_a_snapshot_inside_a_transform(recording: torchdevice.Scope, transform: Any) -> None:
+    """The tensors that a transform hands to the function have no memory of their own."""
+    x = torch.ones(311, device="cuda")
+
+    def function(row: torch.Tensor) -> torch.Tensor:
+        kept.append(torch.cuda.memory._snapshot())
+        return row.sum()
+
+    kept: list[Any] = []
+    given = x if transform is torch.func.grad else x.unsqueeze(0)
+    transform(function)(given)
+    found = [block["address"] for segment in kept[0]["segments"] for block in segment["blocks"]]
+    assert found.count(x.untyped_storage().data_ptr()) == 1
+
+
+def test_a_snapshot_beside_a_trace(recording: torchdevice.Scope) -> None:
+    """A functional tensor has no address."""
+    x = torch.ones(311, device="cuda")
+    functional = torch._to_functional_tensor(x)
+    found = [block["address"] for segment in torch.cuda.memory._snapshot()["segments"] for block in segment["blocks"]]
+    assert functional.shape == (311,) and found.count(x.untyped_storage().data_ptr()) == 1
+
+
 def test_a_dumped_snapshot_is_read_by_torchs_own_viewer(recording: torchdevice.Scope, tmp_path: Path) -> None:
     kept = _allocate(4)
     path = tmp_path / "snapshot.pickle"
