@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
+from torchdevice import collector, thread_state
 from torchdevice.context import Context
 from torchdevice.errors import BackendTakenError
 from torchdevice.simulation import (
@@ -117,7 +117,7 @@ def _register() -> None:
     if name != "privateuseone" or hasattr(torch, name):
         raise BackendTakenError(name)
     setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
-    with thread_state.suspended(), torch._C.DisableTorchFunction():
+    with collector.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
         setup(KIND, Module(), _Hooks(), guard.Guard())
         _guard_storage()
         resizing.register()
