@@ -763,3 +763,11 @@ class TestTransformers:
         assert isinstance(model, torch._dynamo.OptimizedModule)
         for state in (AcceleratorState, GradientState):
             state._reset_state()
+
+
+@pytest.mark.usefixtures("chosen")
+def test_compiling_after_a_process_group_has_begun() -> None:
+    with torchdevice.portable():
+        torch._dynamo.trace_rules.clear_lru_cache()  # so does init_process_group
+        compiled = torch.compile(factory, backend="eager", fullgraph=True)
+        assert compiled(torch.ones(3, device="cuda")).tolist() == [1, 2, 3]

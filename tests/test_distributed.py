@@ -86,6 +86,49 @@ def assert_done(done: subprocess.CompletedProcess[str], cases: list[str]) -> Non
     assert all(f"rank {rank}: {case} done" in done.stdout for rank in (0, 1) for case in cases), done.stdout
 
 
+LAUNCHED = {
+    "trainer": ["torchrun", "--standalone", "--nproc-per-node={ranks}", "hf_trainer.py"],
+    "accelerate": ["accelerate", "launch", "--multi_gpu", "--num_processes={ranks}", "hf_accelerate.py"],
+    "lightning": ["lightning_trainer.py"],
+    "lightning with fsdp": ["lightning_trainer.py"],
+}
+"""Scripts in the manner of each library, as its users start them with several ranks."""
+
+
+def losses_in_ranks(folder: Path, library: str, target: str, ranks: int) -> list[list[float]]:
+    """Run the script of a library with a number of ranks, and return the losses that each rank wrote."""
+    *launcher, script = [word.format(ranks=ranks) for word in LAUNCHED[library]]
+    strategy = "fsdp" if library.endswith("fsdp") else "ddp" if ranks > 1 else "auto"
+    arguments = [str(folder), str(8 // ranks), *([str(ranks), strategy] if library.startswith("lightning") else [])]
+    devices = [f"{target}:{ranks}"] if target.startswith("simulated") else [target, "--devices", str(ranks)]
+    done = run_command(
+        "run", "--target", *devices, *(launcher if ranks > 1 else []), str(PROGRAMS / script), *arguments
+    )
+    assert_succeeded(done)
+    return [json.loads((folder / f"losses-{rank}").read_text()) for rank in range(ranks)]
+
+
+def assert_ranks_train_as_one(folder: Path, library: str, target: str, ranks: int) -> None:
+    (folder / "one").mkdir()
+    (expected,) = losses_in_ranks(folder / "one", library.partition(" ")[0], "cpu", 1)
+    for losses in losses_in_ranks(folder, library, target, ranks):
+        assert torch.allclose(torch.tensor(losses), torch.tensor(expected), atol=1e-5), (losses, expected)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.one_engine
+@pytest.mark.parametrize("library", LAUNCHED)
+def test_two_ranks_of_a_library_have_the_losses_of_one(target: str, library: str, tmp_path: Path) -> None:
+    assert_ranks_train_as_one(tmp_path, library, target, 2)
+
+
+@pytest.mark.sampled(0)
+@pytest.mark.one_engine
+@pytest.mark.parametrize("library", LAUNCHED)
+def test_four_ranks_of_a_library_have_the_losses_of_one(target: str, library: str, tmp_path: Path) -> None:
+    assert_ranks_train_as_one(tmp_path, library, target, 4)
+
+
 ON_ONE_DEVICE = """
 import os, torch, torch.distributed as dist
 
