@@ -224,6 +224,12 @@ class Runtime:
         """
         return OperatorWatcher(self.device_type, observer).stop
 
+    def watch_host_waits(self, context: Any) -> None:
+        """Call the stream observers of a context for each operator at which the host waits, such as ``item()``.
+
+        The base class does nothing. May be called again for a context.
+        """
+
     def processes(self, index: int) -> list[tuple[int, int]]:
         """Return (process id, bytes of the device's memory) for each process that is known to use the device."""
         return [(psutil.Process().pid, self.memory(index).reserved)]

@@ -44,5 +44,9 @@ class StreamObserver:
     def memory_used(self, tensor: Any, stream: Stream) -> None:
         """The allocator is told by ``record_stream`` that a stream uses a tensor's memory."""
 
+    def busy_until(self, stream: Stream) -> float:
+        """Return the time, of ``time.perf_counter()``, at which a stream's work is done; 0 if it is."""
+        return 0.0
+
     def backward_began(self) -> None:
         """The autograd engine begins, which orders its work after that of the forward on any stream."""
