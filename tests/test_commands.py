@@ -118,6 +118,7 @@ print(vars(sys.modules["__main__"]) is globals())
 """
 
 
+@pytest.mark.sampled(16, of="runs of the command line")
 class TestRun:
     @pytest.mark.sampled(1)
     @pytest.mark.parametrize("code", [SEEN, "1 / 0", "def broken(:", "import sys; sys.exit(3)", "print('é')"])

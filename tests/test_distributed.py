@@ -33,7 +33,7 @@ def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["nccl", "mesh"])  # a mesh begins the group for CPU tensors too
 def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     done = torchrun(target, PROGRAMS / "collectives.py", backend)
@@ -41,7 +41,7 @@ def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     assert done.stdout.count("24 cases") == 2, done.stdout
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="training in ranks")
 @pytest.mark.parametrize(
     "name", ["test_ops", "test_script", "test_sync", "test_ddp_comm_hook", "test_distributed_data_loop"]
 )
@@ -58,7 +58,7 @@ def test_accelerates_own_tests(target: str, name: str) -> None:
     assert_succeeded(done)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="training in ranks")
 @pytest.mark.parametrize(
     "cases",
     [
@@ -74,7 +74,7 @@ def test_a_model_trained_in_parallel_has_the_losses_of_one_process(target: str, 
     assert_done(torchrun(target, PROGRAMS / "parallel_models.py", *cases), cases)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="training in ranks")
 def test_batch_norm_is_synchronized(target: str) -> None:
     whole = "synchronized_batch_norm"
     cases = [whole, f"{whole}_of_unequal_parts", f"{whole}_in_a_group_of_one"]
@@ -115,7 +115,7 @@ def assert_ranks_train_as_one(folder: Path, library: str, target: str, ranks: in
         assert torch.allclose(torch.tensor(losses), torch.tensor(expected), atol=1e-5), (losses, expected)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="training in ranks")
 @pytest.mark.one_engine
 @pytest.mark.parametrize("library", LAUNCHED)
 def test_two_ranks_of_a_library_have_the_losses_of_one(target: str, library: str, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def assert_losses(folder: Path) -> None:
     assert found[0] == found[1] and torch.allclose(torch.tensor(found[0]), losses_of_one_process(), atol=1e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="killed ranks")
 @pytest.mark.one_engine
 def test_a_killed_rank_goes_on_from_its_snapshot(target: str, tmp_path: Path) -> None:
     done = torchrun(target, PROGRAMS / "elastic.py", str(tmp_path), options=["--max-restarts=2"])
@@ -174,7 +174,7 @@ def test_a_killed_rank_goes_on_from_its_snapshot(target: str, tmp_path: Path) ->
     assert_losses(tmp_path)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="killed ranks")
 @pytest.mark.one_engine
 def test_a_killed_rank_of_two_agents_goes_on(target: str, tmp_path: Path) -> None:
     command = [
