@@ -50,15 +50,15 @@ python -m benchmarks.platforms --make build/platforms --whole --write
 ```
 
 The Pythons must be on the path. `--environments 3.12:2.12.0` chooses; `--index https://pypi.org/simple` takes torch's
-CUDA builds instead of its CPU builds. The runs below were on {machine}; the seconds are those of a machine that did
-other work meanwhile.
+CUDA builds instead of its CPU builds. The runs below were on {machine}.
+The seconds depend on what else the machine did.
 
 """
 
 FOOTER = """
-`.ci/run` runs the whole suite, on both engines, with torch 2.13.0+cpu. Nothing has run on Apple MPS, on Intel XPU, on a
-real CUDA device, on macOS or on Windows. The runtimes for such devices are tested against torch's signatures, with
-recorded calls.
+`.ci/run` runs the whole suite, on both engines, with torch 2.13.0+cpu. {missing}
+Nothing has run on Apple MPS, on Intel XPU, on a real CUDA device, on macOS or on Windows. The runtimes for such devices
+are tested against torch's signatures, with recorded calls.
 """
 
 
@@ -207,7 +207,17 @@ def write(rows: Iterable[Row]) -> None:
     """Record the rows, and write the page of all that are recorded."""
     machine = f"{platform.system()} {platform.machine()}, with {os.cpu_count()} processors and no accelerator"
     header = HEADER.format(tests=", ".join(f"`{Path(test).name}`" for test in TESTS), machine=machine)
-    PAGE.write_text(header + table(record(rows)) + FOOTER)
+    recorded = record(rows)
+    PAGE.write_text(header + table(recorded) + FOOTER.format(missing=_missing(recorded)))
+
+
+def _missing(rows: Sequence[Row]) -> str:
+    """Return a sentence that names the supported Pythons and releases of torch in which nothing ran, if there are."""
+    pairs = [pair.split(":") for pair in ENVIRONMENTS]
+    ran = [(_numbers(row.python), _numbers(row.torch)) for row in rows]
+    pythons = [f"Python {name}" for name, _ in pairs if all(found[:2] != _numbers(name) for found, _ in ran)]
+    torches = [f"torch {name}" for _, name in pairs if all(found[:2] != _numbers(name)[:2] for _, found in ran)]
+    return f"Nothing has run on {' or '.join([*pythons, *torches])} yet." if pythons or torches else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -167,6 +167,15 @@ def test_a_run_replaces_that_of_the_same_environment_and_engine(
     assert platforms.record([later, platforms.Row("/python", "cannot be started")]) == [*rows[:3], later, *rows[4:]]
 
 
+def test_supported_releases_in_which_nothing_ran_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    platforms = importlib.import_module("benchmarks.platforms")
+    monkeypatch.setattr(platforms, "ENVIRONMENTS", ("3.10:2.10.0", "3.13:2.14.1", "3.14:2.15.0"))
+    rows = [platforms.Row("3.10.13", "2.10.0+cu128"), platforms.Row("3.13.0", "2.15.0+cpu")]
+    assert platforms._missing(rows) == "Nothing has run on Python 3.14 or torch 2.14.1 yet."
+    assert platforms._missing([*rows, platforms.Row("3.14.1", "2.14.0")]) == ""
+
+
 def test_what_cannot_be_installed_for_the_tests_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +199,8 @@ def test_the_page_of_platforms_is_that_of_the_record(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(str(ROOT))
     platforms = importlib.import_module("benchmarks.platforms")
     rows = [platforms.Row(**row) for row in json.loads(platforms.FIGURES.read_text())]
-    assert platforms.table(rows) in platforms.PAGE.read_text()
+    page = platforms.PAGE.read_text()
+    assert platforms.table(rows) in page and platforms._missing(rows) in page
 
 
 TRACK = """

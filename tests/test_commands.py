@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import run_command, run_python
 
 import torchdevice
@@ -317,6 +318,19 @@ class TestDoctor:
         assert [each.status for each in examinations._speed()] == ["warning", "warning"]
         monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
         assert examinations._activation()[0].status == "warning"
+
+    def test_products_are_measured_in_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Several threads wait for each other where other programs run, in some dtypes and not in others."""
+        seen: list[int] = []
+        clock = types.SimpleNamespace(perf_counter=lambda: float(seen.append(torch.get_num_threads()) or len(seen)))
+        monkeypatch.setattr(examinations, "time", clock)
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            assert examinations._multiplication(torch.float32) == 1.0
+            assert set(seen) == {1} and torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(before)
 
     def test_it_takes_about_as_long_as_importing_torch(self) -> None:
         """Measured by processor time, which does not depend on what else runs; the examinations are a small part."""
