@@ -203,23 +203,6 @@ def test_the_page_of_platforms_is_that_of_the_record(tmp_path: Path, monkeypatch
     assert platforms.table(rows) in page and platforms._missing(rows) in page
 
 
-TRACK = """
-import io
-from rich.console import Console
-from benchmarks.progress import track
-
-terminal = io.StringIO()
-for item in track([1, 2], "items", Console(file=terminal, force_terminal=True)):
-    print(item)
-assert "items" in terminal.getvalue()
-"""
-
-
-def test_a_bar_leaves_stdout_alone() -> None:
-    ran = run_python("-c", TRACK, cwd=ROOT)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n2\n", "")
-
-
 FORETOLD = """
 import torch
 name = "cuda"
