@@ -161,6 +161,8 @@ def _register_kernels() -> None:
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
+    for name in _VIEWS:
+        aten.impl(name, kernels.view_of(_overload(name)), "PrivateUse1")
     for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys() - batch_norm.KERNELS.keys()):
         aten.impl(name, _made_when_called(name), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
@@ -198,6 +200,10 @@ def _shadowed() -> set[str]:
 
 _RUN_WHOLE = {f"aten::{name}" for name in ("abs", "convolution_backward", "empty_like")}
 """Composite operators that take another path on the CPU than on an out-of-tree device, or that printing needs."""
+
+
+_VIEWS = ("as_strided", "view", "_reshape_alias")
+"""Operators that most views are made of. A kernel of their own takes less time than the fallback."""
 
 
 _COMPOSED_IN_FLOAT64 = [
