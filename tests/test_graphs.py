@@ -219,3 +219,24 @@ def test_what_waits_for_the_device_cannot_be_captured(waits: Any) -> None:
         with pytest.raises(RuntimeError, match="without a preceding successful capture"):
             graph.replay()
         assert x.sum().item() == 3.0
+
+
+def test_a_replay_draws_from_the_states_of_the_capture() -> None:
+    with torchdevice.simulate():
+        generator, graph = torch.cuda.default_generators[0], torch.cuda.CUDAGraph()
+        generator.manual_seed(1)
+        old, new = generator.graphsafe_get_state(), generator.clone_state().manual_seed(2)
+        expected = [torch.rand(2, device="cuda", generator=torch.Generator("cuda").manual_seed(s)) for s in (1, 2)]
+        for each in (old, new):
+            graph.register_generator_state(each)
+        with torch.cuda.graph(graph):
+            generator.graphsafe_set_state(new)
+            second = torch.rand(2, device="cuda", generator=generator)
+            generator.graphsafe_set_state(old)
+            first = torch.rand(2, device="cuda", generator=generator)
+        assert (old.get_offset(), new.get_offset()) == (0, 0)
+        graph.replay()
+        assert [first.tolist(), second.tolist()] == [each.tolist() for each in expected]
+        assert (old.get_offset(), new.get_offset()) == (4, 4)
+        graph.replay()
+        assert first.tolist() != expected[0].tolist() and (old.get_offset(), new.get_offset()) == (8, 8)

@@ -108,7 +108,7 @@ class GraphStandIn:
         generator = runtime.default_generator(self._context.device(thread.device_index).index or 0)
         self._pool = graph_pool_handle(self._context) if pool is None else pool
         told_apart = None if runtime.shares_host_memory else runtime.device_type
-        self._capture = thread.capture = Capture(told_apart, [generator, *self._generators])
+        self._capture = thread.capture = Capture(told_apart, [generator, *self._generators], runtime.numbers_of)
         thread.at_exit.append(self._abandon)
         self._capture.__enter__()
         self._run_hooks("capture_start")

@@ -296,6 +296,10 @@ class Runtime:
         """Return a new generator for the device, of torch's class or of a subclass of it."""
         return torch._C.Generator.__new__(cls, self.device(index))  # type: ignore[call-arg]
 
+    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
+        """Return the generator that draws the numbers for a generator which may share its state with others."""
+        return generator
+
     def serve_reducer(self, model: Any) -> None:
         """Prepare the device for what a ``DistributedDataParallel`` asks of it in C++."""
 

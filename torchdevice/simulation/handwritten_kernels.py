@@ -237,7 +237,7 @@ def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[
     if p == 1:
         return fresh(torch.zeros_like(memory), index), fresh(torch.zeros_like(memory, dtype=torch.bool), index)
     noise = torch.empty_like(memory)
-    noise.bernoulli_(1 - p, generator=random.default_generator(index))
+    noise.bernoulli_(1 - p, generator=random.next_numbers(random.default_generator(index)))
     mask = noise.bool()
     return fresh(memory * noise.div_(1 - p), index), fresh(mask, index)
 

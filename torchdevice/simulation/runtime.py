@@ -219,6 +219,9 @@ class SimulatedRuntime(Runtime):
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         return random.Generator(index) if cls is torch._C.Generator else random.own(cls, index)
 
+    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
+        return random.numbers_of(generator)
+
     def serve_reducer(self, model: Any) -> None:
         page_locked.serve(model)
 

@@ -66,11 +66,12 @@ class _Staging:
 
     Args:
         group: The group of the collective.
+        name: The collective.
         connects: Whether all ranks take part, so that they can tell each other where they are.
     """
 
-    def __init__(self, group: NcclOnGloo, *, connects: bool = True):
-        self._group, self._connects = group, connects
+    def __init__(self, group: NcclOnGloo, name: str, *, connects: bool = True):
+        self._group, self._name, self._connects = group, name, connects
         self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def numbers(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
@@ -84,6 +85,8 @@ class _Staging:
         alias = self._group.checked_alias(tensor, between_two=not self._connects)
         if self._connects and alias is not tensor:
             self._group.know_devices(tensor.get_device())
+        for observer in _observers():
+            observer.collective_used(self._name, tensor, written)
         host = tensor.cpu() if alias is None else alias
         flat = host.resolve_conj().resolve_neg().reshape(-1)
         if written and (alias is None or flat.data_ptr() != host.data_ptr()):
@@ -112,6 +115,7 @@ class _Begun(dist.distributed_c10d.Work):
         with self._group.naming(self._name), torch._C.DisableTorchFunction():
             self._work.wait() if timeout is None else self._work.wait(timeout)
             self._staging.write_back()
+        _collectives_waited()
         return True
 
     def is_completed(self) -> bool:
@@ -443,13 +447,13 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def _begin(self, name: str, begin: Callable[[_Staging], Any]) -> _Begun:
         with self.naming(name), torch._C.DisableTorchFunction():
-            staging = _Staging(self, connects=False)
+            staging = _Staging(self, name, connects=False)
             return _Begun(self, name, begin(staging), staging)
 
     @contextlib.contextmanager
     def _staging(self, name: str) -> Iterator[_Staging]:
         with self.naming(name), torch._C.DisableTorchFunction():
-            staging = _Staging(self)
+            staging = _Staging(self, name)
             yield staging
             staging.write_back()
 
@@ -473,7 +477,43 @@ def _finished(result: Any) -> Any:
     """Return finished work with that result."""
     future: Any = torch.futures.Future()
     future.set_result(result)
-    return _work_of(future)
+    return _Finished(future) if _observers() else _work_of(future)
+
+
+class _Finished(dist.distributed_c10d.Work):
+    """Finished work. The program's streams are ordered after it once the program has waited for it."""
+
+    def __init__(self, future: Any):
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let the current stream of each device wait for the collectives so far."""
+        _collectives_waited()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self) -> Any:
+        """Return the tensors."""
+        return self._future.value()
+
+    def get_future(self) -> Any:
+        """Return the future of the result. torch's C++ waits for it in the place of :meth:`wait`."""
+        _collectives_waited()
+        return self._future
+
+
+def _observers() -> Sequence[Any]:
+    context = thread_state.state.context
+    return () if context is None else context.stream_observers
+
+
+def _collectives_waited() -> None:
+    for observer in _observers():
+        observer.collectives_waited()
 
 
 def _op_of(options: Any) -> Any:
