@@ -14,10 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 import torch
 
-from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, held_by_python
+from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, Part, Segment, held_by_python
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes of half precision."""
+
+_LARGE = 1 << 20
+"""``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to the large pool."""
 
 MEMORY_FRACTION = "memory fraction"
 """With an ordinal, the key in ``Context.settings`` of the fraction of a device's memory that the process may have."""
@@ -203,7 +206,7 @@ class Runtime:
     def statistics(self, index: int) -> Mapping[str, Any]:
         """Return further figures of the device's allocator, under the keys of ``torch.cuda.memory_stats``.
 
-        A value is a number, or a :class:`Stat` for each of ``"all"``, ``"small_pool"`` and ``"large_pool"``.
+        A value is a number, a :class:`Stat`, or one for each of ``"all"``, ``"small_pool"`` and ``"large_pool"``.
         """
         return {}
 
@@ -213,6 +216,20 @@ class Runtime:
     def blocks(self, index: int) -> list[Block]:
         """Return the blocks of the device's tensors that are alive."""
         return held_by_python(self.device_type, self.device(index).index or 0)
+
+    def segments(self, index: int) -> list[Segment]:
+        """Return the segments of the device's allocator. The base class makes one of each block."""
+        return [
+            Segment(
+                block.device,
+                0,
+                block.size > _LARGE,
+                False,
+                (0, 0),
+                (Part(block.address, block.size, block.requested, "active_allocated", block.address),),
+            )
+            for block in sorted(self.blocks(index))
+        ]
 
     def watch_allocations(self, observer: Observer) -> Callable[[], None]:
         """Call an observer for each allocation from now on.
@@ -244,6 +261,18 @@ class Runtime:
 
     def empty_cache(self) -> None:
         """Release cached memory that is not in use."""
+
+    def set_allocator(self, text: str) -> bool:
+        """Change the settings of the device's allocator. Return whether it has CUDA's settings.
+
+        Raises:
+            ValueError: A setting is wrong. The text is torch's.
+        """
+        return False
+
+    def allocator_settings(self) -> Mapping[str, Any]:
+        """Return the settings of the device's allocator, under the keys of ``torch.cuda.memory._snapshot``."""
+        return {}
 
     def initialize(self) -> None:
         """Check what the accelerator checks when the program first uses it.

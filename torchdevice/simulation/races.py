@@ -64,6 +64,9 @@ class Races(Order):
                 self._look_at_freed(again, stream, block)
             self._memory[block.address] = _Memory(stream, block.size)
 
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        """Do nothing: races are about blocks."""
+
     def freed(self, address: int) -> None:
         """Note that a block is free. The garbage collector may call this between any two lines."""
         with self.lock:

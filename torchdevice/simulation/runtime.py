@@ -13,7 +13,7 @@ import torch
 
 from torchdevice.context import Context
 from torchdevice.devices import registry
-from torchdevice.devices.allocation_events import Block, Observer
+from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.mps import says_refused
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 from torchdevice.simulation import (
@@ -28,6 +28,7 @@ from torchdevice.simulation import (
     races,
     random,
     rewriters,
+    stream_uses,
 )
 from torchdevice.simulation.kernels import aliased, index_of
 from torchdevice.simulation.profiles import Profile
@@ -119,6 +120,7 @@ class SimulatedRuntime(Runtime):
             enforcement.watch(entry)
         if entry.context not in enforcement.recorders:
             _begin(entry.context)
+        stream_uses.begin(entry.context)
         sanitizer.begin(entry.context)
 
     def leave_thread(self, entry: Any) -> None:
@@ -127,6 +129,7 @@ class SimulatedRuntime(Runtime):
             enforcement.find(entry.context)
             _end(entry.context)
             sanitizer.end(entry.context)
+            stream_uses.end(entry.context)
         _thread.entries.discard(entry)
         _settle_multithreading()
 
@@ -143,7 +146,9 @@ class SimulatedRuntime(Runtime):
 
     def initialize(self) -> None:
         if self.profile.stands_for_cuda:
-            allocator_settings.check()
+            text = allocator_settings.text()
+            if text:
+                self.set_allocator(text)
 
     def synchronize(self, index: int) -> None:
         enforcement.check_alive()
@@ -176,7 +181,10 @@ class SimulatedRuntime(Runtime):
         allocator.device(index).reset_accumulated()
 
     def blocks(self, index: int) -> list[Block]:
-        return allocator.blocks(index)
+        return [allocator.shown(index, *each) for each in allocator.blocks(index).items()]
+
+    def segments(self, index: int) -> list[Segment]:
+        return allocator.device(index).segments(allocator.blocks(index))
 
     def watch_allocations(self, observer: Observer) -> Callable[[], None]:
         allocator.observers.append(observer)
@@ -195,6 +203,15 @@ class SimulatedRuntime(Runtime):
     def empty_cache(self) -> None:
         for index in range(self._count):
             allocator.device(index).empty_cache()
+
+    def set_allocator(self, text: str) -> bool:
+        settings = allocator_settings.parsed(text)
+        for index in range(self._count):
+            allocator.device(index).configure(settings)
+        return True
+
+    def allocator_settings(self) -> Mapping[str, Any]:
+        return allocator.device(0).settings.shown()
 
     def default_generator(self, index: int) -> torch.Generator:
         return random.default_generator(index)
