@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import free_port, run_command
+
+from torchdevice.cli import main, ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -206,3 +209,70 @@ def losses_of_one_process() -> torch.Tensor:
         optimizer.step()
         losses.append(loss.item())
     return torch.tensor(losses)
+
+
+IN_RANKS = """
+import os, sys, torch, torch.distributed as dist
+
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank % torch.cuda.device_count())
+dist.init_process_group("nccl")
+total = torch.ones(1, device="cuda")
+dist.all_reduce(total)
+print(f"{rank} of {total.item():.0f}, {torch.cuda.device_count()} devices, {sys.argv[1:]}{chr(10)}", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+class TestRanks:
+    """``torchdevice run --ranks``."""
+
+    @pytest.mark.sampled(1)
+    @pytest.mark.one_engine
+    @pytest.mark.parametrize("named", ["script", "module"])
+    @pytest.mark.parametrize("devices", [None, "1"])
+    def test_a_program_runs_once_for_each_rank(
+        self, target: str, named: str, devices: str | None, tmp_path: Path
+    ) -> None:
+        (tmp_path / "program.py").write_text(IN_RANKS)
+        words = ["program.py"] if named == "script" else ["-m", "program"]
+        # Two ranks on one simulated device are refused, as on CUDA.
+        target = "simulated:mps" if devices and target.startswith("simulated") else target
+        flags = ["--target", target, "--ranks", "2", *(["--devices", devices] if devices else [])]
+        done = run_command("run", *flags, *words, "--epochs", "3", cwd=tmp_path)
+        count = devices or "2"
+        expected = [f"{rank} of 2, {count} devices, ['--epochs', '3']" for rank in (0, 1)]
+        assert sorted(done.stdout.splitlines()) == expected, done.stdout + done.stderr[-4000:]
+
+    @pytest.mark.parametrize("words", [["-c", "pass"], ["-"], ["torchrun", "train.py"], ["missing.py"]], ids=" ".join)
+    def test_what_the_launcher_cannot_start_is_refused(self, words: list[str], capsys: pytest.CaptureFixture) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main.main(["run", "--ranks", "2", *words])
+        assert ended.value.code == 2
+        assert f"--ranks cannot start {words[0]!r} in each rank." in capsys.readouterr().err
+
+    @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5"])
+    def test_a_number_of_ranks_that_is_none_is_refused(self, number: str, capsys: pytest.CaptureFixture) -> None:
+        with pytest.raises(SystemExit):
+            main.main(["run", f"--ranks={number}", "train.py"])
+        assert f"{number!r} is not a number of ranks" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("target", "devices", "given"),
+        [
+            ("cpu", None, 4),
+            ("simulated:cuda", None, 4),
+            ("simulated", None, 4),
+            ("simulated:cuda:2", None, None),
+            ("simulated:cuda", 8, 8),
+            (None, None, 4),
+        ],
+    )
+    def test_each_rank_has_a_device_where_nothing_says_otherwise(
+        self, target: str | None, devices: int | None, given: int | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("TORCHDEVICE_TARGET", raising=False)
+        monkeypatch.delenv("TORCHDEVICE_DEVICES", raising=False)
+        options = argparse.Namespace(target=target, devices=devices, ranks=4, rest=["-m", "train"])
+        assert ranks.launched(options)[-2:] == ["-m", "train"]
+        assert options.devices == given

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdevice import collector, run_folder
 from torchdevice import options as _options
-from torchdevice.cli import programs
+from torchdevice.cli import programs, ranks
 from torchdevice.cli.parsing import CommandParser
 from torchdevice.cli.programs import Program
 from torchdevice.cli.refusals import refusals
@@ -53,7 +53,8 @@ _EXAMPLES = """A COMMAND is torchrun, pytest, accelerate, python, or any other t
 examples:
   torchdevice run train.py --epochs 3
   torchdevice run --report=report.html torchrun --nproc-per-node 2 train.py
-  torchdevice run --target simulated:cuda:2 --memory 8GiB -m package.train"""
+  torchdevice run --target simulated:cuda:2 --memory 8GiB -m package.train
+  torchdevice run --target simulated:cuda --ranks 4 train_ddp.py"""
 
 
 def add(commands: Any) -> None:
@@ -80,6 +81,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="say in the report, too, what 'torchdevice check' foretells of the program, beside what happened",
     )
+    actions.append(ranks.add(parser))
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
     with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
     parser.split = functools.partial(_split, with_value)
@@ -106,7 +108,7 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     if not options.rest:
         parser.error("which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND")
     with refusals():
-        program = programs.named(options.rest)
+        program = programs.named(options.rest if options.ranks is None else ranks.launched(options))
     if program.interpreter:
         return _start_python(options, program)
     if program.is_command:
