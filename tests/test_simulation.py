@@ -1092,20 +1092,111 @@ class TestOutsideAScope:
         )
 
 
-def test_inductor_is_skipped_and_reported() -> None:
-    if not torch.__version__ >= "2.11":
-        pytest.skip("torch 2.10 compiles nothing where a function mode is on: it leaves the code to Python")
-    with torchdevice.simulate() as scope:
-        x = torch.ones(3, device="cuda")
-        expected = (x * 2).sin()
-        compiled = torch.compile(lambda x: (x * 2).sin())
-        assert torch.equal(compiled(x), expected)
+@pytest.mark.parametrize("profile", ["cuda", "mps"])
+def test_what_is_not_compiled_runs_and_is_reported(profile: str) -> None:
+    functions: dict[str, tuple[Callable[..., Any], str]] = {
+        "two devices": (lambda x: (x * 2).cpu().sin(), "its tensors are on cpu and simulated:0"),
+        "another graph": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x * 2,)), "contains another one"),
+    }
+    if profile == "mps":
+        functions = {"anything": (lambda x: (x * 2).sin(), "has what 'mps' lacks")}
+    for name, (function, reason) in functions.items():
         torch._dynamo.reset()
-    assert any("inductor" in entry.requested for entry in scope.journal.degraded)
-    with torchdevice.simulate(strict=True), pytest.raises(Exception, match="inductor") as caught:
-        torch.compile(lambda x: x * 3)(torch.ones(3, device="cuda"))
-    assert isinstance(caught.value, FidelityError) or "GraphRefusedError" in repr(caught.value)
+        with torchdevice.simulate(profile) as scope:
+            x = torch.eye(3, device=profile) + 1
+            found = torch.compile(function)(x)
+            assert torch.equal(found, function(x)), name
+        reports = [entry for entry in scope.journal.degraded if "inductor" in entry.requested]
+        assert reports and all(reason in entry.done for entry in reports), (name, reports)
+        torch._dynamo.reset()
+        with torchdevice.simulate(profile, strict=True), pytest.raises(Exception, match="inductor") as caught:
+            torch.compile(function)(torch.eye(3, device=profile))
+        assert isinstance(caught.value, FidelityError) or "GraphRefusedError" in repr(caught.value), name
     torch._dynamo.reset()
+
+
+def _trained(model: torch.nn.Module, x: torch.Tensor, steps: int = 2) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [each.detach().cpu() for each in (*losses, *model.parameters())]
+
+
+def _compiled_training() -> None:
+    """The forward and the backward are Inductor's code, whose numbers are those of its code for the CPU, to the bit."""
+
+    def model() -> Any:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    on_cpu = _trained(torch.compile(model()), x)
+    torch._dynamo.reset()
+    with torchdevice.simulate(count=2) as scope:
+        eager = _trained(model().to("cuda:1"), x.to("cuda:1"))
+        torch._dynamo.utils.counters.clear()
+        compiled = _trained(torch.compile(model().to("cuda:1")), x.to("cuda:1"))
+        counted = torch._dynamo.utils.counters["inductor"]
+        assert counted["fxgraph_cache_hit"] + counted["fxgraph_cache_miss"] >= 2, counted
+    torch._dynamo.reset()
+    assert not scope.journal.degraded
+    for one, other, plain in zip(compiled, on_cpu, eager, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, plain)
+
+
+def _compiled_aliases_and_draws() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.add_(1)
+        made = torch.arange(4, device="cuda") + y.sum()
+        return x, y.t() * 2, y.view(-1), made, torch.nn.functional.dropout(made, 0.5, True)
+
+    compiled = torch.compile(function, fullgraph=True)
+    outcomes = []
+    with torchdevice.simulate():
+        for call in (function, compiled, compiled):
+            x, y = torch.ones(3, device="cuda"), torch.arange(6.0, device="cuda").reshape(2, 3)
+            torch.cuda.manual_seed(1)
+            before = x._version
+            results = call(x, y)
+            assert results[0] is x and x._version > before and x.tolist() == [2, 2, 2]
+            assert results[2].untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+            assert all(each.is_cuda for each in results)
+            outcomes.append([each.cpu() for each in results])
+        memory = torch.cuda.memory_allocated()
+        kept = compiled(x, y)[3]
+        assert torch.cuda.memory_allocated() - memory == 512 and kept.nbytes <= 512
+    torch._dynamo.reset()
+    for plain, one, other in zip(*outcomes, strict=True):
+        assert plain.stride() == one.stride() == other.stride() and torch.equal(one, other), "a seed gives its numbers"
+    for plain, one in zip(outcomes[0][:4], outcomes[1][:4], strict=True):
+        assert torch.equal(plain, one)
+
+
+def _compiled_code_in_a_cuda_graph() -> None:
+    compiled = torch.compile(lambda x: (x * 2).sin())
+    with torchdevice.simulate():
+        x = torch.ones(3, device="cuda")
+        compiled(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = compiled(x)
+        x.fill_(2)
+        graph.replay()
+        assert torch.equal(y, (x * 2).sin())
+    torch._dynamo.reset()
+
+
+@pytest.mark.one_engine
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("check", [_compiled_training, _compiled_aliases_and_draws, _compiled_code_in_a_cuda_graph])
+def test_compiled_code(check: Callable[[], None]) -> None:
+    check()
 
 
 def test_collectives_between_processes(tmp_path: Path) -> None:

@@ -155,8 +155,8 @@ _TRITON_MODES = ("reduce-overhead", "max-autotune")
 @rule("compile", ast.Call)
 def _compile(node: ast.Call, view: View) -> Iterator[Found]:
     """`torch.compile` with what only code for CUDA heeds: `mode="reduce-overhead"`, `mode="max-autotune"`, options of
-    Triton, `backend="cudagraphs"`. It is dropped and reported, which is approximate. On a simulated device Inductor
-    makes no code, and the graph runs operator by operator, which is approximate too."""
+    Triton, `backend="cudagraphs"`. It is dropped and reported, which is approximate. On a simulated device that lacks
+    operators or dtypes, such as `simulated:mps`, the graph runs operator by operator, which is approximate too."""
     if view.called(node) != "torch.compile" or view.target.native in _CUDA:
         return
     asked = [f"mode={text.value!r}" for text in view.texts(argument(node, None, "mode")) if text.value in _TRITON_MODES]

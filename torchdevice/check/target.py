@@ -29,7 +29,7 @@ class Target(NamedTuple):
         profile_name: The profile that says what the device lacks; or empty.
         folds: Whether an ordinal beyond the last device means the first device.
         devices: How many devices there are.
-        plain_graphs: Whether compiled graphs run operator by operator, because Inductor makes no code for the device.
+        plain_graphs: Whether compiled graphs run operator by operator, because Inductor makes no code for it.
     """
 
     name: str
@@ -52,7 +52,9 @@ class Target(NamedTuple):
         from torchdevice import choosing
 
         profile, devices = choosing.simulated_profile(name)
-        return cls(name, "simulated", "", profile.name, profile.single, devices or 1, plain_graphs=True)
+        return cls(
+            name, "simulated", "", profile.name, profile.single, devices or 1, plain_graphs=profile.lacks_anything
+        )
 
     @property
     def profile(self) -> Profile | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -284,15 +285,26 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
         compiler = compiler._torchdynamo_orig_backend
     _forget_unused_stream(gm)
     by_inductor = isinstance(compiler, require(torch, "_TorchCompileInductorWrapper"))
-    if by_inductor and not (context.runtime.compiles and _has_code_for(context, gm)):
+    instead = _instead_of_inductor(context, gm) if by_inductor else None
+    if isinstance(instead, str):
         try:
-            context.report("torch.compile with inductor", "the graph, run operator by operator", Fidelity.APPROXIMATE)
+            context.report("torch.compile with inductor", f"operator by operator: {instead}", Fidelity.APPROXIMATE)
         except FidelityError as error:
             raise unstacked_mode.GraphRefusedError(error.requested, error.done) from None
         return gm.forward
+    if instead is not None:
+        self.compiler_fn = functools.partial(instead, compiler.config)
     compiled = truthfully(context, original, self, gm, *args, **kwargs)
     beside_the_stack = thread_state.state.traced is not None
     return compiled if by_inductor and beside_the_stack else _unseen(compiled)
+
+
+def _instead_of_inductor(context: Context, gm: torch.fx.GraphModule) -> Callable[..., Any] | str | None:
+    """Return what compiles a graph in the place of Inductor, or why it runs operator by operator; None for Inductor."""
+    if not (context.runtime.compiles and _has_code_for(context, gm)):
+        return f"Inductor makes no code for {context.runtime.device_type!r}"
+    with thread_state.suspended(compiling=True):
+        return context.runtime.compiler(gm)
 
 
 def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:

@@ -155,6 +155,15 @@ class Runtime:
         """Torch function -> the rewriter that it needs on this device, in addition to those for all devices."""
         return {}
 
+    def compiler(self, gm: torch.fx.GraphModule) -> Callable[..., Any] | str | None:
+        """Return what compiles a graph of Dynamo's in the place of Inductor itself.
+
+        Returns:
+            A function of Inductor's options, the graph and its example inputs; a text that says why the graph runs
+            operator by operator instead; None where Inductor has code for the device.
+        """
+        return None
+
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the CPU tensor with the memory of one of the device or of the CPU; None where there is none."""
         return tensor if tensor.device.type == "cpu" else None

@@ -24,6 +24,7 @@ from torchdevice.simulation import (
     handwritten_kernels,
     host_waits,
     in_flight,
+    inductor,
     page_locked,
     races,
     random,
@@ -74,7 +75,7 @@ class SimulatedRuntime(Runtime):
     takes_device_ids = True
     torch_knows_current = False
     is_torch_accelerator = False
-    compiles = False
+    compiles_flex_backward = False
     generator_type = random.Generator
     has_handles = True
     draws_on_cpu = True
@@ -95,6 +96,11 @@ class SimulatedRuntime(Runtime):
     @property
     def target(self) -> str:
         return f"{self.device_type}:{self.profile.name}:{self._count}"
+
+    def compiler(self, gm: torch.fx.GraphModule) -> Callable[..., Any] | str:
+        if self.profile.lacks_anything:
+            return f"Inductor's code has what {self.profile.name!r} lacks"
+        return inductor.obstacle(gm) or inductor.compile_graph
 
     @property
     def location_tag(self) -> str:
