@@ -98,12 +98,21 @@ class Limits(NamedTuple):
     fallbacks: Counter[str]
 
 
+def machine() -> Context | None:
+    """Return the context of this thread's simulated machine; None outside scopes on the device.
+
+    It is that of the scope, or that of the machine around it, where the scope's device is one of a simulated machine.
+    """
+    context = thread_state.state.context
+    if context is None or context.device_type != KIND:
+        return None
+    return context.machine or context
+
+
 def _limits() -> Limits | None:
     """Return the limits of this thread's scope; None outside scopes on the device, and inside :func:`lifted`."""
-    context = thread_state.state.context
-    if context is None or context.device_type != KIND or _thread.lifted:
-        return None
-    return context.runtime.limits
+    context = machine()
+    return None if context is None or _thread.lifted else context.runtime.limits
 
 
 def _after_fork() -> None:
@@ -184,8 +193,8 @@ def check_scope() -> None:
 def spelled(index: int) -> str:
     """Return the device as messages name it: as ``tensor.device`` reads in the active scope, such as ``cuda:0``."""
     context = thread_state.state.context
-    device_type = context.options.written_for if context is not None and context.says_program else KIND
-    return f"{device_type}:{index}"
+    shown_as = context.shown_as if context is not None else None
+    return f"{shown_as or KIND}:{index}"
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -200,13 +209,20 @@ def check_memory(index: int, wanted: int, allocated: int, reserved: int) -> None
     limits = _limits()
     if limits is None:
         return
-    context = thread_state.state.context
+    context = machine()
     assert context is not None
     fraction = context.settings.get((MEMORY_FRACTION, index))
-    if limits.memory is None and fraction is None:
+    on_mps = context.options.written_for == limits.profile.accelerator and stands_for_mps()
+    if limits.memory is None and fraction is None and not on_mps:
         return
     total = context.runtime.total_memory(index)
+    if on_mps and wanted > total:
+        raise RuntimeError(f"Invalid buffer size: {_size(wanted)}")
+    if limits.memory is None and fraction is None:
+        return
     limit = total if fraction is None else int(total * fraction)
+    if allocated + wanted > limit and on_mps:
+        raise RuntimeError(_out_of_memory_on_mps(wanted, allocated, limit))
     if allocated + wanted > limit:
         allowed = "" if fraction is None else f"{_size(limit)} allowed; "
         raise torch.OutOfMemoryError(_out_of_memory(index, wanted, allocated, reserved, total, allowed))
@@ -223,6 +239,15 @@ def _out_of_memory(index: int, wanted: int, allocated: int, reserved: int, total
         f"reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
         f"PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
         f"Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    )
+
+
+def _out_of_memory_on_mps(wanted: int, allocated: int, limit: int) -> str:
+    """Return the error text of MPS's allocator (aten/src/ATen/mps/MPSAllocator.mm)."""
+    return (
+        f"MPS backend out of memory (MPS allocated: {_size(allocated)}, other allocations: 0 bytes, max allowed: "
+        f"{_size(limit)}). Tried to allocate {_size(wanted)} on private pool. Use "
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause system failure)."
     )
 
 
@@ -292,7 +317,7 @@ def falls_back(op: Any) -> bool:
     missing = limits.profile.missing(op)
     if missing is None:
         return False
-    context = thread_state.state.context
+    context = machine()
     assert context is not None
     native = context.options.written_for == limits.profile.accelerator
     asked = os.environ.get(missing_operators.VARIABLE, "0" if native else "")
