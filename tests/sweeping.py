@@ -63,6 +63,14 @@ def _drawn(items: list[T], size: int, seed: int, name: str) -> list[T]:
     return random.Random(f"{seed} {name}").sample(items, min(size, len(items)))
 
 
+def few_of(name: str, value: Any, items: Sequence[pytest.Item], seed: int, size: int) -> list[pytest.Item]:
+    """Return the tests, of those with one value of a parameter only ``size``, drawn by the seed."""
+    with_it = [item for item in items if parameters(item).get(name) == value]
+    kept = set(random.Random(f"{seed} {value}").sample(with_it, min(size, len(with_it))))
+    left_out = set(with_it) - kept
+    return [item for item in items if item not in left_out]
+
+
 def on_one_target(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
     """Return the tests; of one that runs on several targets, the case of one of them, drawn by the seed."""
     kept, cases = set(), defaultdict(list)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # torch imports it in the middle of some first call, and so keeps the frames of that call
 from torch.cuda import _memory_viz
 
 import torchdevice
@@ -173,7 +174,7 @@ def test_a_recording_ends_with_its_scope(chosen: str) -> None:
     torch.ones(3)
     with scope:
         assert not torch._C._cuda_isHistoryEnabled()
-    assert len(inner) == (1 if chosen == "cpu" else 0)
+    assert len(inner) == (0 if chosen.startswith("simulated") else 1)
 
 
 def test_a_recording_stopped_below_another_mode(chosen: str) -> None:

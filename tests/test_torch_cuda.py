@@ -310,10 +310,11 @@ class TestLegacyTypes:
         assert not isinstance(torch.ones(1, device="cuda").long(), torch.cuda.FloatTensor)
         assert isinstance(torch.ones(1, dtype=torch.int32, device="cuda"), torch.cuda.IntTensor)
 
-    def test_type(self) -> None:
+    @pytest.mark.filterwarnings("ignore:mps has no torch.float64")
+    def test_type(self, float64: torch.dtype) -> None:
         x = torch.ones(2)
         assert x.type("torch.cuda.HalfTensor").dtype is torch.float16
-        assert x.type(torch.cuda.DoubleTensor).dtype is torch.float64
+        assert x.type(torch.cuda.DoubleTensor).dtype is float64
         assert x.type(torch.float16).dtype is torch.float16
         assert x.type() == "torch.FloatTensor"
         assert x.type("torch.LongTensor").dtype is torch.int64

@@ -62,7 +62,9 @@ def per_context(
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         context = _state.context
-        if context is None or context.device_type == native_to:
+        if context is not None and context.family == native_to:
+            context = context.machine
+        if context is None:
             return original(*args, **kwargs)
         return replacement(context, original, *args, **kwargs)
 
@@ -315,7 +317,7 @@ class _GuardedName:
         if module is None:
             return self
         context = _state.context
-        if context is not None:
+        while context is not None:
             written = context.written_values
             if written and self._key in written:
                 found = written[self._key]
@@ -325,14 +327,15 @@ class _GuardedName:
                 raise self._absent(module)
             if found is not TORCHS_OWN:
                 return found
+            context = context.machine
         try:
             return vars(module)[self._name]
         except KeyError:
             raise self._absent(module) from None
 
     def __set__(self, module: ModuleType, new: Any) -> None:
-        context = _state.context
-        if context is None or self._value(context) is TORCHS_OWN:
+        context = self._answering()
+        if context is None:
             vars(module)[self._name] = new
         elif self._is_what_was_there(module, context, new):
             context.written_values.pop(self._key, None)
@@ -341,11 +344,18 @@ class _GuardedName:
 
     def __delete__(self, module: ModuleType) -> None:
         self.__get__(module, type(module))  # raises where there is nothing to delete
-        context = _state.context
-        if context is None or self._value(context) is TORCHS_OWN:
+        context = self._answering()
+        if context is None:
             del vars(module)[self._name]
         else:
             context.written_values[self._key] = _DELETED
+
+    def _answering(self) -> Any:
+        """Return the context that answers for the name; None where torch does."""
+        context = _state.context
+        while context is not None and self._value(context) is TORCHS_OWN:
+            context = context.machine
+        return context
 
     def _is_what_was_there(self, module: ModuleType, context: Any, new: Any) -> bool:
         """Return whether a program puts back what it found: monkeypatch reads the attribute, mock the dictionary."""

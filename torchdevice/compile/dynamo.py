@@ -223,16 +223,16 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
 def _read_device(context: Context, original: Any, self: Any, tx: Any) -> Any:
     """Where compiled code reads ``x.device``: as the scope's tensors say it, which is a part of the code's key."""
     device = self.device
-    if device is None or not context.says_program or device.type != context.device_type:
+    if device is None or context.shown_as is None or device.type != context.device_type:
         return original(self, tx)
-    return torch._dynamo.variables.VariableTracker.build(tx, context.program_device(device.index or 0))
+    return torch._dynamo.variables.VariableTracker.build(tx, context.shown(device))
 
 
 def _read_is_cuda(context: Context, original: Any, self: Any, tx: Any) -> Any:
     device = self.device
-    if device is None or not context.says_program or device.type != context.device_type:
+    if device is None or context.shown_as is None or device.type != context.device_type:
         return original(self, tx)
-    return torch._dynamo.variables.VariableTracker.build(tx, context.options.written_for == "cuda")
+    return torch._dynamo.variables.VariableTracker.build(tx, context.shown_as == "cuda")
 
 
 def _call_higher_order(context: Context, original: Any, self: Any, tx: Any, fn: Any, types: Any, *call: Any) -> Any:

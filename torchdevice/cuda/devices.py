@@ -202,7 +202,7 @@ def get_device_index(
         return context.thread.device_index
     if type(device) is int:
         return device
-    if isinstance(device, torch.device) and device.type == context.device_type:
+    if isinstance(device, torch.device) and context.is_targets(device):
         if device.index is not None:
             return device.index
         if allow_cpu and context.runtime.shares_host_memory:
@@ -247,11 +247,7 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
 
     The module of a target, such as ``torch.cpu``, lacks functions that the program calls.
     """
-    if (
-        not context.runtime.is_torch_accelerator
-        and isinstance(device, torch.device)
-        and device.type == context.device_type
-    ):
+    if not context.runtime.is_torch_accelerator and isinstance(device, torch.device) and context.is_targets(device):
         return getattr(torch, context.options.written_for)
     spelling = parse(device) if isinstance(device, str) else None
     if spelling is not None:

@@ -88,7 +88,7 @@ def _target_index(context: Context, device: int) -> int:
 def report(context: Context, name: str) -> None:
     """Report a memory figure as approximate where it is not the allocator's own."""
     if not context.runtime.exact_memory:
-        context.report(name, f"figures of the {context.device_type} process", Fidelity.APPROXIMATE)
+        context.report(name, f"figures of the {context.family} process", Fidelity.APPROXIMATE)
 
 
 @supplied_function("_cuda_memoryStats", on=APPROXIMATE_FIGURES)

@@ -341,7 +341,7 @@ def attach_out_of_memory_observer(context: Context, observer: Callable[[int, int
 
 def _report(context: Context, name: str) -> None:
     if not context.runtime.exact_memory:
-        context.report(name, f"tensors of the {context.device_type} process that Python holds", Fidelity.APPROXIMATE)
+        context.report(name, f"tensors of the {context.family} process that Python holds", Fidelity.APPROXIMATE)
 
 
 def _check(value: str | None, known: tuple[str, ...], message: str) -> None:

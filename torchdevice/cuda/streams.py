@@ -474,7 +474,7 @@ def _new_event(
 
 def _is_the_programs(context: Context, device: Any) -> bool:
     """Return whether a device argument is None, spells an accelerator, or is a device rewritten to the target."""
-    rewritten = isinstance(device, torch.device) and device.type == context.device_type
+    rewritten = isinstance(device, torch.device) and context.is_targets(device)
     return device is None or rewritten or context.redirect(device) is not None
 
 

@@ -76,7 +76,9 @@ class Runtime:
     """What a type of device can do. The base class describes a device that has finished the work when a call returns.
 
     Attributes:
-        device_type: The device type, as in ``torch.device.type``.
+        device_type: The device type, as torch itself reports it in ``torch.device.type``.
+        machine: The context of the simulated machine that the device belongs to; None for a device of this machine.
+        shown_as: The device type that tensors say they are on; None for ``device_type``.
         unsupported_dtypes: Dtypes the device cannot hold.
         pins_memory: Whether torch can allocate page-locked memory for this device.
         blocking_copies_only: Whether ``non_blocking=True`` must be dropped to get whole data.
@@ -100,15 +102,22 @@ class Runtime:
         draws_on_cpu: Whether the device's generators are CPU generators, so that the CPU draws the same numbers from a
             state.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
+        has_peaks: Whether the device's own figures include peaks; else see :meth:`note_memory`.
+        lacks_in_module: Names of ``torch.cuda`` that the device's module lacks, and torch itself asks of any module.
         missing_operators_key: The dispatch key under which operators without a kernel get one that runs on the CPU;
             None where torch itself, or the device, does that.
+        lacks_kernel: Says of an operator whether the device lacks it; None where torch's registrations say that.
+        run_for_others: Runs an operator for scopes on other devices with that key; None where there are none.
         known_faults_key: The dispatch key under which kernels are guarded that give wrong results; None for none.
         kernels_refuse: Whether kernels of the device refuse calls that the CPU's do not, see :meth:`refuses`.
+        refusing_key: The dispatch key under which operators of ``backward`` are looked at for refusals; None for none.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
     """
 
     device_type: str
+    machine: Any = None
+    shown_as: str | None = None
     unsupported_dtypes: frozenset[torch.dtype] = frozenset()
     pins_memory = False
     blocking_copies_only = False
@@ -130,14 +139,24 @@ class Runtime:
     has_handles = False
     draws_on_cpu = False
     generator_type: type[torch.Generator] = torch.Generator
+    has_peaks = True
+    lacks_in_module: frozenset[str] = frozenset()
     missing_operators_key: str | None = None
+    lacks_kernel: Callable[[str], bool] | None = None
+    run_for_others: Callable[..., Any] | None = None
     known_faults_key: str | None = None
     kernels_refuse = False
+    refusing_key: str | None = None
     degraded_notice = ""
 
     @property
     def target(self) -> str:
         """The option ``target`` by which another process chooses this device."""
+        return self.device_type
+
+    @property
+    def family(self) -> str:
+        """The device type whose names in torch, such as ``torch.mps``, are those of this device."""
         return self.device_type
 
     @property
@@ -207,6 +226,9 @@ class Runtime:
     def memory(self, index: int) -> Memory:
         """Return the memory figures of this process on the device."""
         raise NotImplementedError
+
+    def note_memory(self) -> None:
+        """Look at the figures for the sake of the peaks, after a call that allocates much."""
 
     def reset_peak_memory(self, index: int) -> None:
         """Reset the peaks to the current figures."""

@@ -43,7 +43,7 @@ def device(index: int) -> Device:
     """Return the memory of the device with this index."""
     found = _devices.get(index)
     if found is None:
-        found = Device(index, enforcement.memory_limits)
+        found = Device(index, enforcement.memory_limits, enforcement.error_of_mps)
         found.tell = functools.partial(_tell, index)
         found = _devices.setdefault(index, found)
     return found

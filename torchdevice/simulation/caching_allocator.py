@@ -84,6 +84,8 @@ class Device:
     Args:
         index: The index of the device.
         limits: Returns what limits the device; asked where a new segment is needed.
+        error: Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the
+            device and those that the program may use; None for CUDA's.
 
     Attributes:
         freed: The blocks whose storages ended, in this order.
@@ -94,13 +96,17 @@ class Device:
     """
 
     def __init__(
-        self, index: int, limits: Callable[[int], tuple[int | None, int | None]] = lambda index: (None, None)
+        self,
+        index: int,
+        limits: Callable[[int], tuple[int | None, int | None]] = lambda index: (None, None),
+        error: Callable[[int, int, int, int], Exception | None] = lambda *bytes_: None,
     ) -> None:
         self.index = index
         self.freed: deque[Block] = deque()
         self.routes: list[tuple[Owner, Callable[[], bool]]] = []
         self.tell: Callable[[str, int, int, int], None] = _tell_nobody
         self._limits = limits
+        self._error = error
         self._privates: dict[Owner, Private] = {}
         self._pools: dict[tuple[int, bool, Owner, bool], Pool] = {}
         self._usual: tuple[dict[int, Pool], dict[int, Pool]] = ({}, {})
@@ -311,7 +317,10 @@ class Device:
             found = self._new(pool, size, wanted, limits) or self._borrowed(pool, size)
         if found is None:
             self._numbers["num_ooms"] += 1
-            raise torch.OutOfMemoryError(self._out_of_memory(wanted, limits))
+            total = limits.total or 0
+            raise self._error(wanted, self._all.allocated, total, limits.allowed or total) or torch.OutOfMemoryError(
+                self._out_of_memory(wanted, limits)
+            )
         return found
 
     def _new(self, pool: Pool, size: int, wanted: int, limits: Limits) -> Block | None:

@@ -21,6 +21,7 @@ from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fidelity import Fidelity
 from torchdevice.on_cpu import missing_operators
 from torchdevice.on_cpu.operators import counted
+from torchdevice.simulation.caching_allocator import written
 from torchdevice.simulation.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 from torchdevice.simulation.profiles import Profile
 
@@ -98,12 +99,21 @@ class Limits(NamedTuple):
     fallbacks: Counter[str]
 
 
+def machine() -> Context | None:
+    """Return the context of this thread's simulated machine; None outside scopes on the device.
+
+    It is that of the scope, or that of the machine around it, where the scope's device is one of a simulated machine.
+    """
+    context = thread_state.state.context
+    if context is None or context.device_type != KIND:
+        return None
+    return context.machine or context
+
+
 def _limits() -> Limits | None:
     """Return the limits of this thread's scope; None outside scopes on the device, and inside :func:`lifted`."""
-    context = thread_state.state.context
-    if context is None or context.device_type != KIND or _thread.lifted:
-        return None
-    return context.runtime.limits
+    context = machine()
+    return None if context is None or _thread.lifted else context.runtime.limits
 
 
 def _after_fork() -> None:
@@ -190,8 +200,8 @@ def check_scope() -> None:
 def spelled(index: int) -> str:
     """Return the device as messages name it: as ``tensor.device`` reads in the active scope, such as ``cuda:0``."""
     context = thread_state.state.context
-    device_type = context.options.written_for if context is not None and context.says_program else KIND
-    return f"{device_type}:{index}"
+    shown_as = context.shown_as if context is not None else None
+    return f"{shown_as or KIND}:{index}"
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -206,13 +216,39 @@ def memory_limits(index: int) -> tuple[int | None, int | None]:
     limits = _limits()
     if limits is None:
         return None, None
-    context = thread_state.state.context
+    context = machine()
     assert context is not None
     fraction = context.settings.get((MEMORY_FRACTION, index))
-    if fraction is None:
-        return limits.memory, None
     total = context.runtime.total_memory(index)
-    return total, int(total * fraction)
+    if fraction is not None:
+        return total, int(total * fraction)
+    return (total if _errs_as_mps(context) else limits.memory), None
+
+
+def _errs_as_mps(context: Context) -> bool:
+    """Return whether a program sees the errors of MPS's allocator: it was written for MPS, and runs on its profile."""
+    return context.options.written_for == context.runtime.limits.profile.accelerator and stands_for_mps()
+
+
+def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> RuntimeError | None:
+    """Return the error of MPS's allocator (aten/src/ATen/mps/MPSAllocator.mm) where the program sees that, else None.
+
+    Args:
+        wanted: The bytes that were asked for.
+        allocated: The bytes in use.
+        total: The bytes of the device's memory.
+        allowed: Those that the program may use.
+    """
+    context = machine()
+    if context is None or not _errs_as_mps(context):
+        return None
+    if wanted > total:
+        return RuntimeError(f"Invalid buffer size: {written(wanted)}")
+    return RuntimeError(
+        f"MPS backend out of memory (MPS allocated: {written(allocated)}, other allocations: 0 bytes, max allowed: "
+        f"{written(allowed)}). Tried to allocate {written(wanted)} on private pool. Use "
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause system failure)."
+    )
 
 
 def provides(op: Any) -> bool:
@@ -273,7 +309,7 @@ def falls_back(op: Any) -> bool:
     missing = limits.profile.missing(op)
     if missing is None:
         return False
-    context = thread_state.state.context
+    context = machine()
     assert context is not None
     native = context.options.written_for == limits.profile.accelerator
     asked = os.environ.get(missing_operators.VARIABLE, "0" if native else "")

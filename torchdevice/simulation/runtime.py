@@ -87,6 +87,7 @@ class SimulatedRuntime(Runtime):
         self.folds_ordinals = profile.single
         self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
         self.kernels_refuse = profile.accelerator == "mps"
+        self.refusing_key = "PrivateUse1" if self.kernels_refuse else None
         self.fallbacks: Counter[str] = Counter()
         self.copies = handwritten_kernels.copies
         self.copied_bytes = handwritten_kernels.copied_bytes

@@ -43,6 +43,7 @@ taken = _Taken()
 def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the engine with the mode, and raise the error that was taken away on its way."""
     taken.error = None
+    context.runtime.note_memory()
     for observer in context.stream_observers:
         observer.backward_began()
     try:
@@ -56,6 +57,7 @@ def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) ->
     finally:
         taken.error = None
         context.runtime.after_backward()
+        context.runtime.note_memory()
     raise raised  # here, so that the SystemError is not noted as its context
 
 

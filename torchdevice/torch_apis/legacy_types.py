@@ -45,7 +45,7 @@ class LegacyTensorType(type):
             and isinstance(instance, torch.Tensor)
             and instance.dtype is cls.dtype
             and instance.layout is cls.layout
-            and instance.device.type in (context.device_type, "cuda")
+            and (instance.device.type == "cuda" or context.is_targets(instance.device))
         )
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -208,5 +208,5 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
 def _type_name(context: Context, name: str) -> str:
     """Return the name of a tensor type; under ``identity="program"`` with the program's accelerator for the target."""
     of_target = f"torch.{context.device_type}."
-    of_program = f"torch.{context.options.written_for}."
-    return of_program + name[len(of_target) :] if context.says_program and name.startswith(of_target) else name
+    as_shown = f"torch.{context.shown_as}."
+    return as_shown + name[len(of_target) :] if context.shown_as and name.startswith(of_target) else name
