@@ -13,6 +13,7 @@ import ctypes
 
 import torch
 
+from torchdevice.errors import NoValueError
 from torchdevice.torch_internals import require
 
 _export = require(torch._C, "_to_dlpack")
@@ -53,8 +54,38 @@ def on_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
     return _import(capsule)
 
 
+_POINTER, _STRIDES = 0, 32
+"""The offsets of two further fields in bytes: the address of the values, and that of the strides."""
+
+
+def without_values(tensor: torch.Tensor, address: int, index: int) -> torch.Tensor:
+    """Return a tensor of simulated device ``index`` with the dtype, shape and strides of another, and no memory.
+
+    Nothing may read or write its values, which have an address that no process has.
+    """
+    stand_in = torch.empty_strided(tensor.shape, (0,) * tensor.dim(), dtype=tensor.dtype, device="cpu")
+    capsule = _export(stand_in)
+    start = _pointer(capsule, _NAME)
+    _device_at(start + _POINTER).value = address
+    _device_at(start + _DEVICE).value = _EXTENSION | index << 32
+    strides = _device_at(start + _STRIDES).value
+    for dimension, stride in enumerate(tensor.stride()):
+        _device_at(strides + dimension * _DEVICE).value = stride
+    return _import(capsule)
+
+
+_NOWHERE = 1 << 51
+"""Addresses from here on are those of tensors without values."""
+
+
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and negative bits."""
+    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and negative bits.
+
+    Raises:
+        NoValueError: The tensor has no values.
+    """
+    if tensor.data_ptr() >= _NOWHERE:
+        raise NoValueError("a copy to the CPU")
     capsule = _export(tensor)
     _device_at(_pointer(capsule, _NAME) + _DEVICE).value = _CPU
     return _import(capsule)
