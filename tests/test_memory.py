@@ -88,6 +88,30 @@ def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) ->
     assert torch._C._cuda_allocationTraceback(1) is None
 
 
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, lambda f: torch.vmap(torch.func.grad(f))])
+def test_a_snapshot_inside_a_transform(recording: torchdevice.Scope, transform: Any) -> None:
+    """The tensors that a transform hands to the function have no memory of their own."""
+    x = torch.ones(311, device="cuda")
+
+    def function(row: torch.Tensor) -> torch.Tensor:
+        kept.append(torch.cuda.memory._snapshot())
+        return row.sum()
+
+    kept: list[Any] = []
+    given = x if transform is torch.func.grad else x.unsqueeze(0)
+    transform(function)(given)
+    found = [block["data_ptr"] for segment in kept[0]["segments"] for block in segment["blocks"]]
+    assert found.count(x.untyped_storage().data_ptr()) == 1
+
+
+def test_a_snapshot_beside_a_trace(recording: torchdevice.Scope) -> None:
+    """A functional tensor has no address."""
+    x = torch.ones(311, device="cuda")
+    functional = torch._to_functional_tensor(x)
+    found = [block["data_ptr"] for segment in torch.cuda.memory._snapshot()["segments"] for block in segment["blocks"]]
+    assert functional.shape == (311,) and found.count(x.untyped_storage().data_ptr()) == 1
+
+
 def test_a_dumped_snapshot_is_read_by_torchs_own_viewer(recording: torchdevice.Scope, tmp_path: Path) -> None:
     kept = _allocate(4)
     path = tmp_path / "snapshot.pickle"
@@ -323,6 +347,14 @@ def test_wrong_settings_are_refused_and_change_nothing(text: str, message: str) 
         with pytest.raises(ValueError, match=re.escape(message)):
             torch._C._accelerator_setAllocatorSettings(text)
         assert torch.cuda.memory._snapshot()["allocator_settings"] == before
+
+
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="torch 2.10 has no large_segment_size_mb")
+def test_a_setting_is_forgotten_with_its_text() -> None:
+    with torchdevice.simulate():
+        torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:32")
+        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:21")  # refused below the size of a large segment
+        assert torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"] == 21 * MIB
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ class Context:
         self.out_of_memory_observers: list[Callable[[int, int, int, int], None]] = []
         self.entries: set[object] = set()
         self.user: int | None = None
+        self.registered_memory: dict[int, int] = {}
         self._initialized = False
         self._join = join
         self._device_count: int | None = None
@@ -313,12 +314,19 @@ class Context:
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return whether the program pinned this tensor, or a tensor of whose memory it is a view."""
-        if not (self._pinned.data or self._pinned_memory.data):
+        if not (self._pinned.data or self._pinned_memory.data or self.registered_memory):
             return False
         if tensor in self._pinned:
             return True
         has_memory = tensor.layout is torch.strided and not tensor.is_nested
-        return has_memory and tensor.untyped_storage() in self._pinned_memory
+        return has_memory and (tensor.untyped_storage() in self._pinned_memory or self._is_registered(tensor))
+
+    def _is_registered(self, tensor: torch.Tensor) -> bool:
+        """Return whether the program registered the tensor's memory with the CUDA runtime."""
+        if not self.registered_memory or not tensor.is_cpu:
+            return False
+        address = tensor.data_ptr()
+        return any(start <= address < start + size for start, size in self.registered_memory.items())
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice import dispatch_modes
+from torchdevice.torch_internals import require
 
 
 class Block(NamedTuple):
@@ -148,7 +149,13 @@ def _dense(tree: Any, device_type: str) -> Iterator[torch.Tensor]:
     with torch._C.DisableTorchFunction():
         for leaf in pytree.tree_leaves(tree):
             if type(leaf) in _PLAIN and leaf.layout is torch.strided and leaf.device.type == device_type:
-                yield leaf
+                while _is_wrapped(leaf):  # by a transform of torch.func; the memory is that of the innermost tensor
+                    leaf = _unwrapped(leaf)
+                if not _is_functional(leaf):  # such a tensor stands for the one that a trace will make
+                    yield leaf
 
 
+_is_wrapped = require(torch._C._functorch, "is_functorch_wrapped_tensor")
+_unwrapped = require(torch._C._functorch, "get_unwrapped")
+_is_functional = require(torch, "_is_functional_tensor")
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -241,6 +241,12 @@ class Runtime:
         """
         return OperatorWatcher(self.device_type, observer).stop
 
+    def watch_host_waits(self, context: Any) -> None:
+        """Call the stream observers of a context for each operator at which the host waits, such as ``item()``.
+
+        The base class does nothing. May be called again for a context.
+        """
+
     def processes(self, index: int) -> list[tuple[int, int]]:
         """Return (process id, bytes of the device's memory) for each process that is known to use the device."""
         return [(psutil.Process().pid, self.memory(index).reserved)]
@@ -289,6 +295,10 @@ class Runtime:
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         """Return a new generator for the device, of torch's class or of a subclass of it."""
         return torch._C.Generator.__new__(cls, self.device(index))  # type: ignore[call-arg]
+
+    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
+        """Return the generator that draws the numbers for a generator which may share its state with others."""
+        return generator
 
     def serve_reducer(self, model: Any) -> None:
         """Prepare the device for what a ``DistributedDataParallel`` asks of it in C++."""

@@ -163,6 +163,8 @@ def _check(text: str) -> None:
         try:
             parse(text)
         finally:
+            # An empty text resets all settings but this one.
+            parse("large_segment_size_mb:20" if "large_segment_size_mb" in text else "")
             parse("")
 
 

@@ -123,6 +123,12 @@ def stands_for_cuda() -> bool:
     return limits is not None and limits.profile.stands_for_cuda
 
 
+def capability() -> tuple[int, int] | None:
+    """Return the compute capability of this thread's scope; None outside scopes on the device."""
+    context = thread_state.state.context
+    return None if context is None or context.device_type != KIND else context.options.capability
+
+
 def stands_for_mps() -> bool:
     """Return whether the kernels of this thread's scope refuse what those of MPS refuse."""
     limits = _limits()

@@ -22,6 +22,7 @@ from torchdevice.simulation import (
     backend,
     enforcement,
     handwritten_kernels,
+    host_waits,
     in_flight,
     page_locked,
     races,
@@ -190,6 +191,9 @@ class SimulatedRuntime(Runtime):
         allocator.observers.append(observer)
         return functools.partial(allocator.forget, observer)
 
+    def watch_host_waits(self, context: Context) -> None:
+        host_waits.begin(context)
+
     def reset_peak_memory(self, index: int) -> None:
         allocator.device(index).reset_peak()
 
@@ -215,6 +219,9 @@ class SimulatedRuntime(Runtime):
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         return random.Generator(index) if cls is torch._C.Generator else random.own(cls, index)
+
+    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
+        return random.numbers_of(generator)
 
     def serve_reducer(self, model: Any) -> None:
         page_locked.serve(model)
@@ -247,7 +254,10 @@ def _begin(context: Context) -> None:
 
 def _end(context: Context) -> None:
     """Follow the order no more. May be called again."""
+    host_waits.end(context)
     for each in enforcement.recorders.pop(context, ()):
+        if isinstance(each, host_waits.HostWaits):
+            continue
         context.stream_observers.remove(each)
         if isinstance(each, in_flight.InFlight):
             each.land()

@@ -83,6 +83,7 @@ def begin(context: Context) -> None:
     trace = Trace()
     context.stream_observers.append(trace)
     context.settings[Trace] = context.runtime.watch_allocations(trace)
+    context.runtime.watch_host_waits(context)
 
 
 def end(context: Context) -> None:
