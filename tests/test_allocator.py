@@ -18,7 +18,7 @@ pytestmark = pytest.mark.one_engine
 
 KIB, MIB = 1 << 10, 1 << 20
 
-FIRST_ADDRESS = 0x7000_0000_0000
+FIRST_ADDRESS = 1 << 51
 
 
 class Figure:
@@ -129,6 +129,8 @@ class Reference:
         if not self.has(wanted):
             self.failures += 1
             return None
+        if not self.chunks:
+            self.end = FIRST_ADDRESS
         self.chunks.append(Chunk(self.end, wanted, small, stream))
         self.end += wanted
         return self.chunks[-1]

@@ -381,3 +381,39 @@ def test_record_stream_defers_the_reuse_of_memory(wait: Any) -> None:
             assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - (0 if used else 28 * MIB)
         wait(x)
         assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - 28 * MIB
+
+
+def _block(tensor: torch.Tensor) -> int:
+    """Return the bytes of the block of a tensor's memory."""
+    return -(-tensor.untyped_storage().nbytes() // 512) * 512
+
+
+def test_the_peak_of_a_training_step_is_the_sum_of_its_tensors() -> None:
+    """By hand: what autograd keeps after the forward pass; weights, gradients, two states and a temporary of AdamW."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=320, n_positions=64, n_embd=64, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = _block(tensor)
+        return tensor
+
+    with torchdevice.simulate():
+        start = torch.cuda.memory_allocated()
+        model = transformers.GPT2LMHeadModel(config).cuda()
+        weights = {each.untyped_storage().data_ptr(): _block(each) for each in (*model.parameters(), *model.buffers())}
+        optimizer = torch.optim.AdamW(model.parameters())
+        tokens = torch.arange(4 * 32, device="cuda").view(4, 32)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            found = model(input_ids=tokens, labels=tokens, use_cache=False)
+        held = {each.untyped_storage().data_ptr(): _block(each) for each in (tokens, found.loss, found.logits)}
+        by_hand = sum({**weights, **kept, **held}.values())
+        assert torch.cuda.memory_allocated() - start == pytest.approx(by_hand, rel=0.02)
+        found.loss.backward()
+        del found
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.step()
+        by_hand = sum(weights.values()) + 4 * sum(_block(each) for each in model.parameters()) + _block(tokens)
+        assert torch.cuda.max_memory_allocated() - start == pytest.approx(by_hand, rel=0.02)

@@ -12,6 +12,7 @@ __all__ = [
     "DivergenceWarning",
     "EngineUnavailableError",
     "FidelityError",
+    "NoValueError",
     "NotSupportedError",
     "PortabilityWarning",
     "RaceError",
@@ -225,6 +226,22 @@ class CopyInFlightError(TorchDeviceError, RuntimeError):
             f"the copy to cuda:{stream[0]} that began at {site} on stream {stream[1]} was in flight while the host "
             f"wrote to its source. On a GPU it may have copied what was written then. Record an event after the copy "
             f"and synchronize it before the memory is written again."
+        )
+
+
+class NoValueError(TorchDeviceError, RuntimeError):
+    """A call needs the values of tensors in a scope that computes none, with ``compute="meta"``.
+
+    Attributes:
+        operator: The operator that needs the values.
+    """
+
+    def __init__(self, operator: str):
+        self.operator = operator
+        super().__init__(
+            f"{operator!r} needs the values of a tensor, and there are none with compute='meta'. Leave the call out "
+            f"where only shapes and memory are asked for, as with .item(), .cpu(), nonzero() and 'if tensor:', or "
+            f"leave out compute."
         )
 
 

@@ -101,6 +101,12 @@ def _races(value: Any) -> str | None:
     return None if value is None or value is False else _one_of("races", "error", "warn")["check"](value)
 
 
+def _compute(value: Any) -> str | None:
+    if value not in (None, "meta"):
+        raise ValueError(f"compute={value!r} is not known. Use 'meta', or leave compute out for values.")
+    return value
+
+
 def _switch(name: str) -> dict[str, Any]:
     def check(value: Any) -> bool:
         if not isinstance(value, bool):
@@ -302,6 +308,13 @@ class Options:
         "until the program waits for them.",
         **_switch("asynchronous"),
     )
+    compute: Literal["meta"] | None = _option(
+        None,
+        "meta: tensors of simulated devices have shapes and memory, but no values, so that a program is planned that "
+        "is too large for this machine. Left out, values are computed.",
+        _compute,
+        choices=("meta",),
+    )
     verify: bool | str | None = _option(
         None,
         "Compute every operator of the target on the CPU too, on a CPU target in float64, and say which differ beyond "
@@ -360,6 +373,7 @@ class Options:
             "memory": "limits",
             "races": "looks at the streams of",
             "asynchronous": "is about",
+            "compute": "is about",
         }
         contradictions = {
             **{
@@ -379,6 +393,12 @@ class Options:
             and f"devices={self.devices!r} contradicts target={self.target!r}, which contains the number of devices. "
             f"Leave devices out.",
         }
+        for name in ("asynchronous", "verify"):
+            if simulated and self.compute == "meta" and getattr(self, name):
+                contradictions[name] = (
+                    f"{name}={getattr(self, name)!r} is about values, and there are none with compute='meta'. Leave "
+                    f"one of the two out."
+                )
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         left_out: dict[str, Any] = {}
         for name, message in contradictions.items():

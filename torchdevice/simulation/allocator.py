@@ -20,9 +20,10 @@ import torch
 
 from torchdevice import thread_state
 from torchdevice.devices.allocation_events import Block, Observer
+from torchdevice.errors import NoValueError
 from torchdevice.simulation import enforcement, memory_blocks
 from torchdevice.simulation.caching_allocator import Device
-from torchdevice.simulation.relabel import on_cpu, on_device
+from torchdevice.simulation.relabel import on_cpu, on_device, without_values
 
 _conj = torch._C._VariableFunctions._conj
 
@@ -102,6 +103,17 @@ class _Owner(weakref.ref):  # type: ignore[type-arg]
     viewer: int
 
 
+class _Dataless(_Owner):
+    """The same for a storage without values.
+
+    Attributes:
+        meta: A tensor of torch's meta device, in the place of the CPU tensor.
+    """
+
+    __slots__ = ("meta",)
+    meta: torch.Tensor
+
+
 _owners: dict[int, _Owner] = {}
 """Address of the memory -> its storage on the device."""
 
@@ -178,8 +190,10 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         return _conj(fresh(_conj(result), index))
     requested = result.nbytes
     if not requested:
-        return on_device(result, index)
+        return on_device(_emptied(result) if result.is_meta else result, index)
     address = result.data_ptr()
+    if not address:
+        return _fresh_without_values(result, index)
     known = _owners.get(address)
     if known is not None:
         storage, view = known(), on_device(result, index)
@@ -191,6 +205,53 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     tensor = on_device(result, index)
     _own(_Owner(tensor.untyped_storage(), _ended), on, result, address, block)
     return tensor
+
+
+def _emptied(meta: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device="cpu")
+
+
+def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
+    """Do as :func:`fresh` does, for a tensor of torch's meta device."""
+    of = _by_meta.get(meta.untyped_storage()._cdata)
+    storage = of() if of is not None else None
+    if storage is not None:  # the result is a view of an argument
+        view = on_device(torch.empty(0, dtype=meta.dtype, device="cpu"), index)
+        return set_storage(view, storage, meta.storage_offset(), meta.shape, meta.stride())
+    on = device(index)
+    block = on.allocate(meta.nbytes, _stream(index))
+    tensor = without_values(meta, block.address, index)
+    owner = _Dataless(tensor.untyped_storage(), _ended_without_values)
+    _own(owner, on, _NOTHING, block.address, block)
+    owner.meta = meta
+    _by_meta[meta.untyped_storage()._cdata] = owner
+    return tensor
+
+
+def _ended_without_values(owner: _Owner) -> None:
+    assert isinstance(owner, _Dataless)
+    _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
+    _ended(owner)
+
+
+_NOTHING = torch.empty(0, device="cpu")
+
+_by_meta: dict[int, _Dataless] = {}
+"""The storage on torch's meta device -> the storage on the device."""
+
+
+def meta_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of torch's meta device in the place of a simulated or CPU tensor."""
+    owner = _owners.get(tensor.untyped_storage().data_ptr())
+    if isinstance(owner, _Dataless) and owner.index == tensor.get_device():
+        meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+        storage = owner.meta.untyped_storage()
+        meta = _set_meta(meta, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return with_bits(meta, tensor)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+_set_meta = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.Meta)
 
 
 def _stream(index: int) -> int:
@@ -214,11 +275,11 @@ def _own(owner: _Owner, on: Device, memory: torch.Tensor, address: int, block: m
             observer.allocated(seen)
 
 
-def take_memory(storage: Any, index: int, memory: torch.Tensor) -> torch.Tensor | None:
-    """Count a storage of device ``index`` as having the memory of ``memory``, a CPU tensor, from now on.
+def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.Tensor | None, int]:
+    """Count a storage of device ``index`` as having the memory of ``memory``, a CPU or meta tensor, from now on.
 
     Returns:
-        The CPU tensor whose memory it had; None where it had none.
+        The CPU tensor whose memory it had, None where it had none, and the address of its memory now.
 
     Raises:
         torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
@@ -232,8 +293,34 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> torch.Tensor 
     else:
         old = owner.tensor
         _freed(owner)
-    _own(owner, on, memory, memory.data_ptr() if memory.nbytes else emptied, block)
-    return old
+    address = 0 if block is None else block.address if memory.is_meta else memory.data_ptr()
+    if isinstance(owner, _Dataless):
+        _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
+        owner.meta, memory, old = memory, _NOTHING, None
+        _by_meta[owner.meta.untyped_storage()._cdata] = owner
+    _own(owner, on, memory, address or emptied, block)
+    return old, address
+
+
+def has_no_values(storage: Any) -> bool:
+    """Return whether a storage of the device is one without values."""
+    return isinstance(_owners.get(storage.data_ptr() or -storage._cdata), _Dataless)
+
+
+def forget_values(storage: Any) -> None:
+    """Let a storage of the device have no values from now on."""
+    address = storage.data_ptr()
+    owner = _owners.get(address)
+    if owner is None or isinstance(owner, _Dataless):
+        return
+    new = _Dataless(storage, _ended_without_values)
+    new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+    new.address, new.block, new.freed, new.index = address, owner.block, owner.freed, owner.index
+    new.tensor = new.view = _NOTHING
+    new.viewer = 0
+    owner.block = None
+    _owners[address] = new
+    _by_meta[new.meta.untyped_storage()._cdata] = new
 
 
 set_storage = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.CPU)
@@ -312,6 +399,8 @@ def _import_again(owner: _Owner) -> None:
 
 def _view(owner: _Owner, tensor: torch.Tensor) -> torch.Tensor:
     """Return a view of a block's CPU tensor with the dtype, shape, strides and offset of a simulated tensor."""
+    if isinstance(owner, _Dataless):
+        raise NoValueError("a kernel of the CPU")
     if owner.tensor.storage_offset():  # the kernel's result was part of a larger storage, and the block begins there
         _import_again(owner)
     own = owner.tensor

@@ -38,7 +38,10 @@ from torchdevice.simulation.memory_blocks import (
 )
 from torchdevice.simulation.memory_figures import Figures, shown
 
-_FIRST_ADDRESS = 0x7000_0000_0000
+_FIRST_ADDRESS, _ADDRESSES = 1 << 51, 1 << 45
+"""The addresses of device 0 begin at the first number, and each device has as many as the second. No process has memory
+there, so that the address of a tensor without values is never that of another.
+"""
 
 
 class Private:
@@ -117,7 +120,7 @@ class Device:
         self._oversize = {"oversize_allocations": Figures(), "oversize_segments": Figures()}
         self._numbers = dict.fromkeys(_NUMBERS, 0)
         self._searches = 0
-        self._end = _FIRST_ADDRESS
+        self._end = _FIRST_ADDRESS + index * _ADDRESSES
         self.configure(DEFAULT)
         self.renew_lock()
 
@@ -342,6 +345,8 @@ class Device:
 
     def begin_segment(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
         """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
+        if not self.heads:
+            self._end = _FIRST_ADDRESS + self.index * _ADDRESSES
         self._end = -(-self._end // unit) * unit
         block = self.heads[self._end] = Block(self._end, size, pool, state)
         self._end += size

@@ -15,7 +15,7 @@ import torch.nn.attention
 from torch._C import DispatchKey
 
 from torchdevice.simulation import enforcement, random
-from torchdevice.simulation.allocator import fresh, host_waited, meant
+from torchdevice.simulation.allocator import fresh, has_no_values, host_waited, meant
 from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
 from torchdevice.simulation.resizing import resize
 from torchdevice.torch_apis import divided_attention
@@ -274,17 +274,25 @@ def attend(
         same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
             map(_is_real, tensors)
         )
-        if same and not (attn_mask is not None and attn_mask.requires_grad) and enforcement.provides(_FLASH_KERNEL):
-            memory = [_memory(each.detach()) for each in tensors[:3]]
-            mask = None if attn_mask is None else _memory(attn_mask.detach())
-            if _aten._fused_sdp_choice(*memory, mask, dropout_p, is_causal, **options) == _FLASH:
-                if attn_mask is not None and attn_mask.dtype is torch.bool:
-                    zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
-                    attn_mask = zeros.masked_fill(attn_mask.logical_not(), -math.inf)
-                return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+        free = same and not (attn_mask is not None and attn_mask.requires_grad) and enforcement.provides(_FLASH_KERNEL)
+        if free and _chooses_flash(tensors, dropout_p, is_causal, **options):
+            if attn_mask is not None and attn_mask.dtype is torch.bool:
+                zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
+                attn_mask = zeros.masked_fill(attn_mask.logical_not(), -math.inf)
+            return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
         return _aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **options
         )
+
+
+def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causal: bool, **options: Any) -> bool:
+    """Return whether torch would choose the CPU's flash kernel for a query, a key, a value and perhaps a mask."""
+    if any(has_no_values(each.untyped_storage()) for each in tensors if index_of(each) >= 0):
+        query, _, value = tensors[:3]
+        return not (dropout_p or options["enable_gqa"]) and query.dim() == 4 and query.shape[-1] == value.shape[-1]
+    memory: list[Any] = [_memory(each.detach()) for each in tensors]
+    mask = memory[3] if len(memory) > 3 else None
+    return bool(_aten._fused_sdp_choice(*memory[:3], mask, dropout_p, is_causal, **options) == _FLASH)
 
 
 _run_convolution = kernel_of(_aten.convolution.default)

@@ -46,7 +46,7 @@ _CPU_KEYS = torch._C.DispatchKeySet(DispatchKey.CPU)
 _STRIDED = torch.strided
 
 
-_NUMBERS = frozenset({bool, int, float, complex})
+NUMBERS = frozenset({bool, int, float, complex})
 
 
 _mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
@@ -214,10 +214,10 @@ class _Arguments:
                         index = where
                     value = alias(value)
             elif value.__class__ is list:
-                if value and value[0].__class__ not in _NUMBERS:
+                if value and value[0].__class__ not in NUMBERS:
                     value, index, within = self.take(value, index)
                     odd = odd or within
-            elif value.__class__ in _NUMBERS:
+            elif value.__class__ in NUMBERS:
                 odd = odd or len(taken) in self.for_tensors
             taken.append(value)
         return taken, index, odd
@@ -239,7 +239,7 @@ class _Arguments:
         """
         if index >= 0:
             placement.check(self.op, args, kwargs)
-        return any(taken[i].__class__ in _NUMBERS for i in self.for_tensors if i < len(taken))
+        return any(taken[i].__class__ in NUMBERS for i in self.for_tensors if i < len(taken))
 
 
 def on_cpu_as(op: Any) -> Callable[..., Any]:
@@ -256,7 +256,7 @@ def _plain(op: Any) -> Kernel:
     Examples are ``add`` and ``add_``.
     """
     arguments, run, random = _Arguments(op), on_cpu_as(op), device_random.kind_of(op)
-    take, packet, results = arguments.take, op._overloadpacket, _Results(op)
+    take, packet, results = arguments.take, op._overloadpacket, Results(op)
     only_new = results.only_new
 
     def plain(*args: Any, **kwargs: Any) -> Any:
@@ -324,7 +324,7 @@ class _Outgoing:
         self._resizable = resizable
         self._arguments = _Arguments(op)
         self._run, self._random = on_cpu_as(op), device_random.kind_of(op)
-        self._results = _Results(op)
+        self._results = Results(op)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if enforcement.watching and enforcement.falls_back(self._op):
@@ -420,7 +420,7 @@ def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
         memory.copy_(own)
 
 
-class _Results:
+class Results:
     """Which results of an operator are its arguments, and which are new tensors.
 
     Attributes:

@@ -13,6 +13,7 @@ import ctypes
 
 import torch
 
+from torchdevice.errors import NoValueError
 from torchdevice.simulation.fields import offset_of
 from torchdevice.torch_internals import require
 
@@ -65,8 +66,38 @@ def on_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
     return _import(capsule)
 
 
+_VALUES, _STRIDES = 0, 32
+"""The offsets of two further fields in bytes: the address of the values, and that of the strides."""
+
+
+def without_values(tensor: torch.Tensor, address: int, index: int) -> torch.Tensor:
+    """Return a tensor of simulated device ``index`` with the dtype, shape and strides of another, and no memory.
+
+    Nothing may read or write its values, which have an address that no process has.
+    """
+    stand_in = torch.empty_strided(tensor.shape, (0,) * tensor.dim(), dtype=tensor.dtype, device="cpu")
+    capsule = _export(stand_in)
+    start = _words[id(capsule) + _POINTER >> 3]
+    _words[start + _VALUES >> 3] = address
+    _words[start + _DEVICE >> 3] = _EXTENSION | index << 32
+    strides = _words[start + _STRIDES >> 3] >> 3
+    for dimension, stride in enumerate(tensor.stride()):
+        _words[strides + dimension] = stride
+    return _import(capsule)
+
+
+_NOWHERE = 1 << 51
+"""Addresses from here on are those of tensors without values."""
+
+
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and negative bits."""
+    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and negative bits.
+
+    Raises:
+        NoValueError: The tensor has no values.
+    """
+    if tensor.data_ptr() >= _NOWHERE:
+        raise NoValueError("a copy to the CPU")
     capsule = _export(tensor)
     _words[_words[id(capsule) + _POINTER >> 3] + _DEVICE >> 3] = _CPU
     return _import(capsule)

@@ -47,10 +47,12 @@ def resize(storage: Any, size: int) -> Any:
         return storage
     address_at, size_at = _layout()
     with torch.inference_mode(False), torch._C.DisableTorchFunction():
-        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-        ctypes.memmove(memory.data_ptr(), storage.data_ptr(), min(size, before))
-        old = allocator.take_memory(storage, _device(storage).index, memory)
-        field(storage._cdata, address_at).value = memory.data_ptr()
+        has_values = not allocator.has_no_values(storage)
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu" if has_values else "meta")
+        if has_values:
+            ctypes.memmove(memory.data_ptr(), storage.data_ptr(), min(size, before))
+        old, address = allocator.take_memory(storage, _device(storage).index, memory)
+        field(storage._cdata, address_at).value = address
         field(storage._cdata, size_at).value = size
         if old is not None:
             _free(old, before)

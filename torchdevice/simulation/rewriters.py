@@ -13,7 +13,7 @@ from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.fidelity import Fidelity
 from torchdevice.on_cpu.doubles import HostDouble
 from torchdevice.simulation import enforcement
-from torchdevice.simulation.allocator import meaning
+from torchdevice.simulation.allocator import has_no_values, meaning
 from torchdevice.simulation.fields import field, offset_of
 from torchdevice.torch_internals import require
 
@@ -24,9 +24,21 @@ _WORDS = 24
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """``Tensor.__repr__`` and ``__format__``, which compute in float64 and name the device."""
     with enforcement.lifted():  # the device may lack float64
-        text = func(*args, **kwargs)
+        text = _without_values(args[0]) if _has_no_values(args[0]) else func(*args, **kwargs)
     named = f"device='{context.shown_as}:"
     return text.replace(f"device='{enforcement.KIND}:", named) if context.shown_as is not None else text
+
+
+def _has_no_values(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return tensor.layout is torch.strided and not tensor.is_nested and has_no_values(tensor.untyped_storage())
+
+
+def _without_values(tensor: torch.Tensor) -> str:
+    """Return what stands for a tensor without values, as torch writes one of its meta device."""
+    with torch._C.DisableTorchFunction():
+        shown = {"device": f"'{tensor.device}'", "size": tuple(tensor.shape), "dtype": tensor.dtype}
+        return f"tensor(..., {', '.join(f'{name}={value}' for name, value in shown.items())})"
 
 
 def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -30,6 +30,7 @@ from torchdevice.simulation import (
     random,
     rewriters,
     stream_uses,
+    without_values,
 )
 from torchdevice.simulation.kernels import aliased, index_of
 from torchdevice.simulation.profiles import Profile
@@ -123,7 +124,7 @@ class SimulatedRuntime(Runtime):
         _thread.entries.add(entry)
         _settle_multithreading()
         options = entry.context.options
-        if self._refuses_anything() or options.races or options.asynchronous:
+        if self._refuses_anything() or options.races or options.asynchronous or options.compute:
             enforcement.watch(entry)
         if entry.context not in enforcement.recorders:
             _begin(entry.context)
@@ -246,6 +247,8 @@ class SimulatedRuntime(Runtime):
 def _begin(context: Context) -> None:
     """Follow the order of a context's work, as far as its options ask for that."""
     found: list[Any] = []
+    if context.options.compute == "meta":
+        found.append(without_values.WithoutValues())
     if context.options.asynchronous:
         found.append(in_flight.InFlight(context))
     if context.options.races:

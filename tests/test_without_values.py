@@ -1,0 +1,160 @@
+"""``simulate(compute="meta")``: shapes, memory and errors without values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.errors import NoValueError
+
+MIB = 1 << 20
+
+
+def step_of_gpt2(**options: Any) -> tuple[int, int]:
+    """Return the peak and the final memory of two training steps of a tiny GPT-2, in bytes."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=320, n_positions=64, n_embd=64, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    with torchdevice.simulate(**options):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.device("cuda"):
+            model = transformers.GPT2LMHeadModel(config)
+        optimizer = torch.optim.AdamW(model.parameters())
+        tokens = torch.arange(4 * 32, device="cuda").view(4, 32)
+        for _ in range(2):
+            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+
+
+def test_a_training_step_takes_the_memory_of_one_with_values() -> None:
+    assert step_of_gpt2(compute="meta") == step_of_gpt2()
+
+
+def peak_of_layers(memory: str) -> int:
+    """Return the peak of a training step of 64 GiB of parameters in GiB, as far as it gets."""
+    size = 1 << 16  # 16 GiB for each layer
+    with torchdevice.simulate(memory=memory, compute="meta"):
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            layers = [torch.nn.Linear(size, size, bias=False, device="cuda") for _ in range(4)]
+            optimizer = torch.optim.AdamW([layer.weight for layer in layers], foreach=False)
+            torch.nn.Sequential(*layers)(torch.zeros(1, size, device="cuda")).sum().backward()
+            optimizer.step()
+        except torch.cuda.OutOfMemoryError as error:
+            assert "Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 160.00 GiB" in str(error)
+        return torch.cuda.max_memory_allocated() >> 30
+
+
+def test_a_model_larger_than_this_machine() -> None:
+    """Weights, gradients and the two states of AdamW, with what the optimizer needs; and where they do not fit."""
+    assert peak_of_layers("320GiB") in range(4 * 64, 4 * 64 + 50)
+    assert 128 <= peak_of_layers("160GiB") <= 160
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda x: x.sum().item(),
+    "float": lambda x: float(x[0, 0]),
+    "if": lambda x: bool(x.sum() > 0),
+    "cpu": lambda x: x.cpu(),
+    "to": lambda x: x.to("cpu", non_blocking=True),
+    "tolist": lambda x: x.tolist(),
+    "copy to the CPU": lambda x: torch.empty(4, 4).copy_(x),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "unique": lambda x: x.unique(),
+    "equal": lambda x: torch.equal(x, x + 1),
+    "allclose": lambda x: torch.allclose(x, x + 1),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_values_is_refused(name: str) -> None:
+    with torchdevice.simulate(compute="meta"):
+        x = torch.ones(4, 4, device="cuda")
+        with pytest.raises(NoValueError, match=r"needs the values of a tensor.*leave out compute\.") as caught:
+            REFUSED[name](x)
+        assert caught.value.operator.startswith("aten::")
+
+
+def test_files_and_other_scopes_get_no_values(tmp_path: Path) -> None:
+    with torchdevice.simulate(compute="meta"):
+        x = torch.ones(4, 4, device="cuda")
+        with pytest.raises(NoValueError):
+            torch.save(x, tmp_path / "x.pt")
+    with torchdevice.simulate(), pytest.raises(NoValueError, match="a kernel of the CPU"):
+        x.add(1)
+    with pytest.raises(NoValueError):
+        x.add(1)
+    assert x.shape == (4, 4) and x.t().shape == (4, 4)
+
+
+def test_numbers_of_tokens_keep_their_values() -> None:
+    with torchdevice.simulate(compute="meta"):
+        tokens = torch.tensor([[3, 4, 0, 0]]).to("cuda")
+        mask = tokens != 0
+        assert mask.sum().item() == 2 and mask.any() and tokens[mask].tolist() == [3, 4]
+        assert torch.nonzero(mask).cpu().shape == (2, 2) and repr(tokens).startswith("tensor([[3, 4, 0, 0]]")
+        tokens[0, 1:] = torch.rand(3, device="cuda").argsort()
+        with pytest.raises(NoValueError):
+            tokens.tolist()
+        assert tokens.shape == (1, 4) and repr(tokens) == "tensor(..., device='cuda:0', size=(1, 4), dtype=torch.int64)"
+
+
+def test_shapes_views_and_errors_are_those_of_values() -> None:
+    with torchdevice.simulate(compute="meta", count=2):
+        x = torch.randn(6, 8, device="cuda", requires_grad=True)
+        y = torch.nn.functional.scaled_dot_product_attention(*[x.view(1, 2, 6, 4)] * 3, is_causal=True)
+        y.sum().backward()
+        assert x.grad is not None and x.grad.shape == (6, 8) and x.grad.device == torch.device("cuda", 0)
+        before = torch.cuda.memory_allocated()
+        views = [x.detach().t()[1:], x.detach()[:, ::2], x.detach().expand(3, 6, 8)]
+        assert torch.cuda.memory_allocated() == before and views[1].stride() == (8, 2)
+        assert views[0].contiguous().stride() == (6, 1)
+        with pytest.raises(RuntimeError, match=r"must have same reduction dim|shapes cannot be multiplied"):
+            x @ x
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            x + torch.ones(8)
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            x + torch.ones(8, device="cuda:1")
+        assert x.to("cuda:1").device.index == 1 and (x + torch.tensor(2.0)).shape == (6, 8)
+        out = torch.empty(0, device="cuda")
+        assert torch.add(x.detach(), 1, out=out) is out and out.shape == (6, 8)
+        assert out.resize_(20, 20).shape == (20, 20) and out.untyped_storage().nbytes() == 1600
+        out.untyped_storage().resize_(0)
+        assert out.untyped_storage().nbytes() == 0
+
+
+def test_memory_comes_back() -> None:
+    with torchdevice.simulate(compute="meta"):
+        before = torch.cuda.memory_allocated()
+        x = torch.empty(1 << 30, device="cuda")
+        assert torch.cuda.memory_allocated() == before + (4 << 30)
+        x.untyped_storage().resize_(1 << 20)
+        assert torch.cuda.memory_allocated() == before + MIB
+        del x
+        assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "cpu", "compute": "meta"}, "compute='meta' is about simulated devices"),
+        ({"target": "simulated:cuda", "compute": "fake"}, "compute='fake' is not known. Use 'meta', or leave"),
+        ({"target": "simulated:cuda", "compute": "meta", "asynchronous": True}, "asynchronous=True is about values"),
+        ({"target": "simulated:cuda", "compute": "meta", "verify": True}, "verify=True is about values"),
+    ],
+)
+def test_options_that_contradict_it(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)), torchdevice.portable(**options):
+        pass
