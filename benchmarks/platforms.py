@@ -1,81 +1,102 @@
 """On which Pythons and builds of torch the package works: ``python -m benchmarks.platforms PYTHON...``.
 
 Each PYTHON is an interpreter in whose environment torch and the tests' dependencies are installed. ``--make FOLDER``
-makes such environments first, one for each pair of ``--python`` and ``--torch``. A small part of the suite runs in
-each, against this checkout, or with ``--whole`` all of it, and the table says how it went.
+makes such environments first, by default one for each supported Python and each release of torch. A small part of the
+suite runs in each, against this checkout, or with ``--whole`` all of it, and the table says how it went.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import itertools
+import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.progress import track
+from torchdevice.cli.progress import track
 
 ROOT = Path(__file__).parent.parent
 
 PAGE = ROOT / "docs" / "platforms.md"
 
+FIGURES = ROOT / "benchmarks" / "platforms.json"
+"""The latest run in each environment with each engine, of which the page is made."""
+
 TESTS = ("tests/test_scope.py", "tests/test_torch_cuda.py", "tests/test_amp.py", "tests/test_data.py")
 """The part of the suite: scopes, ``torch.cuda``, mixed precision, loading of files and data."""
 
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+ENVIRONMENTS = ("3.10:2.10.0", "3.11:2.11.0", "3.12:2.12.0", "3.11:2.13.0", "3.13:2.14.1", "3.14:2.15.0")
+"""Every supported Python and every release of torch, the oldest with the oldest and the newest with the newest."""
 
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 HEADER = """# Where it has run
 
-Written by `python -m benchmarks.platforms --write PYTHON...`, which runs a part of the suite with each interpreter, or
-with `--whole` all of it: here {tests}. To make the environments first, for every Python on the path and every torch:
+Written by `python -m benchmarks.platforms --write PYTHON...`, which runs a part of the suite with each interpreter:
+{tests}. With `--whole` it runs all of it, with `--engine mode wrap` on both engines. A run replaces the row of the same
+environment and engine. One command makes an environment for every supported Python and every release of torch, and
+runs the suite in each:
 
 ```sh
-python -m benchmarks.platforms --make build/platforms --python 3.10 3.11 3.12 3.13 3.14 --torch 2.10.0 2.13.0
+python -m benchmarks.platforms --make build/platforms --whole --write
 ```
 
-On {date}, on {machine}:
+The Pythons must be on the path. `--environments 3.12:2.12.0` chooses; `--index https://pypi.org/simple` takes torch's
+CUDA builds instead of its CPU builds. The runs below were on {machine}.
+The seconds depend on what else the machine did.
 
 """
 
 FOOTER = """
-`.ci/run` runs the whole suite, on both engines, with torch 2.13.0+cpu. Nothing has run on Apple MPS, on Intel XPU, on a
-real CUDA device, on macOS or on Windows. The runtimes for such devices are tested against torch's signatures, with
-recorded calls.
+`.ci/run` runs the whole suite, on both engines, with torch 2.13.0+cpu. {missing}
+Nothing has run on Apple MPS, on Intel XPU, on a real CUDA device, on macOS or on Windows. The runtimes for such devices
+are tested against torch's signatures, with recorded calls.
 """
 
 
 class Row(NamedTuple):
-    """How the tests went in one environment."""
+    """How the tests went in one environment, on one engine."""
 
     python: str
     torch: str
-    passed: int
-    failed: tuple[str, ...]
-    skipped: int
-    seconds: float
+    engine: str = ""
+    ran: str = "nothing"
+    date: str = ""
+    passed: int = 0
+    failed: Sequence[str] = ()
+    skipped: Mapping[str, int] = {}
+    """How many tests were left out, by reason."""
+    seconds: float = 0.0
 
 
-def run(interpreter: str, tests: Sequence[str] = TESTS) -> Row:
-    """Run tests with an interpreter; their files and flags of pytest."""
+def run(interpreter: str, tests: Sequence[str], engine: str, ran: str) -> Row:
+    """Run tests with an interpreter, in this checkout.
+
+    Args:
+        interpreter: The interpreter of an environment.
+        tests: Files of tests and flags of pytest.
+        engine: The engine of scopes that name none.
+        ran: What the tests are of the suite: "the whole" or "a part".
+    """
     versions = "import platform, torch; print(platform.python_version(), torch.__version__)"
     try:
         found = subprocess.run([interpreter, "-c", versions], capture_output=True, text=True, check=True)
     except OSError as error:
-        return Row(interpreter, f"cannot be started: {error.strerror}", 0, (), 0, 0.0)
+        return Row(interpreter, f"cannot be started: {error.strerror}")
     except subprocess.CalledProcessError as error:
-        return Row(interpreter, f"cannot be imported: {error.stderr.splitlines()[-1]}", 0, (), 0, 0.0)
+        return Row(interpreter, f"cannot be imported: {error.stderr.splitlines()[-1]}")
     python, torch = found.stdout.split()
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.xml")
-        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", *tests]
+        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", "--engine", engine, *tests]
         subprocess.run(
             [interpreter, *words],
             cwd=ROOT,
@@ -84,44 +105,119 @@ def run(interpreter: str, tests: Sequence[str] = TESTS) -> Row:
             check=False,
         )
         if not results.exists():
-            return Row(python, f"{torch}: pytest did not run", 0, (), 0, 0.0)
+            return Row(python, f"{torch}: pytest did not run")
         (suite,) = ElementTree.parse(results).getroot().iter("testsuite")
-    failed = tuple(case.attrib["name"] for case in suite if {"failure", "error"} & {part.tag for part in case})
-    ran, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
-    return Row(python, torch, ran - len(failed) - skipped, failed, skipped, float(suite.attrib["time"]))
+    return Row(python, torch, engine, ran, datetime.date.today().isoformat(), *_counted(suite))
 
 
-def make(folder: Path, pythons: Iterable[str], torches: Iterable[str]) -> list[str]:
+def _counted(suite: ElementTree.Element) -> tuple[int, list[str], dict[str, int], float]:
+    """Return how many passed, the names of those that failed, the reasons of those left out, and the seconds."""
+    failed = [case.attrib["name"] for case in suite if {"failure", "error"} & {part.tag for part in case}]
+    skipped = dict(Counter(part.attrib["message"] for part in suite.iter("skipped")))
+    passed = int(suite.attrib["tests"]) - len(failed) - int(suite.attrib["skipped"])
+    return passed, failed, skipped, float(suite.attrib["time"])
+
+
+def make(folder: Path, environments: Iterable[str], index: str = CPU_INDEX) -> list[str]:
     """Make an environment for each pair of a Python and a torch, and return their interpreters.
 
-    A Python that is not on the path, and a pair for which torch has no build, are said on stderr and left out.
+    What cannot be made is said on stderr and left out: a Python that is not on the path, a torch that has no build
+    for it, and each dependency of the tests that cannot be installed there. The tests that need one are skipped.
+
+    Args:
+        folder: Where the environments are made, each in a folder of its own.
+        environments: Pairs such as "3.12:2.13.0".
+        index: The package index from which torch is installed.
     """
     made = []
-    for python, torch in itertools.product(pythons, torches):
+    for pair in environments:
+        python, torch = pair.split(":")
         place = folder / f"python{python}-torch{torch}"
-        interpreter = place / "bin" / "python"
+        install = [str(place / "bin" / "python"), "-m", "pip", "install", "-q"]
         steps = [
             [f"python{python}", "-m", "venv", str(place)],
-            [str(interpreter), "-m", "pip", "install", "-q", f"torch=={torch}", "--index-url", CPU_INDEX],
-            [str(interpreter), "-m", "pip", "install", "-q", f"{ROOT}[test]"],
+            [*install, f"torch=={torch}", "--index-url", index],
+            [*install, "-e", str(ROOT)],
         ]
         try:
             for step in track(steps, f"Python {python}, torch {torch}"):
                 subprocess.run(step, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"left out: Python {python} with torch {torch}: {error}", file=sys.stderr)
-        else:
-            made.append(str(interpreter))
+            continue
+        _install_tests_needs(install, pair)
+        made.append(install[0])
     return made
 
 
+REQUIREMENTS = """
+import importlib.metadata
+for line in importlib.metadata.requires("torchdevice-portable"):
+    requirement, _, marker = line.partition(";")
+    if ("test" in marker or "hf" in marker) and not requirement.startswith("torchdevice"):
+        print(requirement.strip())
+"""
+
+
+def _install_tests_needs(install: Sequence[str], pair: str) -> None:
+    """Install the ``[test]`` extra; where that fails, each of its requirements that can be installed."""
+    if subprocess.run([*install, "-e", f"{ROOT}[test]"], check=False).returncode == 0:
+        return
+    listed = subprocess.run([install[0], "-c", REQUIREMENTS], capture_output=True, text=True, check=True).stdout
+    for requirement in track(listed.splitlines(), pair):
+        if subprocess.run([*install, requirement], check=False).returncode:
+            print(f"left out: {requirement} in {pair}, and the tests that need it", file=sys.stderr)
+
+
 def table(rows: Iterable[Row]) -> str:
-    """Return the rows as a Markdown table, with the names of the tests that failed."""
-    lines = ["| Python | torch | passed | failed | skipped | seconds |", "|---|---|---|---|---|---|"]
+    """Return the rows as a Markdown table, with the names of the tests that failed, and why others were left out."""
+    lines = [
+        "| Python | torch | engine | ran | on | passed | failed | left out | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    reasons: dict[str, int] = {}
     for row in rows:
         failed = " ".join([str(len(row.failed)), *(f"`{name}`" for name in row.failed[:5])])
-        lines.append(f"| {row.python} | {row.torch} | {row.passed} | {failed} | {row.skipped} | {row.seconds:.0f} |")
-    return "\n".join(lines) + "\n"
+        notes = [f"[{reasons.setdefault(reason, len(reasons) + 1)}]" for reason in row.skipped]
+        left_out = " ".join([str(sum(row.skipped.values())), *notes])
+        cells = (*row[:5], row.passed, failed, left_out, f"{row.seconds:.0f}")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    notes = [f"{number}. {reason}" for reason, number in reasons.items()]
+    return "\n".join([*lines, *(["", "Why tests were left out:", "", *notes] if notes else [])]) + "\n"
+
+
+def record(rows: Iterable[Row]) -> list[Row]:
+    """Replace the recorded runs of the same environments and engines, and return all that are recorded then.
+
+    An environment in which nothing ran is not recorded.
+    """
+    known = [Row(**row) for row in json.loads(FIGURES.read_text())] if FIGURES.exists() else []
+    latest = {row[:3]: row for row in [*known, *(row for row in rows if row.engine)]}
+    kept = [latest[key] for key in sorted(latest, key=lambda key: [_numbers(key[0]), _numbers(key[1]), key[2]])]
+    FIGURES.write_text("[\n" + ",\n".join(json.dumps(row._asdict()) for row in kept) + "\n]\n")
+    return kept
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, without a suffix such as "+cpu"."""
+    return tuple(int(part) for part in version.partition("+")[0].split("."))
+
+
+def write(rows: Iterable[Row]) -> None:
+    """Record the rows, and write the page of all that are recorded."""
+    machine = f"{platform.system()} {platform.machine()}, with {os.cpu_count()} processors and no accelerator"
+    header = HEADER.format(tests=", ".join(f"`{Path(test).name}`" for test in TESTS), machine=machine)
+    recorded = record(rows)
+    PAGE.write_text(header + table(recorded) + FOOTER.format(missing=_missing(recorded)))
+
+
+def _missing(rows: Sequence[Row]) -> str:
+    """Return a sentence that names the supported Pythons and releases of torch in which nothing ran, if there are."""
+    pairs = [pair.split(":") for pair in ENVIRONMENTS]
+    ran = [(_numbers(row.python), _numbers(row.torch)) for row in rows]
+    pythons = [f"Python {name}" for name, _ in pairs if all(found[:2] != _numbers(name) for found, _ in ran)]
+    torches = [f"torch {name}" for _, name in pairs if all(found[:2] != _numbers(name)[:2] for _, found in ran)]
+    return f"Nothing has run on {' or '.join([*pythons, *torches])} yet." if pythons or torches else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,20 +227,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("interpreters", nargs="*", metavar="PYTHON", help="interpreters of environments that are there")
     parser.add_argument("--make", type=Path, metavar="FOLDER", help="make environments in a folder first")
-    parser.add_argument("--python", nargs="+", default=["3.10", "3.11", "3.12", "3.13", "3.14"], metavar="X.Y")
-    parser.add_argument("--torch", nargs="+", default=["2.10.0", "2.13.0"], metavar="X.Y.Z")
-    parser.add_argument("--write", action="store_true", help="also write docs/platforms.md")
+    parser.add_argument("--environments", nargs="+", default=ENVIRONMENTS, metavar="PYTHON:TORCH", help="what to make")
+    parser.add_argument("--index", default=CPU_INDEX, metavar="URL", help="the package index of torch")
+    parser.add_argument("--engine", nargs="+", default=["mode"], choices=["mode", "wrap"], help="engines to run on")
+    parser.add_argument("--write", action="store_true", help="also record the runs and write docs/platforms.md")
     parser.add_argument("--whole", action="store_true", help="run the whole suite, which takes ten minutes each")
+    parser.add_argument("--workers", default="auto", metavar="N", help="how many processes run the whole suite")
     options = parser.parse_args(argv)
-    tests = ("-n", "auto") if options.whole else TESTS
-    made = make(options.make, options.python, options.torch) if options.make else []
-    rows = [run(interpreter, tests) for interpreter in track([*options.interpreters, *made], "environments")]
+    tests, ran = (("-n", options.workers), "the whole") if options.whole else (TESTS, "a part")
+    made = make(options.make, options.environments, options.index) if options.make else []
+    runs = [(interpreter, engine) for interpreter in [*options.interpreters, *made] for engine in options.engine]
+    rows = []
+    for interpreter, engine in track(runs, "environments"):
+        rows.append(run(interpreter, tests, engine, ran))
+        if options.write:  # after each run, because an interrupt must not lose an hour's work
+            write(rows)
     print(table(rows))
-    if options.write:
-        names = "all of it" if options.whole else ", ".join(f"`{Path(test).name}`" for test in TESTS)
-        machine = f"{platform.system()} {platform.machine()}, with {os.cpu_count()} processors and no accelerator"
-        header = HEADER.format(tests=names, date=datetime.date.today().isoformat(), machine=machine)
-        PAGE.write_text(header + table(rows) + FOOTER)
     return int(not rows or any(row.failed or not row.passed for row in rows))
 
 

@@ -31,6 +31,33 @@ torch.set_num_threads(1)
 
 TARGETS = ("cpu", "simulated:cuda")
 
+REHEARSED = "mps-on-simulated"
+"""The target on which a sample of the tests of :data:`REHEARSING` runs too: the runtime of MPS, on a simulated Mac."""
+
+REHEARSING = frozenset(
+    f"test_{name}"
+    for name in (
+        "amp",
+        "autograd",
+        "batch_norm",
+        "breakages",
+        "check",
+        "commands",
+        "compile",
+        "cpp_extension",
+        "data",
+        "device_arguments",
+        "errors",
+        "memory",
+        "scope",
+        "streams",
+        "torch_cuda",
+    )
+)
+
+REHEARSALS = 40
+"""How many of them a sample has."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let scopes of the tests, and of processes that they start, use the chosen engine."""
@@ -50,9 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="sample",
         help="run a seeded sample of the large sweeps (the default) or all of them",
     )
-    parser.addoption(
-        "--targets", default=",".join(TARGETS), help="devices on which the contract tests run, separated by commas"
-    )
+    parser.addoption("--targets", default=None, help="devices on which the contract tests run, separated by commas")
     engines = ("mode", "wrap", "auto")
     parser.addoption("--engine", choices=engines, default="mode", help="the engine of scopes that name none")
     parser.addoption(
@@ -80,7 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--sweep") == "full":
         return
     seed = config.getoption("--sweep-seed")
-    kept = sweeping.sample(sweeping.on_one_target(items, seed) if config.getoption("--one-target") else items, seed)
+    fewer = items if config.getoption("--targets") else sweeping.few_of("target", REHEARSED, items, seed, REHEARSALS)
+    kept = sweeping.sample(sweeping.on_one_target(fewer, seed) if config.getoption("--one-target") else fewer, seed)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 
@@ -143,7 +169,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test that takes ``target`` on every target of ``--targets``."""
     chosen = any("target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "target" in metafunc.fixturenames and not chosen:
-        metafunc.parametrize("target", metafunc.config.getoption("--targets").split(","), scope="session")
+        given = metafunc.config.getoption("--targets")
+        rehearsed = (REHEARSED,) if metafunc.module.__name__ in REHEARSING else ()
+        metafunc.parametrize("target", given.split(",") if given else (*TARGETS, *rehearsed), scope="session")
 
 
 @pytest.fixture
@@ -163,7 +191,13 @@ def cuda(chosen: str) -> Iterator[torchdevice.Scope]:
 @pytest.fixture
 def kind(target: str) -> str:
     """The device type of the target's tensors."""
-    return target.partition(":")[0]
+    return re.split("[:-]", target)[0]
+
+
+@pytest.fixture
+def float64(kind: str) -> torch.dtype:
+    """The dtype in which the target holds what a program asks for in float64."""
+    return torch.float32 if kind == "mps" else torch.float64
 
 
 @contextlib.contextmanager

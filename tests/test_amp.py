@@ -143,7 +143,7 @@ class TestAutocast:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, None])
     @pytest.mark.parametrize("how", ["eager", "compiled by eager", "compiled by aot_eager"])
     def test_any_dtype_is_taken_without_a_warning(
-        self, float16: torch.dtype, bfloat16: torch.dtype, dtype: Any, how: str
+        self, float16: torch.dtype, bfloat16: torch.dtype, float64: torch.dtype, dtype: Any, how: str
     ) -> None:
         """CUDA casts to whatever it is told: also half precision to float32."""
         torch._dynamo.reset()  # it compiles the code of one function a few times only
@@ -157,7 +157,8 @@ class TestAutocast:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = function(x, y)
-        expected = {None: float16, torch.float16: float16, torch.bfloat16: bfloat16}.get(dtype, dtype)
+        held = {None: float16, torch.float16: float16, torch.bfloat16: bfloat16, torch.float64: float64}
+        expected = held.get(dtype, dtype)
         assert found.dtype is expected and found.tolist() == [[2.0] * 2] * 2
 
     @pytest.mark.parametrize("reentrant", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import json
 import platform
@@ -28,6 +29,7 @@ def test_a_case_as_a_table_and_as_json(tmp_path: Path) -> None:
     assert all(lower <= median <= upper and lower > 0 for median, lower, upper in timings.values())
 
 
+@pytest.mark.sampled(3, of="measurements")
 def test_moves_against_a_bare_to(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     arguments = ("--transfers", "--rounds", "3", "--only", "4 elements", "--json", str(figures))
@@ -37,6 +39,7 @@ def test_moves_against_a_bare_to(tmp_path: Path) -> None:
     assert len(found) == 6 and all(set(timings) == {"x.to(device)", "ToDevice"} for timings in found.values())
 
 
+@pytest.mark.sampled(3, of="measurements")
 def test_half_precision_against_float32(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     ran = run_python(
@@ -48,6 +51,7 @@ def test_half_precision_against_float32(tmp_path: Path) -> None:
     assert set(timings) == dtypes | {f"{name}, products by torch" for name in dtypes - {"float32"}}
 
 
+@pytest.mark.sampled(3, of="measurements")
 def test_what_verify_costs(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     ran = run_python(
@@ -59,6 +63,7 @@ def test_what_verify_costs(tmp_path: Path) -> None:
     assert timings.keys() == conditions
 
 
+@pytest.mark.sampled(3, of="measurements")
 def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
     plot, figures = tmp_path / "growth.svg", tmp_path / "figures.json"
     arguments = ("--growth", "--most", "2", "--plot", str(plot), "--json", str(figures))
@@ -70,6 +75,7 @@ def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
     assert all(microseconds > 0 for curve in found.values() for microseconds, _, _ in curve.values())
 
 
+@pytest.mark.sampled(3, of="measurements")
 def test_a_soak_is_watched_and_drawn(tmp_path: Path) -> None:
     plot, figures = tmp_path / "soak.svg", tmp_path / "figures.json"
     arguments = ("--soak", "--minutes", "0.001", "--plot", str(plot), "--json", str(figures))
@@ -94,6 +100,7 @@ def test_instructions_are_counted_where_valgrind_is() -> None:
 SLOW_ADD = "import torch\nadd = torch.add\ntorch.add = lambda *x: [add(*x) for _ in range(20)][0]\nprint('hello')\n"
 
 
+@pytest.mark.sampled(3, of="measurements")
 def test_peers_against_a_program_edited_by_hand(tmp_path: Path) -> None:
     for name, text in (("mpsify", SLOW_ADD), ("torchada", "raise ImportError('no GPU of ours')\n")):
         (tmp_path / f"{name}.py").write_text(text)
@@ -119,37 +126,81 @@ from pathlib import Path
 from benchmarks import platforms
 
 platforms.ROOT, platforms.TESTS = Path(sys.argv[1]), ("test_it.py",)
-sys.exit(platforms.main([sys.executable, "/nowhere/python", "--make", sys.argv[1], "--python", "0.1", "--torch", "9"]))
+platforms.PAGE, platforms.FIGURES = Path(sys.argv[1], "page.md"), Path(sys.argv[1], "figures.json")
+made = ["--make", sys.argv[1], "--environments", "0.1:9"]
+sys.exit(platforms.main([sys.executable, "/nowhere/python", *made, *sys.argv[2:]]))
 """
 
 
+@pytest.mark.sampled(3, of="measurements")
 def test_platforms_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--engine')\n")
     (tmp_path / "test_it.py").write_text(
-        "import pytest\ndef test_good(): ...\ndef test_bad(): assert 0\ndef test_left(): pytest.skip('x')\n"
+        "import pytest\ndef test_good(): ...\ndef test_bad(): assert 0\ndef test_left(): pytest.skip('x is absent')\n"
     )
-    ran = run_python("-c", PLATFORMS, str(tmp_path), cwd=ROOT)
-    good, absent = ran.stdout.splitlines()[2:4]
-    version = f"| {platform.python_version()} | {torch.__version__} | 1 | 1 `test_bad` | 1 |"
-    assert ran.returncode == 1 and good.startswith(version), ran.stdout + ran.stderr
-    assert absent.startswith("| /nowhere/python | cannot be started: No such file or directory | 0 | 0 |")
+    ran = run_python("-c", PLATFORMS, str(tmp_path), "--write", "--engine", "mode", "wrap", cwd=ROOT)
+    lines = ran.stdout.splitlines()
+    version, day = f"| {platform.python_version()} | {torch.__version__} |", datetime.date.today().isoformat()
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    for line, engine in zip(lines[2:4], ("mode", "wrap"), strict=True):
+        assert line.startswith(f"{version} {engine} | a part | {day} | 1 | 1 `test_bad` | 1 [1] |"), line
+    assert lines[4].startswith("| /nowhere/python | cannot be started: No such file or directory |  | nothing |  | 0 |")
+    assert "1. x is absent" in lines
     assert "left out: Python 0.1 with torch 9" in ran.stderr
+    page = (tmp_path / "page.md").read_text()
+    assert all(line in page for line in lines[2:4]) and "nowhere" not in page
 
 
-TRACK = """
-import io
-from rich.console import Console
-from benchmarks.progress import track
+def test_a_run_replaces_that_of_the_same_environment_and_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    platforms = importlib.import_module("benchmarks.platforms")
+    monkeypatch.setattr(platforms, "FIGURES", tmp_path / "figures.json")
+    rows = [
+        platforms.Row(python, torch, engine, "a part", "2026-01-01", 5, ["test_it"], {"no x": 2}, 1.5)
+        for python, torch in (("3.9.7", "2.10.0+cpu"), ("3.10.1", "2.9.1"), ("3.10.1", "2.10.0+cpu"))
+        for engine in ("mode", "wrap")
+    ]
+    assert platforms.record(rows[::-1]) == rows
+    later = rows[3]._replace(ran="the whole", passed=9)
+    assert platforms.record([later, platforms.Row("/python", "cannot be started")]) == [*rows[:3], later, *rows[4:]]
 
-terminal = io.StringIO()
-for item in track([1, 2], "items", Console(file=terminal, force_terminal=True)):
-    print(item)
-assert "items" in terminal.getvalue()
-"""
+
+def test_supported_releases_in_which_nothing_ran_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    platforms = importlib.import_module("benchmarks.platforms")
+    monkeypatch.setattr(platforms, "ENVIRONMENTS", ("3.10:2.10.0", "3.13:2.14.1", "3.14:2.15.0"))
+    rows = [platforms.Row("3.10.13", "2.10.0+cu128"), platforms.Row("3.13.0", "2.15.0+cpu")]
+    assert platforms._missing(rows) == "Nothing has run on Python 3.14 or torch 2.14.1 yet."
+    assert platforms._missing([*rows, platforms.Row("3.14.1", "2.14.0")]) == ""
 
 
-def test_a_bar_leaves_stdout_alone() -> None:
-    ran = run_python("-c", TRACK, cwd=ROOT)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n2\n", "")
+def test_what_cannot_be_installed_for_the_tests_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The other requirements are installed: a Python for which one has no wheel yet runs all other tests."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    platforms = importlib.import_module("benchmarks.platforms")
+    pip = tmp_path / "pip"
+    pip.write_text(
+        "#!/usr/bin/env python3\nimport sys\n"
+        "if sys.argv[1] == '-c': print('absent>=1\\nhypothesis>=6')\n"
+        "else: print('asked', sys.argv[-1]); sys.exit('[test]' in sys.argv[-1] or 'absent' in sys.argv[-1])\n"
+    )
+    pip.chmod(0o755)
+    platforms._install_tests_needs([str(pip), "install"], "3.14:2.15.0")
+    said = capfd.readouterr()
+    assert said.err == "left out: absent>=1 in 3.14:2.15.0, and the tests that need it\n"
+    assert said.out.splitlines()[1:] == ["asked absent>=1", "asked hypothesis>=6"]
+
+
+def test_the_page_of_platforms_is_that_of_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    platforms = importlib.import_module("benchmarks.platforms")
+    rows = [platforms.Row(**row) for row in json.loads(platforms.FIGURES.read_text())]
+    page = platforms.PAGE.read_text()
+    assert platforms.table(rows) in page and platforms._missing(rows) in page
 
 
 FORETOLD = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import free_port, run_command
+
+from torchdevice.cli import main, ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -33,7 +36,7 @@ def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["nccl", "mesh"])  # a mesh begins the group for CPU tensors too
 def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     done = torchrun(target, PROGRAMS / "collectives.py", backend)
@@ -41,7 +44,7 @@ def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     assert done.stdout.count("24 cases") == 2, done.stdout
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="training in ranks")
 @pytest.mark.parametrize(
     "name", ["test_ops", "test_script", "test_sync", "test_ddp_comm_hook", "test_distributed_data_loop"]
 )
@@ -58,7 +61,7 @@ def test_accelerates_own_tests(target: str, name: str) -> None:
     assert_succeeded(done)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="training in ranks")
 @pytest.mark.parametrize(
     "cases",
     [
@@ -74,7 +77,7 @@ def test_a_model_trained_in_parallel_has_the_losses_of_one_process(target: str, 
     assert_done(torchrun(target, PROGRAMS / "parallel_models.py", *cases), cases)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="training in ranks")
 def test_batch_norm_is_synchronized(target: str) -> None:
     whole = "synchronized_batch_norm"
     cases = [whole, f"{whole}_of_unequal_parts", f"{whole}_in_a_group_of_one"]
@@ -84,6 +87,49 @@ def test_batch_norm_is_synchronized(target: str) -> None:
 def assert_done(done: subprocess.CompletedProcess[str], cases: list[str]) -> None:
     assert_succeeded(done)
     assert all(f"rank {rank}: {case} done" in done.stdout for rank in (0, 1) for case in cases), done.stdout
+
+
+LAUNCHED = {
+    "trainer": ["torchrun", "--standalone", "--nproc-per-node={ranks}", "hf_trainer.py"],
+    "accelerate": ["accelerate", "launch", "--multi_gpu", "--num_processes={ranks}", "hf_accelerate.py"],
+    "lightning": ["lightning_trainer.py"],
+    "lightning with fsdp": ["lightning_trainer.py"],
+}
+"""Scripts in the manner of each library, as its users start them with several ranks."""
+
+
+def losses_in_ranks(folder: Path, library: str, target: str, ranks: int) -> list[list[float]]:
+    """Run the script of a library with a number of ranks, and return the losses that each rank wrote."""
+    *launcher, script = [word.format(ranks=ranks) for word in LAUNCHED[library]]
+    strategy = "fsdp" if library.endswith("fsdp") else "ddp" if ranks > 1 else "auto"
+    arguments = [str(folder), str(8 // ranks), *([str(ranks), strategy] if library.startswith("lightning") else [])]
+    devices = [f"{target}:{ranks}"] if target.startswith("simulated") else [target, "--devices", str(ranks)]
+    done = run_command(
+        "run", "--target", *devices, *(launcher if ranks > 1 else []), str(PROGRAMS / script), *arguments
+    )
+    assert_succeeded(done)
+    return [json.loads((folder / f"losses-{rank}").read_text()) for rank in range(ranks)]
+
+
+def assert_ranks_train_as_one(folder: Path, library: str, target: str, ranks: int) -> None:
+    (folder / "one").mkdir()
+    (expected,) = losses_in_ranks(folder / "one", library.partition(" ")[0], "cpu", 1)
+    for losses in losses_in_ranks(folder, library, target, ranks):
+        assert torch.allclose(torch.tensor(losses), torch.tensor(expected), atol=1e-5), (losses, expected)
+
+
+@pytest.mark.sampled(2, of="training in ranks")
+@pytest.mark.one_engine
+@pytest.mark.parametrize("library", LAUNCHED)
+def test_two_ranks_of_a_library_have_the_losses_of_one(target: str, library: str, tmp_path: Path) -> None:
+    assert_ranks_train_as_one(tmp_path, library, target, 2)
+
+
+@pytest.mark.sampled(0)
+@pytest.mark.one_engine
+@pytest.mark.parametrize("library", LAUNCHED)
+def test_four_ranks_of_a_library_have_the_losses_of_one(target: str, library: str, tmp_path: Path) -> None:
+    assert_ranks_train_as_one(tmp_path, library, target, 4)
 
 
 ON_ONE_DEVICE = """
@@ -122,7 +168,7 @@ def assert_losses(folder: Path) -> None:
     assert found[0] == found[1] and torch.allclose(torch.tensor(found[0]), losses_of_one_process(), atol=1e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="killed ranks")
 @pytest.mark.one_engine
 def test_a_killed_rank_goes_on_from_its_snapshot(target: str, tmp_path: Path) -> None:
     done = torchrun(target, PROGRAMS / "elastic.py", str(tmp_path), options=["--max-restarts=2"])
@@ -131,7 +177,7 @@ def test_a_killed_rank_goes_on_from_its_snapshot(target: str, tmp_path: Path) ->
     assert_losses(tmp_path)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="killed ranks")
 @pytest.mark.one_engine
 def test_a_killed_rank_of_two_agents_goes_on(target: str, tmp_path: Path) -> None:
     command = [
@@ -163,3 +209,70 @@ def losses_of_one_process() -> torch.Tensor:
         optimizer.step()
         losses.append(loss.item())
     return torch.tensor(losses)
+
+
+IN_RANKS = """
+import os, sys, torch, torch.distributed as dist
+
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank % torch.cuda.device_count())
+dist.init_process_group("nccl")
+total = torch.ones(1, device="cuda")
+dist.all_reduce(total)
+print(f"{rank} of {total.item():.0f}, {torch.cuda.device_count()} devices, {sys.argv[1:]}{chr(10)}", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+class TestRanks:
+    """``torchdevice run --ranks``."""
+
+    @pytest.mark.sampled(1)
+    @pytest.mark.one_engine
+    @pytest.mark.parametrize("named", ["script", "module"])
+    @pytest.mark.parametrize("devices", [None, "1"])
+    def test_a_program_runs_once_for_each_rank(
+        self, target: str, named: str, devices: str | None, tmp_path: Path
+    ) -> None:
+        (tmp_path / "program.py").write_text(IN_RANKS)
+        words = ["program.py"] if named == "script" else ["-m", "program"]
+        # Two ranks on one simulated device are refused, as on CUDA.
+        target = "simulated:mps" if devices and target.startswith("simulated") else target
+        flags = ["--target", target, "--ranks", "2", *(["--devices", devices] if devices else [])]
+        done = run_command("run", *flags, *words, "--epochs", "3", cwd=tmp_path)
+        count = devices or "2"
+        expected = [f"{rank} of 2, {count} devices, ['--epochs', '3']" for rank in (0, 1)]
+        assert sorted(done.stdout.splitlines()) == expected, done.stdout + done.stderr[-4000:]
+
+    @pytest.mark.parametrize("words", [["-c", "pass"], ["-"], ["torchrun", "train.py"], ["missing.py"]], ids=" ".join)
+    def test_what_the_launcher_cannot_start_is_refused(self, words: list[str], capsys: pytest.CaptureFixture) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main.main(["run", "--ranks", "2", *words])
+        assert ended.value.code == 2
+        assert f"--ranks cannot start {words[0]!r} in each rank." in capsys.readouterr().err
+
+    @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5"])
+    def test_a_number_of_ranks_that_is_none_is_refused(self, number: str, capsys: pytest.CaptureFixture) -> None:
+        with pytest.raises(SystemExit):
+            main.main(["run", f"--ranks={number}", "train.py"])
+        assert f"{number!r} is not a number of ranks" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("target", "devices", "given"),
+        [
+            ("cpu", None, 4),
+            ("simulated:cuda", None, 4),
+            ("simulated", None, 4),
+            ("simulated:cuda:2", None, None),
+            ("simulated:cuda", 8, 8),
+            (None, None, 4),
+        ],
+    )
+    def test_each_rank_has_a_device_where_nothing_says_otherwise(
+        self, target: str | None, devices: int | None, given: int | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("TORCHDEVICE_TARGET", raising=False)
+        monkeypatch.delenv("TORCHDEVICE_DEVICES", raising=False)
+        options = argparse.Namespace(target=target, devices=devices, ranks=4, rest=["-m", "train"])
+        assert ranks.launched(options)[-2:] == ["-m", "train"]
+        assert options.devices == given

@@ -245,6 +245,34 @@ class TestRefusedInsideAKernel:
         assert "max_pool3d" in entry.requested and entry.requested.endswith("in torch.float32")
         assert entry.fidelity is Fidelity.FELL_BACK and entry.site.file == __file__ and entry.bytes
 
+    @pytest.mark.parametrize("target", ["simulated:mps", "mps-on-simulated"])
+    @pytest.mark.parametrize("error", NOT_SUPPORTED, ids=str)
+    def test_a_refusal_in_backward(self, error: Exception, target: str) -> None:
+        """Autograd calls the operator from C++, below every torch function."""
+        x = matrix(1, 1, 4, 4, 4).requires_grad_()
+        torch.nn.functional.max_pool3d(x, 2).square().sum().backward()
+        with refusing("max_pool3d_with_indices_backward", error), torchdevice.portable(target) as scope:
+            there = matrix(1, 1, 4, 4, 4).cuda().requires_grad_()
+            torch.nn.functional.max_pool3d(there, 2).square().sum().backward()
+            assert there.grad is not None and there.grad.device == there.device
+            assert x.grad is not None and torch.equal(there.grad.cpu(), x.grad)
+        requested = [entry.requested for entry in scope.journal.degraded]
+        assert "aten::max_pool3d_with_indices_backward" in requested
+
+    @pytest.mark.parametrize("scope", [{"strict": True}, {"written_for": "mps"}], ids=str)
+    def test_in_backward_torchs_error_stays(self, scope: dict[str, Any]) -> None:
+        with refusing("elu_backward", NOT_SUPPORTED[0]), torchdevice.simulate("mps", **scope):
+            x = matrix().to(scope.get("written_for", "cuda")).requires_grad_()
+            with pytest.raises(RuntimeError, match="Conv3D is not supported on MPS"):
+                torch.nn.functional.elu(x).sum().backward()
+
+    def test_other_errors_of_backward_are_the_programs(self) -> None:
+        error = RuntimeError("The size of tensor a (2) must match the size of tensor b (3)")
+        with refusing("elu_backward", error), torchdevice.simulate("mps") as scope:
+            with pytest.raises(RuntimeError, match="The size of tensor a"):
+                torch.nn.functional.elu(matrix().cuda().requires_grad_()).sum().backward()
+        assert not scope.journal.degraded
+
     def test_what_the_call_writes_is_written(self, mps: torchdevice.Scope) -> None:
         mean, variance, x = torch.zeros(2), torch.ones(2), matrix(4, 2)
         there = mean.cuda(), variance.cuda()

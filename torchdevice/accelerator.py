@@ -85,11 +85,7 @@ for _name, _function in _FUNCTIONS.items():
 
 def _accelerator_index(context: Context, original: Any, device: Any, optional: bool = False) -> int:
     """``torch.accelerator._utils._get_device_index``, which refuses the devices that were rewritten to the target."""
-    if (
-        not context.runtime.is_torch_accelerator
-        and isinstance(device, torch.device)
-        and device.type == context.device_type
-    ):
+    if not context.runtime.is_torch_accelerator and isinstance(device, torch.device) and context.is_targets(device):
         return context.thread.device_index
     return original(device, optional)
 

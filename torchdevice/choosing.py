@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdevice import device_models, thread_state
+from torchdevice import collector, device_models, thread_state
 from torchdevice import options as _options
+from torchdevice.context import Context
+from torchdevice.devices.mps import MpsRuntime
 from torchdevice.devices.registry import registered, runtime
 from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
@@ -41,10 +43,15 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
         TargetUnavailableError: The target is a device type, but not available here.
         ValueError: An option contradicts the target.
     """
+    machine = machine_of(options)
     with thread_state.suspended():
         name = _name_of(options.target)
         simulated = device_models.TARGET.fullmatch(name) if name is not None else None
-        found = None if simulated else _best() if name is None else _named(options.target, name)
+        found = None
+        if machine is not None:
+            found, options = _on_machine(machine, options)
+        elif simulated is None:
+            found = _best() if name is None else _named(options.target, name)
         fitting = options.for_target(
             simulated=simulated is not None,
             shares_host_memory=found is not None and found.shares_host_memory,
@@ -54,6 +61,36 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
             found = _simulated(simulated[0], fitting)
         assert found is not None
         return found, fitting
+
+
+def machine_of(options: Options) -> Context | None:
+    """Return the context of the simulated Mac on which a scope with these options runs; None for this machine."""
+    name = _name_of(options.target)
+    if name == device_models.SIMULATED_MAC:
+        from torchdevice.simulation import mac
+
+        return mac.standing()
+    return simulated_machine() if name in (None, MpsRuntime.device_type) else None
+
+
+def simulated_machine() -> Context | None:
+    """Return the context of the simulated Mac that this thread is in, innermost first; None where it is in none."""
+    for entry in reversed(thread_state.state.entries):
+        context = entry.context
+        if context is not None and context.machine is not None:
+            return context.machine
+        if context is not None and context.runtime.location_tag == context.shown_as == MpsRuntime.device_type:
+            return context
+    return None
+
+
+def _on_machine(machine: Context, options: Options) -> tuple[Runtime, Options]:
+    """Return the runtime of MPS on a simulated Mac; for a program written for MPS, the simulated Mac itself."""
+    from torchdevice.simulation import mac
+
+    if options.written_for != MpsRuntime.device_type:
+        return mac.runtime_on(machine), options
+    return machine.runtime, dataclasses.replace(options, identity="program")
 
 
 def options_of_tests(given: Mapping[str, Any], **configured: Any) -> Options:
@@ -128,7 +165,8 @@ def _named(target: object, name: str) -> Runtime:
 
 def _simulated(target: str, options: Options) -> Runtime:
     # Imported only where a program simulates, because the import reads torch's table of operators, which takes time.
-    from torchdevice.simulation import runtime as simulated
+    with collector.paused():
+        from torchdevice.simulation import runtime as simulated
 
     profile, named = simulated_profile(target)
     count = named or options.devices or 1

@@ -80,7 +80,9 @@ class Context:
         join: Returns what another thread enters to join the context; the bool sends that thread to the CPU.
 
     Attributes:
-        device_type: The target's device type.
+        device_type: The target's device type, as torch itself reports it.
+        family: The device type whose names in torch are the target's own, such as ``torch.mps``.
+        machine: The context that answers for these names, on a machine that is simulated; None where torch itself does.
         is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
         unsupported_dtypes: Dtypes that the target cannot hold.
         keeps_doubles: Whether tensors in those dtypes are kept on the CPU.
@@ -88,7 +90,7 @@ class Context:
         fits_conversions: Whether conversions and moves of tensors must be fitted to the target.
         has_several_devices: Whether ``devices=`` shows the program several accelerators.
         product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
-        says_program: Whether tensors of the target say that they are on the program's accelerator.
+        shown_as: The device type that tensors of the target say they are on; None where it is torch's own for them.
         key: The target, every option and the number of devices as text, on which compiled code is guarded.
         supplied_values: Values of supplied names that do not change in this context, kept when they are first read.
         written_values: Values that the program has set in the place of supplied names.
@@ -113,8 +115,10 @@ class Context:
         self.runtime = runtime
         self.journal = journal
         self.device_type = runtime.device_type
-        self.is_native = runtime.device_type == options.written_for
-        self.says_program = options.identity == "program"
+        self.family = runtime.family
+        self.machine: Context | None = runtime.machine
+        self.is_native = runtime.family == options.written_for
+        self.shown_as = options.written_for if options.identity == "program" else runtime.shown_as
         self.unsupported_dtypes = runtime.unsupported_dtypes
         self.keeps_doubles = options.float64 not in ("float32", "error") and bool(runtime.unsupported_dtypes)
         self.lines_warned_of: set[tuple[str, int]] = set()
@@ -131,6 +135,7 @@ class Context:
         self.out_of_memory_observers: list[Callable[[int, int, int, int], None]] = []
         self.entries: set[object] = set()
         self.user: int | None = None
+        self.registered_memory: dict[int, int] = {}
         self._initialized = False
         self._join = join
         self._device_count: int | None = None
@@ -168,6 +173,7 @@ class Context:
         self.runtime.initialize()
         self.touch()
         self._initialized = True
+        self._device_count = self._count_devices()
 
     def touch(self) -> None:
         """Note that the program has called the accelerator's driver, after which a fork of the process cannot."""
@@ -190,12 +196,15 @@ class Context:
     def device_count(self) -> int:
         """How many accelerators the program sees.
 
-        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable is read
-        when the number is first asked for, because programs set it before they first use CUDA.
+        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable counts
+        until the program first uses the accelerator, as in CUDA, because programs set it before.
         """
-        if self._device_count is None:
-            self._device_count = self._count_devices()
-        return self._device_count
+        if self._device_count is not None:
+            return self._device_count
+        count = self._count_devices()
+        if self.is_initialized:
+            self._device_count = count
+        return count
 
     def count_devices_again(self) -> None:
         """Let the next read of ``device_count`` read ``CUDA_VISIBLE_DEVICES`` again."""
@@ -215,12 +224,19 @@ class Context:
 
     def is_targets(self, device: torch.device) -> bool:
         """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""
-        return device.type == self.device_type or (self.says_program and device.type == self.options.written_for)
+        return device.type in (self.device_type, self.shown_as)
 
     def program_device(self, index: int) -> torch.device:
         """Return the device that the program would spell for one of its ordinals."""
         with torch._C.DisableTorchFunction():
             return torch.device(self.options.written_for, index)
+
+    def shown(self, device: torch.device) -> torch.device:
+        """Return a device as tensors on it say it."""
+        if self.shown_as is None or device.type != self.device_type:
+            return device
+        with torch._C.DisableTorchFunction():
+            return torch.device(self.shown_as, device.index or 0)
 
     def redirect(self, value: Any, above: int = 2) -> torch.device | None:
         """Return the device to use for a device argument, or None if the argument needs no rewrite.
@@ -238,7 +254,8 @@ class Context:
         if known is None:
             return None
         device, requested, done = known
-        self.journal.record(requested, done, _EXACT, above=above)
+        if requested:
+            self.journal.record(requested, done, _EXACT, above=above)
         return device
 
     def _redirect_new(self, value: Any) -> torch.device | None:
@@ -246,17 +263,25 @@ class Context:
         if not self.runtime.torch_knows_current and self._is_target_without_index(value):
             return self.target
         spelling = parse(value)
-        if spelling is None or (spelling.accelerator == self.device_type and isinstance(value, (str, torch.device))):
-            self._remember(value, None)
-            return None
+        if spelling is None or (spelling.accelerator == self.family and isinstance(value, (str, torch.device))):
+            return self._redirect_own(value, spelling)
         folded = spelling.index is not None and spelling.index >= self.device_count
         if self.runtime.degraded_notice:
             warn_once(self.runtime.degraded_notice)
         forced = self.thread.forced_cpu
         device = torch.device("cpu") if forced else self.device(self.ordinal(spelling))
         if forced or not folded:  # folding is reported as such
-            self.journal.record(str(value), str(device), Fidelity.EXACT)
-            self._remember(value, (device, str(value), str(device)))
+            done = str(self.shown(device))
+            self.journal.record(str(value), done, Fidelity.EXACT)
+            self._remember(value, (device, str(value), done))
+        return device
+
+    def _redirect_own(self, value: Any, spelling: Spelling | None) -> torch.device | None:
+        """Return None, or for a spelling of the target's own name on a simulated machine its device there."""
+        device = None
+        if spelling is not None and self.family != self.device_type and not self.thread.forced_cpu:
+            device = self.device(self.thread.device_index if spelling.index is None else spelling.index)
+        self._remember(value, None if device is None else (device, "", ""))
         return device
 
     def _is_target_without_index(self, value: Any) -> bool:
@@ -284,7 +309,7 @@ class Context:
             return spelling.index
         if not self.accepts(spelling.index):
             raise invalid_ordinal(spelling.index, self.device_count)
-        self.report(str(spelling), str(self.device(0)), Fidelity.APPROXIMATE)
+        self.report(str(spelling), str(self.shown(self.device(0))), Fidelity.APPROXIMATE)
         return 0
 
     def accepts(self, index: int) -> bool:
@@ -313,12 +338,19 @@ class Context:
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return whether the program pinned this tensor, or a tensor of whose memory it is a view."""
-        if not (self._pinned.data or self._pinned_memory.data):
+        if not (self._pinned.data or self._pinned_memory.data or self.registered_memory):
             return False
         if tensor in self._pinned:
             return True
         has_memory = tensor.layout is torch.strided and not tensor.is_nested
-        return has_memory and tensor.untyped_storage() in self._pinned_memory
+        return has_memory and (tensor.untyped_storage() in self._pinned_memory or self._is_registered(tensor))
+
+    def _is_registered(self, tensor: torch.Tensor) -> bool:
+        """Return whether the program registered the tensor's memory with the CUDA runtime."""
+        if not self.registered_memory or not tensor.is_cpu:
+            return False
+        address = tensor.data_ptr()
+        return any(start <= address < start + size for start, size in self.registered_memory.items())
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 

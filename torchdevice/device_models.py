@@ -22,6 +22,9 @@ from typing import Any
 
 SIMULATED = "simulated"
 
+SIMULATED_MAC = "mps-on-simulated"
+"""The name as a target of MPS on a simulated Mac that no scope has made."""
+
 TARGET = re.compile(SIMULATED + r"(?::([a-z][a-z0-9]*|[^{}]+\.(?:toml|json)|\{.*\}))?(?::([1-9][0-9]*))?", re.DOTALL)
 """The name of a simulated device as a target: the profile or model, or a file or JSON object with one; and a number."""
 

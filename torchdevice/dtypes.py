@@ -20,7 +20,8 @@ from torchdevice.logs import logger
 from torchdevice.on_cpu import doubles
 from torchdevice.on_cpu.operators import call_on_cpu, generator_from
 
-_FALLBACKS = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+FALLBACKS = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+"""A dtype that a target may lack -> the one that takes its place."""
 
 
 def fit(context: Context, dtype: torch.dtype) -> torch.dtype:
@@ -28,7 +29,7 @@ def fit(context: Context, dtype: torch.dtype) -> torch.dtype:
 
     Under ``float64="error"`` it is the dtype itself, so that torch raises; under ``"cpu"`` too, see :func:`keep`.
     """
-    fitting = _FALLBACKS.get(dtype)
+    fitting = FALLBACKS.get(dtype)
     if dtype not in context.unsupported_dtypes or fitting is None or context.options.float64 != "float32":
         return dtype
     context.report(str(dtype), str(fitting), Fidelity.DOWNCAST)
@@ -168,7 +169,7 @@ def _fitted(context: Context, value: Any) -> Any:
     if value.dtype in context.unsupported_dtypes:
         return value.to(fit(context, value.dtype))
     integral = not value.is_floating_point() and not value.is_complex()
-    if integral and value.device.type == context.device_type and torch.get_default_dtype() in _FALLBACKS:
+    if integral and value.device.type == context.device_type and torch.get_default_dtype() in FALLBACKS:
         return value.to(fit(context, torch.get_default_dtype()))
     return value
 
@@ -180,5 +181,5 @@ def _warn_once_at_line(context: Context, done: str, dtype: torch.dtype) -> None:
     if place in context.lines_warned_of or not logger.isEnabledFor(logging.WARNING):
         return
     context.lines_warned_of.add(place)
-    told = f"{context.device_type} has no {dtype}; {done}. Use float64='error' to be told where."
+    told = f"{context.family} has no {dtype}; {done}. Use float64='error' to be told where."
     warn_at(line, told, PortabilityWarning)

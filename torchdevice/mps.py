@@ -17,8 +17,8 @@ from torchdevice.context import Context
 from torchdevice.cuda import memory
 from torchdevice.devices.runtime import Mark
 from torchdevice.fidelity import Declared, Fidelity, declared
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.supplied import supplied_function, supplied_value
+from torchdevice.patching import TORCHS_OWN, Patch, replaced_function
+from torchdevice.supplied import Supplied, add, supplied_function, supplied_value
 
 _MPS = "mps"
 
@@ -211,6 +211,26 @@ def get_current_stream(context: Context) -> Any:
 def set_stream(context: Context, stream: Any) -> None:
     """Make a stream current in this thread."""
     context.thread.streams[context.thread.device_index] = stream.stream_id
+
+
+# ---- what torch's own Python asks of the module of any accelerator ---------------------------------------------------
+
+
+def _asked_of_modules(name: str) -> None:
+    """Supply a name that ``torch.mps`` lacks, for programs written for another accelerator that run on MPS.
+
+    torch takes the module by the type of a tensor's device, in ``UntypedStorage.cuda`` and in checkpoints, which do not
+    keep random numbers without these names.
+    """
+
+    def value(context: Context) -> Any:
+        return getattr(torch.cuda, name) if name in context.runtime.lacks_in_module else TORCHS_OWN
+
+    add(Supplied(f"torch.mps.{name}", value, Fidelity.EXACT, f"that of `torch.cuda.{name}`"))
+
+
+for _name in ("device", "_initialized"):
+    _asked_of_modules(_name)
 
 
 # ---- tracing and Metal -----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from torchdevice import thread_state
+from torchdevice import collector, thread_state
 from torchdevice.logs import logger
 from torchdevice.torch_internals import require
 
@@ -62,7 +62,9 @@ def per_context(
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         context = _state.context
-        if context is None or context.device_type == native_to:
+        if context is not None and context.family == native_to:
+            context = context.machine
+        if context is None:
             return original(*args, **kwargs)
         return replacement(context, original, *args, **kwargs)
 
@@ -188,6 +190,7 @@ class ReplacedInImporters:
     def __init__(self, owner: ModuleType, name: str, make: Callable[[Any], Any]):
         self._name, self._make = name, make
         self._function = require(owner, name)
+        _imported_names.add(name)
         self._searched = 0
         self._patches: dict[ModuleType, Replaced] = {}
 
@@ -207,7 +210,7 @@ class ReplacedInImporters:
         return self._patches.values()
 
     def _holders(self) -> list[ModuleType]:
-        return [module for module in _modules_of_torch() if vars(module).get(self._name) is self._function]
+        return [module for module in _importers()[self._name] if vars(module).get(self._name) is self._function]
 
 
 def loaded() -> tuple[int, str]:
@@ -215,15 +218,25 @@ def loaded() -> tuple[int, str]:
     return len(sys.modules), next(reversed(sys.modules))
 
 
-_searched: tuple[tuple[int, str], list[ModuleType]] = (0, ""), []
-"""What was loaded at the last search for torch's modules, and what was found."""
+_imported_names: set[str] = set()
+"""The names of the functions that are replaced in their importers."""
+
+_searched: tuple[object, Mapping[str, list[ModuleType]]] = None, {}
+"""What was loaded and searched for at the last search in torch's modules, and what was found."""
 
 
-def _modules_of_torch() -> list[ModuleType]:
+def _importers() -> Mapping[str, list[ModuleType]]:
+    """Return the modules of torch that have each of the names, by one search for all of them."""
     global _searched
-    now = loaded()
-    if _searched[0] != now:
-        _searched = now, [module for key, module in list(sys.modules.items()) if key.startswith("torch.")]
+    names = frozenset(_imported_names)
+    state = loaded(), len(names)
+    if _searched[0] != state:
+        found: dict[str, list[ModuleType]] = {name: [] for name in names}
+        for key, module in list(sys.modules.items()):
+            if key.startswith("torch."):
+                for name in vars(module).keys() & names:
+                    found[name].append(module)
+        _searched = state, found
     return _searched[1]
 
 
@@ -304,7 +317,7 @@ class _GuardedName:
         if module is None:
             return self
         context = _state.context
-        if context is not None:
+        while context is not None:
             written = context.written_values
             if written and self._key in written:
                 found = written[self._key]
@@ -314,14 +327,15 @@ class _GuardedName:
                 raise self._absent(module)
             if found is not TORCHS_OWN:
                 return found
+            context = context.machine
         try:
             return vars(module)[self._name]
         except KeyError:
             raise self._absent(module) from None
 
     def __set__(self, module: ModuleType, new: Any) -> None:
-        context = _state.context
-        if context is None or self._value(context) is TORCHS_OWN:
+        context = self._answering()
+        if context is None:
             vars(module)[self._name] = new
         elif self._is_what_was_there(module, context, new):
             context.written_values.pop(self._key, None)
@@ -330,11 +344,18 @@ class _GuardedName:
 
     def __delete__(self, module: ModuleType) -> None:
         self.__get__(module, type(module))  # raises where there is nothing to delete
-        context = _state.context
-        if context is None or self._value(context) is TORCHS_OWN:
+        context = self._answering()
+        if context is None:
             del vars(module)[self._name]
         else:
             context.written_values[self._key] = _DELETED
+
+    def _answering(self) -> Any:
+        """Return the context that answers for the name; None where torch does."""
+        context = _state.context
+        while context is not None and self._value(context) is TORCHS_OWN:
+            context = context.machine
+        return context
 
     def _is_what_was_there(self, module: ModuleType, context: Any, new: Any) -> bool:
         """Return whether a program puts back what it found: monkeypatch reads the attribute, mock the dictionary."""
@@ -432,7 +453,8 @@ class Installation:
     def _change(self) -> None:
         """Install or remove all patches, again if another call of this method came meanwhile."""
         if self._patches is None:
-            self._patches = together(self._build())
+            with collector.paused():
+                self._patches = together(self._build())
         while True:
             self._round = this_round = object()
             wanted = bool(self._holders)

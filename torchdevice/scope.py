@@ -31,7 +31,7 @@ from torchdevice.installed import INSTALLATION
 from torchdevice.journal import Journal
 from torchdevice.known_faults import installing
 from torchdevice.logs import configure_logging
-from torchdevice.on_cpu import missing_operators
+from torchdevice.on_cpu import missing_operators, refused_backward
 from torchdevice.options import Options
 from torchdevice.patching import do_all
 from torchdevice.thread_state import Entry, state, undo
@@ -129,7 +129,8 @@ class Scope(AbstractContextManager["Scope"]):
     @property
     def target(self) -> torch.device:
         """The device that stands in for the program's current accelerator."""
-        return self._resolved().target
+        context = self._resolved()
+        return context.shown(context.target) if context.options.identity != "program" else context.target
 
     def _resolved(self) -> Context:
         return self._context if self._context is not None else self._resolve()
@@ -140,7 +141,7 @@ class Scope(AbstractContextManager["Scope"]):
         A target that the options name is resolved once. Without a name it is the best there is at each entry.
         """
         context = self._context
-        if context is not None and (context.entries or self.options.target is not None):
+        if context is not None and (context.entries or self._is_of_named_target(context)):
             if not context.entries:
                 context.count_devices_again()
             return context
@@ -152,6 +153,9 @@ class Scope(AbstractContextManager["Scope"]):
             return context
         self._context = Context(fitting, runtime, self.journal, self._join)
         return self._context
+
+    def _is_of_named_target(self, context: Context) -> bool:
+        return self.options.target is not None and context.machine is choosing.machine_of(self.options)
 
     def _join(self, context: Context, forced_cpu: bool) -> Joining:
         return Joining(self, context, forced_cpu)
@@ -238,7 +242,11 @@ def _fill(entry: Entry, context: Context) -> None:
     wraps = context.options.engine == "wrap" if mode is None else mode is state.mode
     entry.mode = mode if mode is not None else DeviceMode(context)
     entry.unstacked = entry.mode if wraps else state.mode
-    of_target = [*missing_operators.needed(context), *installing.needed(context)]
+    of_target = [
+        *missing_operators.needed(context),
+        *installing.needed(context),
+        *refused_backward.needed(context),
+    ]
     entry.parts = [INSTALLATION, *of_target, *(wrap.needed(context) if wraps else ())]
 
 

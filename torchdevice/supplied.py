@@ -75,7 +75,7 @@ def supplied_function(
         )
 
         def value(context: Context) -> Any:
-            found = TORCHS_OWN if context.device_type == native_to else context.bound(called)
+            found = TORCHS_OWN if context.family == native_to else context.bound(called)
             context.supplied_values[value] = found
             return found
 
@@ -98,7 +98,7 @@ def supplied_value(name: str, fidelity: Fidelity = Fidelity.EXACT, *, native_to:
 
     def register(function: Callable[[Context], Any]) -> Callable[[Context], Any]:
         def value(context: Context) -> Any:
-            return TORCHS_OWN if context.device_type == native_to else function(context)
+            return TORCHS_OWN if context.family == native_to else function(context)
 
         add(Supplied(name, value, fidelity, first_line(function)))
         return function

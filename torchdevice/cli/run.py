@@ -25,9 +25,9 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchdevice import collector, run_folder
 from torchdevice import options as _options
-from torchdevice import run_folder
-from torchdevice.cli import programs
+from torchdevice.cli import programs, ranks
 from torchdevice.cli.parsing import CommandParser
 from torchdevice.cli.programs import Program
 from torchdevice.cli.refusals import refusals
@@ -53,7 +53,8 @@ _EXAMPLES = """A COMMAND is torchrun, pytest, accelerate, python, or any other t
 examples:
   torchdevice run train.py --epochs 3
   torchdevice run --report=report.html torchrun --nproc-per-node 2 train.py
-  torchdevice run --target simulated:cuda:2 --memory 8GiB -m package.train"""
+  torchdevice run --target simulated:cuda:2 --memory 8GiB -m package.train
+  torchdevice run --target simulated:cuda --ranks 4 train_ddp.py"""
 
 
 def add(commands: Any) -> None:
@@ -80,6 +81,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="say in the report, too, what 'torchdevice check' foretells of the program, beside what happened",
     )
+    actions.append(ranks.add(parser))
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
     with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
     parser.split = functools.partial(_split, with_value)
@@ -106,7 +108,7 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     if not options.rest:
         parser.error("which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND")
     with refusals():
-        program = programs.named(options.rest)
+        program = programs.named(options.rest if options.ranks is None else ranks.launched(options))
     if program.interpreter:
         return _start_python(options, program)
     if program.is_command:
@@ -114,7 +116,7 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     sys.argv[:] = program.argv
     _set_first_path(program)
     main = _new_main(program)
-    with refusals():
+    with refusals(), collector.paused():
         _activate(options, program)
     _execute(program, main, options.check)
     return 0
@@ -230,16 +232,18 @@ _SANITIZER = "TORCH_CUDA_SANITIZER"
 
 def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
     """Begin a run that has messages and a report in common, or take part in the one around it."""
-    from torchdevice.report import processes
-
     verify = scope.options.verify if options.report is not None or run_folder.path() is None else None
     if options.report is not None or verify:
+        from torchdevice.report import processes
+
         run_folder.begin()
         processes.lead(scope.journal, scope.report, functools.partial(_show, options, verify))
     elif run_folder.path() is None:
         os.environ.pop(REPORT, None)
         run_folder.begin()
     elif REPORT in os.environ:
+        from torchdevice.report import processes
+
         processes.follow(scope.journal, scope.report)
 
 

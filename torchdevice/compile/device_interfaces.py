@@ -54,7 +54,8 @@ class Interfaces:
         registry = _registry()
         cuda = registry.CudaInterface
         target = registry.device_interfaces.get(runtime.device_type) or stand_in(runtime)
-        for kind, interface, count in ((runtime.device_type, target, runtime.device_count()), ("cuda", cuda, devices)):
+        own = [(kind, target, runtime.device_count()) for kind in dict.fromkeys((runtime.device_type, runtime.family))]
+        for kind, interface, count in (*own, ("cuda", cuda, devices)):
             for name in (kind, *(f"{kind}:{index}" for index in range(count))):
                 if name not in registry.device_interfaces:
                     registry.register_interface_for_device(name, interface)

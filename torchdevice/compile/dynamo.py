@@ -39,7 +39,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 class _Skipped:
-    """The patch that makes Dynamo skip the frames of this package, except those it traces as part of a program.
+    """The patch that makes Dynamo skip the frames of this package, except those that :func:`_inline` lets it trace.
 
     Dynamo keeps the folders to skip as one regular expression. Compiling that takes longer than entering a scope, so
     the expressions with and without this package are kept here.
@@ -58,11 +58,9 @@ class _Skipped:
             self._with_us = trace_rules.SKIP_DIRS_RE
             trace_rules.SKIP_DIRS[:] = [each for each in trace_rules.SKIP_DIRS if not each.startswith(str(_PACKAGE))]
         trace_rules.SKIP_DIRS_RE = self._with_us
-        require(trace_rules, "get_mod_inlinelist")().update(traced.files())
 
     def remove(self) -> None:
         trace_rules = torch._dynamo.trace_rules
-        trace_rules.get_mod_inlinelist().difference_update(traced.files())
         if self._with_us is not None and trace_rules.SKIP_DIRS_RE is self._with_us:
             trace_rules.SKIP_DIRS_RE = self._before
 
@@ -113,6 +111,7 @@ class _DynamoPatches:
             *_stream_patches(),
             replaced_function(torch._dynamo, "reset", truthfully),
             self._skipped,
+            Replaced(require(torch._dynamo, "trace_rules"), "is_torch_inline_allowed", _inline),
             Replaced(
                 torch._dynamo.variables.ctx_manager.AutocastModeVariable,
                 "create",
@@ -143,6 +142,19 @@ class _DynamoPatches:
 
 
 WHEN_IMPORTED = _DynamoPatches()
+
+
+def _inline(original: Any) -> Any:
+    """Return what says of which files Dynamo traces functions that a traced function calls.
+
+    The set of files that ``original`` reads is a cache, which ``init_process_group`` drops.
+    """
+
+    @functools.wraps(original)
+    def is_torch_inline_allowed(filename: str) -> bool:
+        return filename in traced.files() or original(filename)
+
+    return is_torch_inline_allowed
 
 
 def _guard_by_key(context: Context, original: Any, self: Any) -> Any:
@@ -211,16 +223,16 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
 def _read_device(context: Context, original: Any, self: Any, tx: Any) -> Any:
     """Where compiled code reads ``x.device``: as the scope's tensors say it, which is a part of the code's key."""
     device = self.device
-    if device is None or not context.says_program or device.type != context.device_type:
+    if device is None or context.shown_as is None or device.type != context.device_type:
         return original(self, tx)
-    return torch._dynamo.variables.VariableTracker.build(tx, context.program_device(device.index or 0))
+    return torch._dynamo.variables.VariableTracker.build(tx, context.shown(device))
 
 
 def _read_is_cuda(context: Context, original: Any, self: Any, tx: Any) -> Any:
     device = self.device
-    if device is None or not context.says_program or device.type != context.device_type:
+    if device is None or context.shown_as is None or device.type != context.device_type:
         return original(self, tx)
-    return torch._dynamo.variables.VariableTracker.build(tx, context.options.written_for == "cuda")
+    return torch._dynamo.variables.VariableTracker.build(tx, context.shown_as == "cuda")
 
 
 def _call_higher_order(context: Context, original: Any, self: Any, tx: Any, fn: Any, types: Any, *call: Any) -> Any:

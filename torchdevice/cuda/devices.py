@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import time
 import uuid
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.cuda import memory
+from torchdevice.cuda import memory, sleeping
 from torchdevice.device_properties import DeviceProperties
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Callback, Patch, Replaced, per_context, replaced_function, replaced_in_importers
@@ -108,10 +109,11 @@ def synchronize_device(context: Context, index: int) -> None:
 
 @supplied_function("_cuda_sleep")
 def sleep(context: Context, cycles: int) -> None:
-    """Sleep for the time that a 1 GHz clock takes for that many cycles."""
-    import time
-
-    time.sleep(cycles / 1e9)
+    """Let the stream of a simulated device be busy, or the host sleep, for that many cycles of a 1 GHz clock."""
+    if context.runtime.has_handles:
+        sleeping.sleep(context, cycles)
+    else:
+        time.sleep(cycles / sleeping.CYCLES_PER_SECOND)
 
 
 @supplied_function("_cuda_lock_mutex", Fidelity.INERT, note="there is no allocator to lock")
@@ -200,7 +202,7 @@ def get_device_index(
         return context.thread.device_index
     if type(device) is int:
         return device
-    if isinstance(device, torch.device) and device.type == context.device_type:
+    if isinstance(device, torch.device) and context.is_targets(device):
         if device.index is not None:
             return device.index
         if allow_cpu and context.runtime.shares_host_memory:
@@ -245,11 +247,7 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
 
     The module of a target, such as ``torch.cpu``, lacks functions that the program calls.
     """
-    if (
-        not context.runtime.is_torch_accelerator
-        and isinstance(device, torch.device)
-        and device.type == context.device_type
-    ):
+    if not context.runtime.is_torch_accelerator and isinstance(device, torch.device) and context.is_targets(device):
         return getattr(torch, context.options.written_for)
     spelling = parse(device) if isinstance(device, str) else None
     if spelling is not None:

@@ -37,7 +37,7 @@ def _set_rng_state(context: Context, original: Any, new_state: torch.Tensor, dev
     if new_state.numel() == _CUDA_STATE_BYTES:
         raise RuntimeError(
             f"A random state of {_CUDA_STATE_BYTES} bytes is that of a CUDA generator, and the generator of "
-            f"{context.device_type!r} cannot continue it. Use torch.manual_seed() instead of restoring the state."
+            f"{context.family!r} cannot continue it. Use torch.manual_seed() instead of restoring the state."
         )
     original(new_state, device)
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice import dispatch_modes
+from torchdevice.torch_internals import require
 
 
 class Block(NamedTuple):
@@ -26,20 +27,63 @@ class Block(NamedTuple):
         address: The address of the memory.
         size: The size of the block in bytes.
         requested: The bytes that were requested of it.
+        place: The address that the device's allocator gives the block, where that is a model; otherwise None.
     """
 
     device: int
     address: int
     size: int
     requested: int
+    place: int | None = None
+
+
+class Part(NamedTuple):
+    """A block of a segment.
+
+    Attributes:
+        address: The address of the block.
+        size: The size in bytes.
+        requested: The bytes that were requested of it.
+        state: The state in the words of ``torch.cuda.memory_snapshot``.
+        data: The address of its values; 0 for a block that is not in use.
+    """
+
+    address: int
+    size: int
+    requested: int
+    state: str
+    data: int
+
+
+class Segment(NamedTuple):
+    """A range of memory that an allocator has from the driver.
+
+    Attributes:
+        device: The index of the device.
+        stream: The id of the stream that it belongs to.
+        is_large: Whether it belongs to a pool of large blocks.
+        is_expandable: Whether it can grow.
+        pool: The id of the private pool that it belongs to; (0, 0) for none.
+        parts: Its blocks, without gaps.
+    """
+
+    device: int
+    stream: int
+    is_large: bool
+    is_expandable: bool
+    pool: tuple[int, int]
+    parts: tuple[Part, ...]
 
 
 class Observer(Protocol):
-    """Called at each allocation and at each deallocation."""
+    """Called at each allocation and at each deallocation, and at each change of a segment."""
 
     def allocated(self, block: Block) -> None: ...
 
     def freed(self, address: int) -> None: ...
+
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        """A segment got memory from the driver or gave it back; ``action`` is the word of CUDA's memory history."""
 
 
 class OperatorWatcher(TorchDispatchMode):
@@ -105,7 +149,13 @@ def _dense(tree: Any, device_type: str) -> Iterator[torch.Tensor]:
     with torch._C.DisableTorchFunction():
         for leaf in pytree.tree_leaves(tree):
             if type(leaf) in _PLAIN and leaf.layout is torch.strided and leaf.device.type == device_type:
-                yield leaf
+                while _is_wrapped(leaf):  # by a transform of torch.func; the memory is that of the innermost tensor
+                    leaf = _unwrapped(leaf)
+                if not _is_functional(leaf):  # such a tensor stands for the one that a trace will make
+                    yield leaf
 
 
+_is_wrapped = require(torch._C._functorch, "is_functorch_wrapped_tensor")
+_unwrapped = require(torch._C._functorch, "get_unwrapped")
+_is_functional = require(torch, "_is_functional_tensor")
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

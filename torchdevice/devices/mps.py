@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import torch
@@ -22,15 +23,43 @@ def says_refused(error: BaseException) -> bool:
     return not text.startswith("Cannot convert a MPS Tensor to") and _SAYS_REFUSED.search(text) is not None
 
 
+_OUT_OF_MEMORY = ("MPS backend out of memory", "Invalid buffer size")
+"""How errors of MPS's allocator begin: beyond the memory that is left, and beyond the largest buffer of Metal."""
+
+_numbers = itertools.count()
+
+
+class _MpsMark:
+    """A recorded event. Two of them have a time in either order, as CUDA's have; torch's of MPS refuses one order."""
+
+    def __init__(self, timing: bool):
+        self._event = torch.mps.event.Event(enable_timing=timing)
+        self._event.record()
+        self._number = next(_numbers)
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+
+    def query(self) -> bool:
+        return self._event.query()
+
+    def elapsed_time(self, end: _MpsMark) -> float:
+        if end._number < self._number:
+            return -end._event.elapsed_time(self._event)
+        return self._event.elapsed_time(end._event)
+
+
 class MpsRuntime(Runtime):
     """Apple's GPU through ``torch.mps``.
 
     Sources: torch/mps/__init__.py and torch/mps/event.py. There is no peak statistic in ``torch.mps``; the peak is the
-    largest figure seen when asked.
+    largest figure seen where :meth:`note_memory` is called, and when a figure is asked for.
     """
 
     device_type = "mps"
     compiles_flex_backward = False
+    # torch.mps lacks most of what programs ask an accelerator for: devices, streams, figures of memory.
+    is_torch_accelerator = False
     synchronizes_batch_norm = False
     unsupported_dtypes = frozenset({torch.float64, torch.complex128})
     # pytorch issues 139550 and 189690: an asynchronous copy can return partly copied data.
@@ -39,7 +68,10 @@ class MpsRuntime(Runtime):
     is_asynchronous = True
     missing_operators_key = "MPS"
     known_faults_key = "MPS"
+    has_peaks = False
+    lacks_in_module = frozenset({"device", "_initialized"})
     kernels_refuse = True
+    refusing_key = "MPS"
 
     def __init__(self) -> None:
         self._peak_allocated = self._peak_reserved = 0
@@ -55,6 +87,9 @@ class MpsRuntime(Runtime):
 
     def free_memory(self, index: int) -> int:
         return max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+
+    def note_memory(self) -> None:
+        self.memory(0)
 
     def memory(self, index: int) -> Memory:
         allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
@@ -77,9 +112,7 @@ class MpsRuntime(Runtime):
         torch.mps.synchronize()
 
     def mark(self, index: int, *, timing: bool) -> Mark:
-        event = torch.mps.event.Event(enable_timing=timing)
-        event.record()
-        return event
+        return _MpsMark(timing)
 
     def default_generator(self, index: int) -> torch.Generator:
         return torch.mps._get_default_mps_generator()
@@ -93,4 +126,4 @@ class MpsRuntime(Runtime):
 
     def out_of_memory(self, error: BaseException) -> str | None:
         text = str(error)
-        return text if text.startswith("MPS backend out of memory") else None
+        return text if text.startswith(_OUT_OF_MEMORY) else None

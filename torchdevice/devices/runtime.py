@@ -14,10 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 import torch
 
-from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, held_by_python
+from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, Part, Segment, held_by_python
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes of half precision."""
+
+_LARGE = 1 << 20
+"""``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to the large pool."""
 
 MEMORY_FRACTION = "memory fraction"
 """With an ordinal, the key in ``Context.settings`` of the fraction of a device's memory that the process may have."""
@@ -73,7 +76,9 @@ class Runtime:
     """What a type of device can do. The base class describes a device that has finished the work when a call returns.
 
     Attributes:
-        device_type: The device type, as in ``torch.device.type``.
+        device_type: The device type, as torch itself reports it in ``torch.device.type``.
+        machine: The context of the simulated machine that the device belongs to; None for a device of this machine.
+        shown_as: The device type that tensors say they are on; None for ``device_type``.
         unsupported_dtypes: Dtypes the device cannot hold.
         pins_memory: Whether torch can allocate page-locked memory for this device.
         blocking_copies_only: Whether ``non_blocking=True`` must be dropped to get whole data.
@@ -97,15 +102,22 @@ class Runtime:
         draws_on_cpu: Whether the device's generators are CPU generators, so that the CPU draws the same numbers from a
             state.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
+        has_peaks: Whether the device's own figures include peaks; else see :meth:`note_memory`.
+        lacks_in_module: Names of ``torch.cuda`` that the device's module lacks, and torch itself asks of any module.
         missing_operators_key: The dispatch key under which operators without a kernel get one that runs on the CPU;
             None where torch itself, or the device, does that.
+        lacks_kernel: Says of an operator whether the device lacks it; None where torch's registrations say that.
+        run_for_others: Runs an operator for scopes on other devices with that key; None where there are none.
         known_faults_key: The dispatch key under which kernels are guarded that give wrong results; None for none.
         kernels_refuse: Whether kernels of the device refuse calls that the CPU's do not, see :meth:`refuses`.
+        refusing_key: The dispatch key under which operators of ``backward`` are looked at for refusals; None for none.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
     """
 
     device_type: str
+    machine: Any = None
+    shown_as: str | None = None
     unsupported_dtypes: frozenset[torch.dtype] = frozenset()
     pins_memory = False
     blocking_copies_only = False
@@ -127,14 +139,24 @@ class Runtime:
     has_handles = False
     draws_on_cpu = False
     generator_type: type[torch.Generator] = torch.Generator
+    has_peaks = True
+    lacks_in_module: frozenset[str] = frozenset()
     missing_operators_key: str | None = None
+    lacks_kernel: Callable[[str], bool] | None = None
+    run_for_others: Callable[..., Any] | None = None
     known_faults_key: str | None = None
     kernels_refuse = False
+    refusing_key: str | None = None
     degraded_notice = ""
 
     @property
     def target(self) -> str:
         """The option ``target`` by which another process chooses this device."""
+        return self.device_type
+
+    @property
+    def family(self) -> str:
+        """The device type whose names in torch, such as ``torch.mps``, are those of this device."""
         return self.device_type
 
     @property
@@ -205,6 +227,9 @@ class Runtime:
         """Return the memory figures of this process on the device."""
         raise NotImplementedError
 
+    def note_memory(self) -> None:
+        """Look at the figures for the sake of the peaks, after a call that allocates much."""
+
     def reset_peak_memory(self, index: int) -> None:
         """Reset the peaks to the current figures."""
         raise NotImplementedError
@@ -212,7 +237,7 @@ class Runtime:
     def statistics(self, index: int) -> Mapping[str, Any]:
         """Return further figures of the device's allocator, under the keys of ``torch.cuda.memory_stats``.
 
-        A value is a number, or a :class:`Stat` for each of ``"all"``, ``"small_pool"`` and ``"large_pool"``.
+        A value is a number, a :class:`Stat`, or one for each of ``"all"``, ``"small_pool"`` and ``"large_pool"``.
         """
         return {}
 
@@ -223,6 +248,20 @@ class Runtime:
         """Return the blocks of the device's tensors that are alive."""
         return held_by_python(self.device_type, self.device(index).index or 0)
 
+    def segments(self, index: int) -> list[Segment]:
+        """Return the segments of the device's allocator. The base class makes one of each block."""
+        return [
+            Segment(
+                block.device,
+                0,
+                block.size > _LARGE,
+                False,
+                (0, 0),
+                (Part(block.address, block.size, block.requested, "active_allocated", block.address),),
+            )
+            for block in sorted(self.blocks(index))
+        ]
+
     def watch_allocations(self, observer: Observer) -> Callable[[], None]:
         """Call an observer for each allocation from now on.
 
@@ -232,6 +271,12 @@ class Runtime:
             A function that ends this. It may be called again.
         """
         return OperatorWatcher(self.device_type, observer).stop
+
+    def watch_host_waits(self, context: Any) -> None:
+        """Call the stream observers of a context for each operator at which the host waits, such as ``item()``.
+
+        The base class does nothing. May be called again for a context.
+        """
 
     def processes(self, index: int) -> list[tuple[int, int]]:
         """Return (process id, bytes of the device's memory) for each process that is known to use the device."""
@@ -247,6 +292,18 @@ class Runtime:
 
     def empty_cache(self) -> None:
         """Release cached memory that is not in use."""
+
+    def set_allocator(self, text: str) -> bool:
+        """Change the settings of the device's allocator. Return whether it has CUDA's settings.
+
+        Raises:
+            ValueError: A setting is wrong. The text is torch's.
+        """
+        return False
+
+    def allocator_settings(self) -> Mapping[str, Any]:
+        """Return the settings of the device's allocator, under the keys of ``torch.cuda.memory._snapshot``."""
+        return {}
 
     def initialize(self) -> None:
         """Check what the accelerator checks when the program first uses it.
@@ -269,6 +326,10 @@ class Runtime:
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         """Return a new generator for the device, of torch's class or of a subclass of it."""
         return torch._C.Generator.__new__(cls, self.device(index))  # type: ignore[call-arg]
+
+    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
+        """Return the generator that draws the numbers for a generator which may share its state with others."""
+        return generator
 
     def serve_reducer(self, model: Any) -> None:
         """Prepare the device for what a ``DistributedDataParallel`` asks of it in C++."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,8 @@ from torchdevice import dtypes
 from torchdevice.context import Context
 from torchdevice.engines import dtype_gaps
 from torchdevice.engines.rewriters import Rewriter
-from torchdevice.on_cpu import missing_operators
 from torchdevice.on_cpu.operators import call_on_cpu, counted
+from torchdevice.on_cpu.refused_backward import is_refusal
 
 Detour = Callable[[Any, Any], Any]
 """Makes a call, given its arguments and keyword arguments."""
@@ -36,25 +35,14 @@ def after(error: BaseException, context: Context, func: Any, rewriter: Rewriter 
         return functools.partial(dtype_gaps.compute, context, lacked, func, name)
     if dtypes.refused(context, error) and dtype_gaps.can_be_repeated(func):
         return functools.partial(dtypes.again, context, _rewritten(context, func, rewriter))
-    if _refused_by_kernel(context, error) and dtype_gaps.can_be_repeated(func):
+    if is_refusal(context, error) and dtype_gaps.can_be_repeated(func):
         return functools.partial(_on_cpu, context, func)
     return None
 
 
 def can_follow(error: BaseException, context: Context) -> bool:
     """Return whether there may be another way to make a call that raised ``error``."""
-    return dtype_gaps.lacking(error) is not None or dtypes.refused(context, error) or _refused_by_kernel(context, error)
-
-
-def _refused_by_kernel(context: Context, error: BaseException) -> bool:
-    """Return whether the target's kernel refused a call that may run on the CPU.
-
-    It may not in a strict scope, where the program has switched that off, and for a program that is written for the
-    target, where this package does nothing.
-    """
-    native = context.runtime.location_tag == context.options.written_for
-    off = context.options.strict or native or os.environ.get(missing_operators.VARIABLE) == "0"
-    return not off and context.runtime.refuses(error)
+    return dtype_gaps.lacking(error) is not None or dtypes.refused(context, error) or is_refusal(context, error)
 
 
 def _on_cpu(context: Context, func: Any, args: Any, kwargs: Any) -> Any:

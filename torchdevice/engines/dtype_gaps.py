@@ -26,11 +26,13 @@ class Lacking(NamedTuple):
         wider: The dtypes to compute in, by the dtypes that are given.
         fidelity: How close that comes to CUDA.
         done: What is done, in a few words.
+        rounded: Whether results come back in the dtype that was given.
     """
 
     wider: Mapping[torch.dtype, torch.dtype]
     fidelity: Fidelity
     done: str
+    rounded: bool = True
 
 
 _HALF = {torch.float16: torch.float32, torch.complex32: torch.complex64}
@@ -38,6 +40,9 @@ _IN_SINGLE = Lacking(_HALF, Fidelity.EXACT, "computed in float32 and rounded onc
 _IN_SINGLE_TOO = Lacking({torch.bfloat16: torch.float32}, Fidelity.EXACT, _IN_SINGLE.done)
 _IN_BYTES = Lacking({torch.bool: torch.uint8}, Fidelity.EXACT, "computed in uint8, which is exact")
 _FFT = Lacking(_HALF, Fidelity.APPROXIMATE, "computed in float32, where cuFFT computes in float16")
+_FFT_OF_BFLOAT16 = _IN_SINGLE_TOO._replace(
+    done="computed in float32, as CUDA does, whose result is float32 too", rounded=False
+)
 _BY_ARITHMETIC = Lacking({}, Fidelity.EXACT, "computed by other operators, exactly")
 
 _COMPLEX = [
@@ -81,6 +86,15 @@ _REAL = [
     "upsample_bilinear2d_aa_backward_cpu",
 ]
 
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+_SCATTER = {
+    ("scatter_gather_tensor_cpu", name.capitalize()): Lacking(
+        {getattr(torch, name): torch.float32}, Fidelity.EXACT, "moved as float32, which is exact"
+    )
+    for name in _FLOAT8
+}
+"""Until torch 2.15 CUDA lacks these too."""
+
 KERNELS: Mapping[tuple[str, str], Lacking] = {
     **{(kernel, "ComplexHalf"): _IN_SINGLE for kernel in _COMPLEX},
     **{(kernel, "Half"): _IN_SINGLE for kernel in (*_REAL, "rrelu_with_noise_out_cpu")},
@@ -89,14 +103,25 @@ KERNELS: Mapping[tuple[str, str], Lacking] = {
     ("trace", "Bool"): _IN_BYTES,
     ("trace", "Half"): _IN_SINGLE,  # until torch 2.12
     ("trace", "BFloat16"): _IN_SINGLE_TOO,
+    **(_SCATTER if torch.__version__ >= "2.15" else {}),
     **{("histogram_cpu", dtype): _BY_ARITHMETIC for dtype in ("Byte", "Char", "Short", "Int", "Long")},
 }
 """Kernel and dtype as the error names them -> what is done."""
+
+_SAMPLED = "sparse_sampled_addmm: Expected self to be a floating-point or complex tensor, but got "
+_SINCE_2_14 = {
+    "Unsupported dtype BFloat16": _FFT_OF_BFLOAT16,
+    "MKL FFT doesn't support tensors of type: BFloat16": _FFT_OF_BFLOAT16,
+    f"{_SAMPLED}Half": _IN_SINGLE,
+    f"{_SAMPLED}BFloat16": _IN_SINGLE_TOO,
+}
+"""Earlier releases lack these on CUDA too."""
 
 TEXTS: Mapping[str, Lacking] = {
     "Unsupported dtype Half": _FFT,
     "MKL FFT doesn't support tensors of type: Half": _FFT,
     "nansum on CPU does not support complex inputs": _BY_ARITHMETIC,
+    **(_SINCE_2_14 if torch.__version__ >= "2.14" else {}),
 }
 """Errors with a text of their own."""
 
@@ -125,6 +150,9 @@ ASKED_LAST = frozenset(
         "multilabel_margin_loss",
         "interpolate",
         "_upsample_bilinear2d_aa",
+        "sparse_sampled_addmm",
+        "scatter",
+        "stft",
     }
 )
 """Names of the functions that ``engine="wrap"`` watches for this, beside those of ``torch.fft``. Watching takes a
@@ -174,15 +202,15 @@ def compute(
     other = _OTHERWISE.get(name)
     if other is not None and lacked is _BY_ARITHMETIC:
         return other(*args, **kwargs)
-    return _Wider(lacked.wider).call(func, args, kwargs)
+    return _Wider(lacked.wider, lacked.rounded).call(func, args, kwargs)
 
 
 class _Wider:
     """A call in wider dtypes: arguments are converted, results are converted back, and so is what was written to."""
 
-    def __init__(self, wider: Mapping[torch.dtype, torch.dtype]):
+    def __init__(self, wider: Mapping[torch.dtype, torch.dtype], rounded: bool = True):
         self._wider = wider
-        self._narrower = {wide: narrow for narrow, wide in wider.items()}
+        self._narrower = {wide: narrow for narrow, wide in wider.items()} if rounded else {}
         self._given: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -211,8 +239,10 @@ class _Wider:
 
 
 def _differs(one: torch.Tensor, other: torch.Tensor) -> bool:
-    same = one.shape == other.shape and torch.allclose(one.detach(), other, rtol=0, atol=0, equal_nan=True)
-    return not same
+    one = one.detach()
+    if one.layout is torch.sparse_csr:
+        one, other = one.values(), other.values()
+    return not (one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
 
 
 # ---- by other operators ----------------------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ def reword(context: Context, error: BaseException) -> None:
     """
     if not error.args or not isinstance(error.args[0], str):
         return
-    if context.says_program:
-        _rename_device(context, error)
+    _rename_device(context, error)
     if isinstance(error, torch.OutOfMemoryError):
         _tell_observers(context, error)
         return
@@ -53,12 +52,12 @@ def class_for_out_of_memory(context: Context, error: BaseException | None) -> ty
 
 def _out_of_memory_text(context: Context, error: BaseException) -> str | None:
     size = context.runtime.out_of_memory(error)
-    return None if size is None else f"CUDA out of memory. {size}({context.device_type} stands in.)"
+    return None if size is None else f"CUDA out of memory. {size}({context.family} stands in.)"
 
 
 def _rename_device(context: Context, error: BaseException) -> None:
-    if context.device_type in error.args[0]:
-        error.args = (_renamed(error.args[0], context.device_type, context.options.written_for), *error.args[1:])
+    if context.shown_as is not None and context.device_type in error.args[0]:
+        error.args = (_renamed(error.args[0], context.device_type, context.shown_as), *error.args[1:])
 
 
 def _renamed(text: str, own: str, programs: str) -> str:

@@ -33,10 +33,10 @@ def table_of(context: Context) -> rewriters.Table:
     Contexts of one kind share a table: what is seen in one serves the others, and compiled code finds the same objects.
     """
     by_device = context.device_type if context.runtime.rewriters else ""
-    kind = context.says_program, by_device, bool(context.product_dtypes)
+    kind = context.shown_as is not None, by_device, bool(context.product_dtypes)
     found = _tables.get(kind)
     if found is None:
-        reads = rewriters.READS if context.says_program else {}
+        reads = rewriters.READS if context.shown_as is not None else {}
         products = half_products.TABLE if context.product_dtypes else {}
         found = _tables[kind] = {**rewriters.REGISTERED, **reads, **products, **context.runtime.rewriters}
         # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.

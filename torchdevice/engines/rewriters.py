@@ -81,16 +81,15 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return context.force_cpu()
     if type(lone) is int and lone >= 0:
         device = context.redirect(lone, _ABOVE)
-        if device is not None and context.says_program and device.type == context.device_type:
-            return context.program_device(device.index or 0)
-        return device or func(lone)
+        return func(lone) if device is None else context.shown(device)
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
-    keeps = context.says_program and made.type == context.options.written_for
+    keeps = made.type == context.shown_as
     if keeps or (_FINDS_MODULE_BY_TYPE and made.type == "cuda" and _calling_module() == _FINDS_MODULE_BY_TYPE):
         return made
     if context.runtime.shares_host_memory and placement.spells_host(context, args[0] if args else kwargs.get("type")):
         return placement.host_device(made.type, made.index)
-    return context.redirect(made, _ABOVE) or made if made.type == context.options.written_for else made
+    redirected = context.redirect(made, _ABOVE) if made.type == context.options.written_for else None
+    return made if redirected is None else context.shown(redirected)
 
 
 def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -117,12 +116,19 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
             raise RuntimeError("Only dense CPU tensors can be pinned")  # torch's words
         kwargs["pin_memory"] = False
     result = func(*args, **kwargs)
+    if not context.runtime.has_peaks:
+        note_memory(context)
     if context.runtime.shares_host_memory:
         if asked is None:
             placement.created_by_default(func, args, kwargs, result)
         else:
             result = placement.created(context, args[0] if args else None, result, asked, target)
     return context.pin(result) if pins else result
+
+
+def note_memory(context: Context) -> None:
+    """Look at the memory figures of a target that keeps no peaks, after a call that may have allocated much."""
+    context.runtime.note_memory()
 
 
 @functools.cache
@@ -157,6 +163,8 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if target is not None:
         args, kwargs = ((args[0], target, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "device": target})
     result = convert(context, func, args, kwargs) if context.fits_conversions else func(*args, **kwargs)
+    if not context.runtime.has_peaks:
+        note_memory(context)
     if context.runtime.shares_host_memory:
         return placement.moved_as_asked(context, args[0], result, device, target)
     return result
@@ -262,7 +270,7 @@ def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
     if context.runtime.pins_memory:
         return func(args[0])
     if _is_on_target(context, args[0]):
-        accelerator = context.options.written_for if context.says_program else context.device_type
+        accelerator = context.shown_as or context.device_type
         name = args[0].type().replace(f"torch.{context.device_type}.", f"torch.{accelerator}.")
         raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")  # torch's words
     if context.is_pinned(args[0]):
@@ -284,8 +292,9 @@ def _is_pinned(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 @rewrites(torch.Tensor.record_stream)
 def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """``Tensor.record_stream``, a hint to CUDA's caching allocator, which is not in use."""
-    context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
+    """``Tensor.record_stream``, which defers the reuse of memory where a device has CUDA's caching allocator."""
+    if not context.stream_observers:
+        context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
     stream = args[1] if len(args) > 1 else kwargs["s"]
     for observer in context.stream_observers:
         observer.memory_used(args[0], (stream.device_index, stream.stream_id))
@@ -315,8 +324,7 @@ def attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 @rewrites(torch.Tensor.device.__get__, table=READS)
 def _read_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    device = func(*args)
-    return context.program_device(device.index or 0) if device.type == context.device_type else device
+    return context.shown(func(*args))
 
 
 def _reads_kind(accelerator: str, getter: Any) -> None:
@@ -324,7 +332,7 @@ def _reads_kind(accelerator: str, getter: Any) -> None:
 
     def is_there(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         on_target = native_device(args[0]).type == context.device_type
-        return on_target if context.options.written_for == accelerator else func(*args) and not on_target
+        return on_target if context.shown_as == accelerator else func(*args) and not on_target
 
     rewrites(getter, table=READS)(is_there)
 

@@ -330,7 +330,7 @@ _OF_RUNTIMES: dict[str, Installation] = {}
 def needed(context: Context) -> list[Installation]:
     """Return the installations that wrap the entry points a context needs."""
     found = [_FOR_EVERY_SCOPE]
-    if context.says_program:
+    if context.shown_as is not None:
         found.append(_READS)
     if context.product_dtypes:
         found.append(_PRODUCTS)

@@ -35,6 +35,12 @@ def here(faults: Iterable[Fault] = FAULTS) -> list[Fault]:
     return [fault for fault in faults if fault.is_in(installed, version(platform.mac_ver()[0]))]
 
 
+def guarded_on(key: str) -> set[str]:
+    """Return the operators with a guard that have a kernel under a dispatch key, with namespace."""
+    names = (f"aten::{name}" for fault in FAULTS for name in fault.operators)
+    return {name for name in names if _has_kernel(name, key)}
+
+
 def kernels(key: str, faults: Iterable[Fault]) -> Mapping[str, Callable[..., Any]]:
     """Return the guarded kernel of each operator of some faults that has a kernel under a dispatch key."""
     names = ((f"aten::{name}", fault) for fault in faults for name in fault.operators)

@@ -77,7 +77,6 @@ NOT_GUARDED = {
     "isfinite": (183419,),
     "gradients of more than 32K elements": (177116,),
     "backward of stacked LSTMs with dropout": (190056,),
-    "dropout that checkpointing computes again": (127676, 194478),
     "an index out of range reads 0": (144824,),
     "sparse tensors": (87886, 157238),
     "complex numbers": (188864,),

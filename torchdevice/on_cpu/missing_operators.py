@@ -55,28 +55,45 @@ def run_on_cpu(context: Context | None, name: str, op: Any, args: Any, kwargs: A
     return run(name, op, args, kwargs, context.runtime.device_type)
 
 
-def lacking(key: str) -> list[str]:
-    """Return the operators that have a kernel for the CPU and none for a dispatch key, and are not composed."""
-    return _lacking(key, len(_names()))
+def lacking(key: str, lacks: Callable[[str], bool] | None = None) -> list[str]:
+    """Return the operators that have a kernel for the CPU and none for a dispatch key, and are not composed.
+
+    Args:
+        key: The dispatch key.
+        lacks: Says of an operator, instead of torch's registrations for the key, whether it has no kernel.
+    """
+    return _lacking(key, lacks, len(_names()))
 
 
 @functools.cache
-def _lacking(key: str, number_of_operators: int) -> list[str]:
+def _lacking(key: str, lacks: Callable[[str], bool] | None, number_of_operators: int) -> list[str]:
     return [
         name
         for name in _names()
         if name.partition("::")[0] not in _LEFT_OUT
         and _has_kernel(name, "CPU")
-        and not _has_kernel(name, key)
-        and not any(_has_kernel(name, composite) for composite in _COMPOSITE)
+        and (lacks(name) if lacks is not None else _has_no_kernel(name, key))
     ]
 
 
-def kernel_of(name: str) -> Callable[..., Any]:
-    """Return the kernel that runs an operator on the CPU."""
+def _has_no_kernel(name: str, key: str) -> bool:
+    return not any(_has_kernel(name, each) for each in (key, *_COMPOSITE))
+
+
+def kernel_of(name: str, key: str | None = None, otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Return the kernel that runs an operator on the CPU.
+
+    Args:
+        name: The operator, with namespace and overload.
+        key: The dispatch key of devices that lack it.
+        otherwise: Runs the operator for scopes on devices that share the key and do not lack it.
+    """
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        return run_on_cpu(thread_state.state.context, name, overload(name), args, kwargs)
+        context = thread_state.state.context
+        if otherwise is not None and (context is None or context.runtime.missing_operators_key != key):
+            return otherwise(overload(name), *args, **kwargs)
+        return run_on_cpu(context, name, overload(name), args, kwargs)
 
     return kernel
 
@@ -90,13 +107,18 @@ def overload(name: str) -> Any:
 
 
 @functools.cache
-def installation(key: str) -> Installation:
-    """Return the installation of the kernels for a dispatch key."""
-    registrations = Registrations(key, lambda: {name: kernel_of(name) for name in lacking(key)})
+def installation(
+    key: str, lacks: Callable[[str], bool] | None = None, otherwise: Callable[..., Any] | None = None
+) -> Installation:
+    """Return the installation of the kernels for a dispatch key, see :func:`lacking` and :func:`kernel_of`."""
+    registrations = Registrations(key, lambda: {name: kernel_of(name, key, otherwise) for name in lacking(key, lacks)})
     return Installation(lambda: [Callback(registrations.install, registrations.remove)])
 
 
 def needed(context: Context) -> list[Installation]:
     """Return the installations that a context needs, by its target and the program's setting of :data:`VARIABLE`."""
-    key = context.runtime.missing_operators_key
-    return [installation(key)] if key is not None and VARIABLE not in os.environ else []
+    runtime = context.runtime
+    key = runtime.missing_operators_key
+    if key is None or VARIABLE in os.environ:
+        return []
+    return [installation(key, runtime.lacks_kernel, runtime.run_for_others)]

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
+from torchdevice import collector, thread_state
 from torchdevice.context import Context
 from torchdevice.errors import BackendTakenError
+from torchdevice.known_faults import installing
+from torchdevice.on_cpu import refused_backward
 from torchdevice.simulation import (
     allocator,
     autocast,
@@ -118,7 +120,7 @@ def _register() -> None:
     if name != "privateuseone" or hasattr(torch, name):
         raise BackendTakenError(name)
     setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
-    with thread_state.suspended(), torch._C.DisableTorchFunction():
+    with collector.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
         setup(KIND, Module(), _Hooks(), guard.Guard())
         _guard_storage()
         resizing.register()
@@ -153,7 +155,7 @@ def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwar
 
 def _register_kernels() -> None:
     fallback = torch.library.Library("_", "IMPL")
-    fallback.fallback(_run_any, "PrivateUse1")
+    fallback.fallback(run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in {**handwritten_kernels.SPECIAL, **batch_norm.KERNELS}.items():
         op = _overload(name)
@@ -189,7 +191,10 @@ def _made_when_called(name: str) -> Any:
 
 
 def _shadowed() -> set[str]:
-    """Return the operators with a CPU kernel for which torch would run a composite kernel, not the fallback."""
+    """Return the operators that need a kernel of their own: torch would run a composite kernel, not the fallback.
+
+    Those that are known to be wrong on MPS, or that only backward calls, need one too: a scope puts its own before it.
+    """
     composite = {
         name
         for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
@@ -197,6 +202,8 @@ def _shadowed() -> set[str]:
     }
     shadowed = composite.intersection(registrations_for_dispatch_key("CPU"))
     shadowed.update(name for name in composite if name.startswith("aten::_foreach_") or name in _RUN_WHOLE)
+    shadowed.update(installing.guarded_on("CPU"))
+    shadowed.update(refused_backward.operators("CPU"))
     return {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")}
 
 
@@ -228,7 +235,7 @@ def _holding_doubles(composition: Any) -> Any:
     return kernel
 
 
-def _run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
+def run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The fallback: run an operator that has no registered kernel."""
     kernel = _kernels_by_op.get(op)
     if kernel is None:

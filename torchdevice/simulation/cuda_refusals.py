@@ -151,6 +151,8 @@ def _checks(op: Any, name: str) -> list[Callable[[Any, Any], None]]:
     checks: list[Callable[[Any, Any], None]] = []
     if _lacks(op):
         checks.append(lambda args, kwargs: _refuse_missing(op))
+    if name in _FLOAT8_PRODUCTS:
+        checks.append(lambda args, kwargs: _check_capability())
     if name in GAPS:
         dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS[name])
         checks.append(lambda args, kwargs: _check_dtype(name, dtypes, args))
@@ -175,6 +177,21 @@ def _refuse_missing(op: Any) -> None:
 def _check_determinism(found: nondeterminism.Nondeterministic, op: Any, args: Any, kwargs: Any) -> None:
     if torch.are_deterministic_algorithms_enabled() and enforcement.stands_for_cuda():
         nondeterminism.check(found, op, args, kwargs)
+
+
+_FLOAT8_PRODUCTS = frozenset({"_scaled_mm", "_scaled_mm_v2"})
+"""Products of float8 tensors."""
+
+_FLOAT8_CAPABILITY = (8, 9)
+
+
+def _check_capability() -> None:
+    """Raise torch's error on a device without units for float8 (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
+    capability = enforcement.capability() if enforcement.stands_for_cuda() else None
+    if capability is not None and capability < _FLOAT8_CAPABILITY:
+        raise RuntimeError(
+            "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+"
+        )
 
 
 def _check_dtype(name: str, dtypes: frozenset[torch.dtype], args: Any) -> None:

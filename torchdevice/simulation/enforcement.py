@@ -21,6 +21,7 @@ from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fidelity import Fidelity
 from torchdevice.on_cpu import missing_operators
 from torchdevice.on_cpu.operators import counted
+from torchdevice.simulation.caching_allocator import written
 from torchdevice.simulation.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 from torchdevice.simulation.profiles import Profile
 
@@ -98,12 +99,21 @@ class Limits(NamedTuple):
     fallbacks: Counter[str]
 
 
+def machine() -> Context | None:
+    """Return the context of this thread's simulated machine; None outside scopes on the device.
+
+    It is that of the scope, or that of the machine around it, where the scope's device is one of a simulated machine.
+    """
+    context = thread_state.state.context
+    if context is None or context.device_type != KIND:
+        return None
+    return context.machine or context
+
+
 def _limits() -> Limits | None:
     """Return the limits of this thread's scope; None outside scopes on the device, and inside :func:`lifted`."""
-    context = thread_state.state.context
-    if context is None or context.device_type != KIND or _thread.lifted:
-        return None
-    return context.runtime.limits
+    context = machine()
+    return None if context is None or _thread.lifted else context.runtime.limits
 
 
 def _after_fork() -> None:
@@ -121,6 +131,12 @@ def stands_for_cuda() -> bool:
     """Return whether the device of this thread's scope refuses what CUDA refuses."""
     limits = _limits()
     return limits is not None and limits.profile.stands_for_cuda
+
+
+def capability() -> tuple[int, int] | None:
+    """Return the compute capability of this thread's scope; None outside scopes on the device."""
+    context = thread_state.state.context
+    return None if context is None or context.device_type != KIND else context.options.capability
 
 
 def stands_for_mps() -> bool:
@@ -184,8 +200,8 @@ def check_scope() -> None:
 def spelled(index: int) -> str:
     """Return the device as messages name it: as ``tensor.device`` reads in the active scope, such as ``cuda:0``."""
     context = thread_state.state.context
-    device_type = context.options.written_for if context is not None and context.says_program else KIND
-    return f"{device_type}:{index}"
+    shown_as = context.shown_as if context is not None else None
+    return f"{shown_as or KIND}:{index}"
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -195,43 +211,44 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise TypeError(limits.profile.dtype_message(dtype))
 
 
-def check_memory(index: int, wanted: int, allocated: int, reserved: int) -> None:
-    """Raise CUDA's out-of-memory error if ``wanted`` more bytes would exceed the scope's memory limit."""
+def memory_limits(index: int) -> tuple[int | None, int | None]:
+    """Return the bytes of a device's memory, and those that the program allows itself; None for no limit."""
     limits = _limits()
     if limits is None:
-        return
-    context = thread_state.state.context
+        return None, None
+    context = machine()
     assert context is not None
     fraction = context.settings.get((MEMORY_FRACTION, index))
-    if limits.memory is None and fraction is None:
-        return
     total = context.runtime.total_memory(index)
-    limit = total if fraction is None else int(total * fraction)
-    if allocated + wanted > limit:
-        allowed = "" if fraction is None else f"{_size(limit)} allowed; "
-        raise torch.OutOfMemoryError(_out_of_memory(index, wanted, allocated, reserved, total, allowed))
+    if fraction is not None:
+        return total, int(total * fraction)
+    return (total if _errs_as_mps(context) else limits.memory), None
 
 
-def _out_of_memory(index: int, wanted: int, allocated: int, reserved: int, total: int, allowed: str) -> str:
-    """Return the error text of CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp)."""
-    unused = max(0, min(reserved, total) - allocated)
-    in_use = allocated + unused
-    return (
-        f"CUDA out of memory. Tried to allocate {_size(wanted)}. GPU {index} has a total capacity of {_size(total)} of "
-        f"which {_size(total - in_use)} is free. Including non-PyTorch memory, this process has {_size(in_use)} memory "
-        f"in use. {allowed}Of the allocated memory {_size(allocated)} is allocated by PyTorch, and {_size(unused)} is "
-        f"reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-        f"PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
-        f"Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+def _errs_as_mps(context: Context) -> bool:
+    """Return whether a program sees the errors of MPS's allocator: it was written for MPS, and runs on its profile."""
+    return context.options.written_for == context.runtime.limits.profile.accelerator and stands_for_mps()
+
+
+def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> RuntimeError | None:
+    """Return the error of MPS's allocator (aten/src/ATen/mps/MPSAllocator.mm) where the program sees that, else None.
+
+    Args:
+        wanted: The bytes that were asked for.
+        allocated: The bytes in use.
+        total: The bytes of the device's memory.
+        allowed: Those that the program may use.
+    """
+    context = machine()
+    if context is None or not _errs_as_mps(context):
+        return None
+    if wanted > total:
+        return RuntimeError(f"Invalid buffer size: {written(wanted)}")
+    return RuntimeError(
+        f"MPS backend out of memory (MPS allocated: {written(allocated)}, other allocations: 0 bytes, max allowed: "
+        f"{written(allowed)}). Tried to allocate {written(wanted)} on private pool. Use "
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause system failure)."
     )
-
-
-def _size(size: int) -> str:
-    """Return a size as CUDA's allocator writes it."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size} bytes"
 
 
 def provides(op: Any) -> bool:
@@ -292,7 +309,7 @@ def falls_back(op: Any) -> bool:
     missing = limits.profile.missing(op)
     if missing is None:
         return False
-    context = thread_state.state.context
+    context = machine()
     assert context is not None
     native = context.options.written_for == limits.profile.accelerator
     asked = os.environ.get(missing_operators.VARIABLE, "0" if native else "")

@@ -15,7 +15,7 @@ import torch.nn.attention
 from torch._C import DispatchKey
 
 from torchdevice.simulation import enforcement, random
-from torchdevice.simulation.allocator import fresh, meant
+from torchdevice.simulation.allocator import fresh, host_waited, meant
 from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
 from torchdevice.simulation.resizing import resize
 from torchdevice.torch_apis import divided_attention
@@ -95,6 +95,8 @@ def _name(index: int) -> str:
 def _count(source: torch.Tensor, destination: torch.Tensor) -> None:
     one, other = index_of(source), index_of(destination)
     if one != other:
+        if other < 0:
+            host_waited()
         route = (_name(one), _name(other))
         copies[route] += 1
         copied_bytes[route] += destination.nbytes
@@ -220,7 +222,7 @@ def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
 
 @special("record_stream")
 def _record_stream(self: torch.Tensor, s: Any) -> None:
-    """Do nothing: this is a hint to a caching allocator, and the device has none."""
+    """Do nothing: the call has told the observers of streams (``stream_uses.py``)."""
 
 
 # ---- operators that accelerators compute in another way than the CPU -------------------------------------------------
@@ -235,7 +237,7 @@ def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[
     if p == 1:
         return fresh(torch.zeros_like(memory), index), fresh(torch.zeros_like(memory, dtype=torch.bool), index)
     noise = torch.empty_like(memory)
-    noise.bernoulli_(1 - p, generator=random.default_generator(index))
+    noise.bernoulli_(1 - p, generator=random.next_numbers(random.default_generator(index)))
     mask = noise.bool()
     return fresh(memory * noise.div_(1 - p), index), fresh(mask, index)
 

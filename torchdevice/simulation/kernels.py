@@ -22,6 +22,7 @@ from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
     CANNOT_GROW,
     fresh,
+    host_waited,
     meaning,
     memory_of,
     resizable_memory_of,
@@ -131,6 +132,7 @@ def wrapped(result: Any, index: int) -> Any:
         return fresh_sparse(result, index)
     if isinstance(result, (tuple, list)):
         return type(result)(wrapped(each, index) for each in result)
+    host_waited()  # for the number
     return result
 
 

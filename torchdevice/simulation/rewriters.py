@@ -25,8 +25,8 @@ def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """``Tensor.__repr__`` and ``__format__``, which compute in float64 and name the device."""
     with enforcement.lifted():  # the device may lack float64
         text = func(*args, **kwargs)
-    named = f"device='{context.options.written_for}:"
-    return text.replace(f"device='{enforcement.KIND}:", named) if context.says_program else text
+    named = f"device='{context.shown_as}:"
+    return text.replace(f"device='{enforcement.KIND}:", named) if context.shown_as is not None else text
 
 
 def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

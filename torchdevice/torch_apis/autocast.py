@@ -19,13 +19,16 @@ import torch
 from torch.amp import autocast_mode
 from torch.amp.autocast_mode import autocast
 
-from torchdevice import thread_state
+from torchdevice import dtypes, thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import HALF
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, Replaced, replaced_function
 from torchdevice.spelling import ACCELERATORS
 from torchdevice.torch_internals import require
+
+_IS_COMPANION = "_torchdevice_is_companion"
+"""The attribute of autocast that a scope has made beside the program's."""
 
 _COMPANIONS = "_torchdevice_companions"
 
@@ -38,7 +41,7 @@ _ASKS_ABOUT_ACCELERATOR = torch.__version__ >= "2.14"
 
 
 def dtype_on_target(context: Context, requested: torch.dtype, *, enabled: bool = True) -> torch.dtype:
-    """Return the dtype in which autocast of the target gives finite results where CUDA's does.
+    """Return the dtype in which autocast of the target gives finite results where CUDA's does, and which it can hold.
 
     Raises:
         FidelityError: It is another dtype than the requested one, and the scope is strict.
@@ -51,6 +54,8 @@ def dtype_on_target(context: Context, requested: torch.dtype, *, enabled: bool =
 
 def _finite_dtype(context: Context, requested: torch.dtype) -> torch.dtype:
     runtime = context.runtime
+    if requested in runtime.unsupported_dtypes:
+        return dtypes.FALLBACKS[requested]
     if requested is torch.bfloat16 and not runtime.supports_bfloat16():
         return torch.float16
     if requested not in HALF or runtime.float16_autocast_is_finite:
@@ -126,22 +131,25 @@ def _exit(original: Any) -> Any:
 def _companion(context: Context, requested: autocast) -> _Companion | None:
     """Return autocast of other devices; None where the program's autocast suffices or is for another device."""
     device_type, enabled = context.device_type, requested._enabled
+    if hasattr(requested, _IS_COMPANION):
+        return None
     # A program that writes torch.autocast(device.type) spells the target, because device was rewritten.
     if requested.device != device_type and requested.device not in ACCELERATORS:
         return None
     dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
-    dtypes = {device_type: dtype}
+    chosen = dict.fromkeys((device_type, context.family), dtype)
     if _ASKS_ABOUT_ACCELERATOR and (backend := torch._C._get_privateuse1_backend_name()) != "privateuseone":
-        dtypes.setdefault(backend, requested.fast_dtype)
-    if dtypes.get(requested.device) is requested.fast_dtype:
-        del dtypes[requested.device]
-    others = [_of_any_dtype(each, dtype, enabled, requested._cache_enabled) for each, dtype in dtypes.items()]
+        chosen.setdefault(backend, requested.fast_dtype)
+    if chosen.get(requested.device) is requested.fast_dtype:
+        del chosen[requested.device]
+    others = [_of_any_dtype(each, dtype, enabled, requested._cache_enabled) for each, dtype in chosen.items()]
     return _Companion(context, requested, others) if others else None
 
 
 def _of_any_dtype(device_type: str, dtype: Any, enabled: bool, cache_enabled: bool | None) -> autocast:
     made = autocast(device_type, torch.bfloat16, enabled, cache_enabled)
     made.fast_dtype = dtype
+    setattr(made, _IS_COMPANION, True)
     return made
 
 

@@ -22,7 +22,7 @@ from torchdevice.patching import Patch, Replaced, replaced_function
 
 def _as_program(context: Context, device: Any) -> Any:
     """Return the accelerator that the program would spell for a device of the target; any other device as it is."""
-    if not isinstance(device, torch.device) or device.type != context.device_type:
+    if not isinstance(device, torch.device) or not context.is_targets(device):
         return device
     if context.runtime.shares_host_memory and placement.side_meant(context, device, None) is not placement.Side.DEVICE:
         return device

@@ -95,7 +95,7 @@ def _is_nccl_available(context: Context, original: Any) -> bool:
 def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to write them to a file."""
     original(self, *args, **kwargs)
-    if not context.says_program and not context.runtime.shares_host_memory:
+    if context.shown_as is None and not context.runtime.shares_host_memory:
         self.device_type = context.device_type
 
 

@@ -48,7 +48,8 @@ def _find_builtin(original: Any) -> Any:
 
 def _load(context: Context, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     """``torch.jit.load``: load onto the target where the program gives no ``map_location``, and rewrite devices."""
-    loaded = original(f, context.target if map_location is None else map_location, *args, **kwargs)
+    device = context.target if map_location is None else context.redirect(map_location) or map_location
+    loaded = original(f, device, *args, **kwargs)
     for graph in _graphs(loaded):
         torch._C._jit_pass_inline(graph)  # torch cannot look the functions of a loaded program up by name
     return _rewritten(context, loaded)

@@ -45,7 +45,7 @@ class LegacyTensorType(type):
             and isinstance(instance, torch.Tensor)
             and instance.dtype is cls.dtype
             and instance.layout is cls.layout
-            and instance.device.type in (context.device_type, "cuda")
+            and (instance.device.type == "cuda" or context.is_targets(instance.device))
         )
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -54,9 +54,24 @@ class LegacyTensorType(type):
             raise TypeError(
                 f"{cls.__module__}.{cls.__name__} makes tensors in a scope only. Call it in torchdevice.portable()."
             )
-        kwargs.pop("device", None)
+        device = kwargs.pop("device", None)
         cpu_type = getattr(torch.sparse if cls.is_sparse else torch, cls.__name__)
-        return torch.Tensor.to(cpu_type(*args, **kwargs), context.target)
+        return torch.Tensor.to(cpu_type(*args, **kwargs), _device_of(context, device))
+
+
+def _device_of(context: Context, device: Any) -> torch.device:
+    """Return the target's device for the argument of a legacy constructor.
+
+    Raises:
+        RuntimeError: It is not a device of the program's accelerator. The text is torch's.
+    """
+    if device is None:
+        return context.target
+    on_target = context.redirect(device)
+    if on_target is None:
+        named = torch.device(device).type
+        raise RuntimeError(f"legacy constructor expects device type: cuda but device type: {named} was passed")
+    return on_target
 
 
 def _stand_in(module: str, name: str, dtype: torch.dtype, layout: torch.layout) -> LegacyTensorType:
@@ -193,5 +208,5 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
 def _type_name(context: Context, name: str) -> str:
     """Return the name of a tensor type; under ``identity="program"`` with the program's accelerator for the target."""
     of_target = f"torch.{context.device_type}."
-    of_program = f"torch.{context.options.written_for}."
-    return of_program + name[len(of_target) :] if context.says_program and name.startswith(of_target) else name
+    as_shown = f"torch.{context.shown_as}."
+    return as_shown + name[len(of_target) :] if context.shown_as and name.startswith(of_target) else name

@@ -11,7 +11,7 @@ from torchdevice.patching import Patch, replaced_in_importers
 
 def _capturable_devices(context: Context, original: Any, supports_xla: bool = True) -> list[str]:
     """Return torch's list of device types for ``capturable=True``, with the target's added."""
-    return [*original(supports_xla), context.device_type]
+    return [*original(supports_xla), context.device_type, context.family]
 
 
 def patches() -> list[Patch]:

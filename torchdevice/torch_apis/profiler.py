@@ -58,9 +58,7 @@ def _init_autograd(context: Context, original: Any, self: Any, *args: Any, **kwa
         bound.arguments.pop("use_cuda", None)
     original(*bound.args, **bound.kwargs)
     if wanted and self.enabled:
-        context.report(
-            "the profiler's CUDA activity", f"times of the {context.device_type} target", Fidelity.APPROXIMATE
-        )
+        context.report("the profiler's CUDA activity", f"times of the {context.family} target", Fidelity.APPROXIMATE)
         if not context.runtime.is_asynchronous:
             self._parse_kineto_results = functools.partial(_with_device_times, self, self._parse_kineto_results)
 

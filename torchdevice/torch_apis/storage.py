@@ -37,7 +37,7 @@ def _device_of_module(context: Context, original: Any, module: str) -> str:
     """``_get_device_from_module``: return the target for the module of types such as ``torch.cuda.FloatStorage``."""
     found = original(module)
     device = context.redirect(found)
-    if context.says_program or device is None:
+    if context.shown_as is not None or device is None:
         return found
     return str(device) if device.index else device.type  # torch compares it with the type of a storage's device
 
@@ -55,10 +55,10 @@ _NEEDS_TARGET = frozenset(
 def _read_device(context: Context, original: Any, storage: Any) -> torch.device:
     """``UntypedStorage.device``: under ``identity="program"`` the program's device, as ``Tensor.device`` answers."""
     device = original(storage)
-    if not context.says_program or device.type != context.device_type or not _rewrites_calls():
+    if context.shown_as is None or device.type != context.device_type or not _rewrites_calls():
         return device
     caller = sys._getframe(2).f_globals.get("__name__")  # frame 1 is the function that per_context() made
-    return device if caller in _NEEDS_TARGET else context.program_device(device.index or 0)
+    return device if caller in _NEEDS_TARGET else context.shown(device)
 
 
 def _rewrites_calls() -> bool:

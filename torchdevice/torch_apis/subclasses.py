@@ -52,9 +52,7 @@ def _describe(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any
 def _argument(context: Context, original: Any, self: Any, value: Any) -> Any:
     """What stands for an argument in a graph."""
     found = original(self, value)
-    if context.says_program and isinstance(found, torch.device) and found.type == context.device_type:
-        return context.program_device(found.index or 0)
-    return found
+    return context.shown(found) if isinstance(found, torch.device) else found
 
 
 def patches() -> list[Patch]:

@@ -1,0 +1,128 @@
+"""The runtime of MPS on a simulated Mac: what runs on a real one, with tensors of a simulated device.
+
+A simulated Mac is a scope on the profile ``mps`` for a program written for MPS: there ``torch.mps`` answers, and
+tensors say that they are on ``mps``. A scope inside it that targets MPS for a program written for CUDA asks
+:class:`MacRuntime`, and so :class:`MpsRuntime`, which calls the simulated Mac's ``torch.mps``.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchdevice import device_models
+from torchdevice.context import Context
+from torchdevice.devices.mps import MpsRuntime
+from torchdevice.journal import Journal
+from torchdevice.on_cpu.missing_operators import overload
+from torchdevice.options import Options
+from torchdevice.simulation import backend, enforcement, random
+from torchdevice.simulation.profiles import PROFILES
+from torchdevice.simulation.runtime import SimulatedRuntime
+from torchdevice.simulation.runtime import runtime as simulated
+
+
+def _lacks_kernel(operator: str) -> bool:
+    return operator.startswith("aten::") and PROFILES["mps"].missing(overload(operator)) is not None
+
+
+class MacRuntime(MpsRuntime):
+    """MPS on a simulated Mac.
+
+    What is overridden is how torch reaches a simulated device. What a program is told comes from :class:`MpsRuntime`.
+
+    Args:
+        machine: The context of the simulated Mac.
+    """
+
+    device_type = enforcement.KIND
+    shown_as = "mps"
+    torch_knows_current = False
+    compiles = False
+    generator_type = random.Generator
+    draws_on_cpu = True
+    missing_operators_key = "PrivateUse1"
+    lacks_kernel = staticmethod(_lacks_kernel)
+    run_for_others = staticmethod(backend.run_any)
+    known_faults_key = "PrivateUse1"
+    refusing_key = "PrivateUse1"
+
+    def __init__(self, machine: Context):
+        super().__init__()
+        self._machine = weakref.ref(machine)
+
+    @property
+    def machine(self) -> Context:  # type: ignore[override]
+        found = self._machine()
+        assert found is not None, "a context keeps its machine"
+        return found
+
+    @property
+    def _simulated(self) -> SimulatedRuntime:
+        runtime: Any = self.machine.runtime
+        return runtime
+
+    @property
+    def family(self) -> str:
+        return "mps"
+
+    @property
+    def target(self) -> str:
+        return device_models.SIMULATED_MAC
+
+    @property
+    def location_tag(self) -> str:
+        return "mps"
+
+    @property
+    def rewriters(self) -> Mapping[Any, Any]:
+        return self._simulated.rewriters
+
+    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return self._simulated.host_alias(tensor)
+
+    def enter_thread(self, entry: Any) -> None:
+        self._simulated.enter_thread(entry)
+
+    def leave_thread(self, entry: Any) -> None:
+        self._simulated.leave_thread(entry)
+
+    def after_backward(self) -> None:
+        self._simulated.after_backward()
+
+    def out_of_memory(self, error: BaseException) -> str | None:
+        # The machine's memory is the host's, whose allocator may fail first.
+        return super().out_of_memory(error) or self._simulated.out_of_memory(error)
+
+    def serve_reducer(self, model: Any) -> None:
+        self._simulated.serve_reducer(model)
+
+    def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
+        return self._simulated.generator(index, cls)
+
+    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
+        return self._simulated.new_storage(original, *args, device=device, **kwargs)
+
+
+_runtimes: weakref.WeakKeyDictionary[Context, MacRuntime] = weakref.WeakKeyDictionary()
+
+
+def runtime_on(machine: Context) -> MacRuntime:
+    """Return the runtime of MPS on a simulated Mac, one object for each."""
+    found = _runtimes.get(machine)
+    return _runtimes.setdefault(machine, MacRuntime(machine)) if found is None else found
+
+
+@functools.cache
+def standing() -> Context:
+    """Return the context of a simulated Mac that no scope has made."""
+    options = Options(target="simulated:mps", written_for="mps", identity="program")
+    return Context(options, simulated(PROFILES["mps"], 1, None), Journal(), _join_none)
+
+
+def _join_none(context: Context, forced_cpu: bool) -> Any:
+    raise AssertionError("no thread enters a machine")
