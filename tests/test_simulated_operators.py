@@ -143,3 +143,41 @@ def test_numbers_in_the_place_of_tensors(name: str, shape: tuple[int, ...]) -> N
         for number in NUMBERS:
             for swapped in (False, True):
                 assert outcome("cuda", dtype, number, swapped) == outcome("cpu", dtype, number, swapped)
+
+
+# ---- quantized tensors -----------------------------------------------------------------------------------------------
+
+QUANTIZED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "per tensor": lambda x: torch.quantize_per_tensor(x, 0.1, 2, torch.quint8),
+    "per tensor, parameters in tensors": lambda x: torch.quantize_per_tensor(
+        x, torch.tensor(0.1, device=x.device), torch.tensor(2, device=x.device), torch.quint8
+    ),
+    "a list": lambda x: torch.quantize_per_tensor(
+        [x], torch.ones(1, device=x.device), torch.zeros(1, device=x.device), torch.qint8
+    ),
+    "dynamic": lambda x: torch.quantize_per_tensor_dynamic(x, torch.quint8, False),
+    "per channel": lambda x: torch.quantize_per_channel(
+        x, torch.ones(3, device=x.device), torch.zeros(3, device=x.device), 0, torch.qint8
+    ),
+    "from integers": lambda x: torch._make_per_tensor_quantized_tensor(x.to(torch.uint8), 0.1, 2),
+    "empty": lambda x: torch._empty_affine_quantized([3], scale=0.1, zero_point=2, dtype=torch.quint8, device=x.device),
+    "moved": lambda x: torch.quantize_per_tensor(x.cpu(), 0.1, 2, torch.quint8).to(x.device),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls quantized tensors deprecated
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_tensors_are_refused_by_name(name: str) -> None:
+    x = torch.ones(3, 3, device="cuda")
+    with pytest.raises(NotImplementedError, match="a quantized tensor is not supported on a stand-in device"):
+        QUANTIZED[name](x)
+    assert QUANTIZED[name](torch.ones(3, 3)) is not None
+
+
+def test_fake_quantization_is_not_refused() -> None:
+    x = torch.randn(3, 3)
+    for make in (
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+        lambda x: torch.ops.aten.dequantize.self(x.to(torch.float32)),
+    ):
+        assert torch.equal(make(x.cuda()).cpu(), make(x))

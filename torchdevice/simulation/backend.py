@@ -27,6 +27,7 @@ from torchdevice.simulation import (
     kernels,
     mps_refusals,
     page_locked,
+    quantized,
     resizing,
     sharing,
     sparse,
@@ -163,9 +164,10 @@ def _register_kernels() -> None:
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
+    quantized.register(aten)
     for name in _VIEWS:
         aten.impl(name, kernels.view_of(_overload(name)), "PrivateUse1")
-    for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys() - batch_norm.KERNELS.keys()):
+    for name in sorted(_shadowed().difference(handwritten_kernels.SPECIAL, batch_norm.KERNELS, quantized.MAKING)):
         aten.impl(name, _made_when_called(name), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
