@@ -88,6 +88,7 @@ OTHER_VALUES: dict[str, Any] = {
     "written_for": "mps",
     "races": "warn",
     "asynchronous": True,
+    "compute": "meta",
     "verify": True,
     "verify_sample": 0.25,
     "verify_only": ("mm", "addcmul_"),

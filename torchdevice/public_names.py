@@ -264,7 +264,7 @@ _declare(_C, "get_allocator_backend", "Return `native`.", DECLARED)
 _declare(
     _C,
     "caching_allocator_enable caching_allocator_disabled",
-    "Store the setting; there is no caching allocator.",
+    "Store the setting; no allocator stops caching for it.",
     INERT,
 )
 

@@ -58,7 +58,7 @@ _STORED = (
         "_cuda_cudaCachingAllocator_enable",
         "_cuda_cudaCachingAllocator_is_enabled",
         True,
-        "there is no caching allocator",
+        "no allocator stops caching for it",
     ),
     # ``:4096:2:16:8`` of CUBLAS_WORKSPACE_CONFIG, the default of aten/src/ATen/cuda/CublasHandlePool.cpp.
     Stored("_cuda_setCublasWorkspaceSize", "_cuda_getCublasWorkspaceSize", 8_519_680, _NO_WORKSPACE),
