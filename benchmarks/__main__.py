@@ -27,7 +27,7 @@ import torch
 
 from benchmarks import cases, entering, facade, growth, instructions, peers, plotting, soak
 from benchmarks.measuring import Timing, compare
-from benchmarks.progress import track
+from torchdevice.cli.progress import track
 
 
 def main() -> int:

@@ -28,13 +28,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.progress import track
 from torchdevice import errors
 from torchdevice.call_sites import PROGRAM, kind_of_file
 from torchdevice.check import Finding, Target, Verdict
 from torchdevice.check.checking import check_file
 from torchdevice.check.comparing import Event, covers, events_of, foretells
 from torchdevice.check.surroundings import PACKAGES
+from torchdevice.cli.progress import track
 from torchdevice.report import Report
 
 HERE = Path(__file__).parent

@@ -21,7 +21,7 @@ import psutil
 import torch
 
 import torchdevice
-from benchmarks.progress import track
+from torchdevice.cli.progress import track
 
 
 class Point(NamedTuple):

@@ -12,6 +12,7 @@ import torch
 
 import torchdevice
 from benchmarks.measuring import Timing, compare
+from torchdevice.cli.progress import track
 
 FLOAT32 = "float32"
 _DTYPES = {FLOAT32: torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -77,7 +78,8 @@ CASES: dict[str, Callable[[torch.dtype], Callable[[], object]]] = {
 
 def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
     """Return, for each case whose name contains ``only``, the times in each dtype, and without this package's help."""
-    return {name: _timings(prepare, rounds) for name, prepare in CASES.items() if only in name}
+    chosen = [name for name in CASES if only in name]
+    return {name: _timings(CASES[name], rounds) for name in track(chosen, "cases")}
 
 
 def _timings(prepare: Callable[[torch.dtype], Callable[[], object]], rounds: int) -> dict[str, Timing]:

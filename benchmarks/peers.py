@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import one_way
-from benchmarks.progress import track
+from torchdevice.cli.progress import track
 
 ROOT = Path(__file__).parent.parent
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.progress import track
+from torchdevice.cli.progress import track
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,6 +11,7 @@ import transformers
 
 import torchdevice
 from benchmarks.measuring import Timing, compare
+from torchdevice.cli.progress import track
 
 PLAIN, SIMULATED = "CPU", "simulated"
 
@@ -71,7 +72,8 @@ def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
     """Return, for each case whose name contains ``only``, the times on the CPU and on the simulated device."""
     scope = torchdevice.simulate()
     conditions = {PLAIN: contextlib.nullcontext, SIMULATED: lambda: scope}
-    return {case.name: _timings(case, conditions, rounds) for case in CASES if only in case.name}
+    chosen = [case for case in CASES if only in case.name]
+    return {case.name: _timings(case, conditions, rounds) for case in track(chosen, "cases")}
 
 
 def _timings(case: Case, conditions: dict[str, Any], rounds: int) -> dict[str, Timing]:

@@ -9,6 +9,7 @@ import torch
 
 import torchdevice
 from benchmarks.measuring import Condition, Timing, compare
+from torchdevice.cli.progress import track
 
 BARE, OBJECT = "x.to(device)", "ToDevice"
 
@@ -27,8 +28,8 @@ WAYS: dict[str, tuple[Condition, str, str]] = {
 
 def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
     """Return, for each way and size whose name contains ``only``, the times of both."""
-    names = [f"{way}, {size}" for way in WAYS for size in SIZES]
-    return {name: _timings(name, rounds) for name in names if only in name}
+    names = [name for way in WAYS for size in SIZES if only in (name := f"{way}, {size}")]
+    return {name: _timings(name, rounds) for name in track(names, "ways")}
 
 
 def _timings(name: str, rounds: int) -> dict[str, Timing]:

@@ -7,6 +7,7 @@ from typing import Any
 import torchdevice
 from benchmarks.measuring import Timing, compare
 from benchmarks.simulation import CASES
+from torchdevice.cli.progress import track
 
 WITHOUT = "without verify"
 
@@ -25,10 +26,8 @@ def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
     for target, device in (("cpu", "cpu"), ("simulated:cuda", "cuda")):
         scopes = {name: torchdevice.portable(target, **options) for name, options in OPTIONS.items()}
         conditions: dict[str, Any] = {name: lambda scope=scope: scope for name, scope in scopes.items()}
-        for case in CASES:
-            name = f"{case.name}, {target}"
-            if only in name:
-                with scopes[WITHOUT]:
-                    calls = dict.fromkeys(OPTIONS, case.prepare(device))
-                found[name] = compare(conditions, calls, rounds=rounds, seconds=case.seconds)
+        for case in track([case for case in CASES if only in f"{case.name}, {target}"], f"cases on {target}"):
+            with scopes[WITHOUT]:
+                calls = dict.fromkeys(OPTIONS, case.prepare(device))
+            found[f"{case.name}, {target}"] = compare(conditions, calls, rounds=rounds, seconds=case.seconds)
     return found

@@ -340,7 +340,7 @@ def _stream_context(context: Callable[[Any], Any]) -> bool:
 def _snapshot() -> Any:
     kept = ones(100)
     found = torch.cuda.memory_snapshot()
-    addresses = {block["address"] for segment in found for block in segment["blocks"]}
+    addresses = {block["data_ptr"] for segment in found for block in segment["blocks"]}
     return kept.untyped_storage().data_ptr() in addresses
 
 

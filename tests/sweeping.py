@@ -35,20 +35,32 @@ def parameters(item: pytest.Item) -> dict[str, Any]:
 
 
 def sample(items: Sequence[pytest.Item], seed: int) -> set[pytest.Item]:
-    """Return the tests of a sample: all but those marked ``sampled(n)``, and n cases of each function marked so.
+    """Return the tests of a sample: all but those marked ``sampled``.
 
-    A function's cases are drawn by the seed and the function's name, so other functions have no influence on them.
+    Of a function marked ``sampled(n)`` n cases are kept. Of all functions marked ``sampled(n, of="a group")``, wherever
+    they stand, n are kept, with one case each. The seed and the name of the function or group draw them, so others
+    have no influence on what is drawn.
     """
-    kept, cases = set(), defaultdict(list)
+    kept, cases, groups = set(), defaultdict(list), defaultdict(lambda: defaultdict(list))
     for item in items:
         mark = item.get_closest_marker("sampled")
+        function = item.nodeid.partition("[")[0]
         if mark is None:
             kept.add(item)
+        elif "of" in mark.kwargs:
+            groups[mark.kwargs["of"], mark.args[0]][function].append(item)
         else:
-            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+            cases[function, mark.args[0]].append(item)
     for (function, size), of_one in cases.items():
-        kept.update(random.Random(f"{seed} {function}").sample(of_one, min(size, len(of_one))))
+        kept.update(_drawn(of_one, size, seed, function))
+    for (group, size), functions in groups.items():
+        for function in _drawn(sorted(functions), size, seed, group):
+            kept.update(_drawn(functions[function], 1, seed, function))
     return kept
+
+
+def _drawn(items: list[T], size: int, seed: int, name: str) -> list[T]:
+    return random.Random(f"{seed} {name}").sample(items, min(size, len(items)))
 
 
 def on_one_target(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:

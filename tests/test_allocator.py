@@ -1,32 +1,24 @@
-"""The accounting of a simulated device's memory, against a reference that looks at all blocks after every step."""
+"""The model of CUDA's caching allocator, against a slow reference that follows the documented rules block by block."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
+import torch
 
+from torchdevice.devices.allocation_events import Segment
 from torchdevice.simulation import allocator
+from torchdevice.simulation.allocator_settings import DEFAULT, Settings, parsed
+from torchdevice.simulation.caching_allocator import Device
+from torchdevice.simulation.memory_blocks import Block
 
 pytestmark = pytest.mark.one_engine
 
-BLOCK, SEGMENT, LARGE = 512, 2 << 20, 1 << 20
-"""Of CUDA's caching allocator, in bytes: the unit of blocks, that of segments, and the largest small block."""
+KIB, MIB = 1 << 10, 1 << 20
 
-KEYS = {
-    "allocated_bytes": ("allocated", 1),
-    "active_bytes": ("allocated", 1),
-    "requested_bytes": ("requested", 1),
-    "reserved_bytes": ("reserved", 1),
-    "allocation": ("count", 1),
-    "active": ("count", 1),
-    "segment": ("reserved", SEGMENT),
-}
-
-
-def up(size: int, unit: int) -> int:
-    return (size + unit - 1) // unit * unit
+FIRST_ADDRESS = 0x7000_0000_0000
 
 
 class Figure:
@@ -35,98 +27,396 @@ class Figure:
     def __init__(self) -> None:
         self.value = self.peak = self.up = self.down = 0
 
-    def change(self, by: int) -> None:
-        self.value += by
-        self.peak = max(self.peak, self.value)
-        self.up, self.down = self.up + max(by, 0), self.down - min(by, 0)
+    def set(self, value: int) -> None:
+        self.up, self.down = self.up + max(value - self.value, 0), self.down + max(self.value - value, 0)
+        self.value, self.peak = value, max(self.peak, value)
+
+
+class Piece:
+    """A block of the reference: free where it has no request."""
+
+    def __init__(self, size: int, requested: int | None = None):
+        self.size = size
+        self.requested = requested
+        self.waits = False
+        self.uses: set[int] = set()
+
+    @property
+    def is_free(self) -> bool:
+        return self.requested is None
+
+
+class Chunk:
+    """A segment of the reference."""
+
+    def __init__(self, address: int, size: int, small: bool, stream: int):
+        self.address, self.size, self.small, self.stream = address, size, small, stream
+        self.pieces = [Piece(size)]
+
+    def where(self) -> Iterator[tuple[int, Piece]]:
+        at = self.address
+        for piece in self.pieces:
+            yield at, piece
+            at += piece.size
+
+
+BYTES = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes")
+
+KEYS = (*BYTES, "allocation", "active", "segment", "inactive_split")
+
+POOLS = ("all", "small_pool", "large_pool")
 
 
 class Reference:
-    """The statistics of the pools and of both together, with every freed block subtracted at once."""
+    """The documented rules, by linear search over all blocks, with every figure counted anew after every step."""
 
-    def __init__(self) -> None:
-        self.figures = {
-            (pool, name): Figure()
-            for pool in ("all", "small_pool", "large_pool")
-            for name in ("allocated", "requested", "count", "reserved")
-        }
+    def __init__(self, settings: Settings, limit: int | None) -> None:
+        self.settings, self.limit = settings, limit
+        self.chunks: list[Chunk] = []
+        self.waiting: list[Piece] = []
+        self.end = FIRST_ADDRESS
+        self.retries = self.failures = 0
+        self.figures = {(key, pool): Figure() for key in KEYS for pool in POOLS}
 
-    def change(self, pool: str, name: str, by: int) -> None:
-        for each in (pool, "all"):
-            self.figures[each, name].change(by)
+    def rounded(self, size: int) -> int:
+        interval = 0
+        while interval < 15 and size >= 2 << 20 << interval:
+            interval += 1
+        parts = self.settings.divisions[interval]
+        if parts > 1 and size > 512 * parts:
+            power = 1
+            while power * 2 <= size:
+                power *= 2
+            steps = [power + n * (power // parts) for n in range(parts + 1)]
+            return next(step for step in steps if step >= size)
+        return -(-size // 512) * 512
 
-    def block(self, requested: int, sign: int) -> None:
-        pool = "small_pool" if up(requested, BLOCK) <= LARGE else "large_pool"
-        self.change(pool, "allocated", sign * up(requested, BLOCK))
-        self.change(pool, "requested", sign * requested)
-        self.change(pool, "count", sign)
-        missing = self.figures[pool, "allocated"].value - self.figures[pool, "reserved"].value
-        if missing > 0:
-            self.change(pool, "reserved", up(missing, SEGMENT))
+    def allocate(self, requested: int, stream: int) -> Piece | None:
+        size = self.rounded(requested)
+        small = size <= MIB
+        fits = [
+            (piece.size, address, chunk, piece)
+            for chunk in self.chunks
+            if chunk.small == small and chunk.stream == stream
+            for address, piece in chunk.where()
+            if piece.is_free and piece.size >= size
+        ]
+        most = self.settings.max_split_size
+        chosen = min(fits, key=lambda fit: fit[:2]) if fits else None
+        if chosen is not None and most is not None and chosen[0] >= (most if size < most else size + 20 * MIB):
+            chosen = None
+        if chosen is None:
+            made = self.new_chunk(size, small, stream)
+            if made is None:
+                self.count()
+                return None
+            chosen = (made.size, made.address, made, made.pieces[0])
+        _, _, chunk, piece = chosen
+        rest = piece.size - size
+        if rest >= 512 if small else rest > MIB and (most is None or size < most):
+            piece.size = size
+            chunk.pieces.insert(chunk.pieces.index(piece) + 1, Piece(rest))
+        piece.requested = requested
+        self.count()
+        return piece
+
+    def new_chunk(self, size: int, small: bool, stream: int) -> Chunk | None:
+        wanted = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+        enough = self.has(wanted) or (self.release_oversize(size, small, stream) and self.has(wanted))
+        if not enough:
+            self.empty_cache()
+            self.retries += 1
+        if not self.has(wanted):
+            self.failures += 1
+            return None
+        self.chunks.append(Chunk(self.end, wanted, small, stream))
+        self.end += wanted
+        return self.chunks[-1]
+
+    def has(self, wanted: int) -> bool:
+        return self.limit is None or sum(chunk.size for chunk in self.chunks) + wanted <= self.limit
+
+    def release_oversize(self, size: int, small: bool, stream: int) -> bool:
+        most = self.settings.max_split_size
+        if most is None:
+            return False
+        cached = sorted(
+            (chunk.size, chunk.address, chunk)
+            for chunk in self.chunks
+            if chunk.small == small and chunk.stream == stream and len(chunk.pieces) == 1 and chunk.pieces[0].is_free
+            if chunk.size >= most
+        )
+        needed = max(size, most)
+        enough = [chunk for length, _, chunk in cached if length >= needed]
+        for chunk in enough[:1] or [chunk for _, _, chunk in reversed(cached)]:
+            if needed > 0:
+                needed -= chunk.size
+                self.chunks.remove(chunk)
+        self.count()
+        return needed <= 0
+
+    def free(self, piece: Piece) -> None:
+        if piece.uses:
+            piece.waits = True
+            self.waiting.append(piece)
+        else:
+            self.release(piece)
+        self.count()
+
+    def release(self, piece: Piece) -> None:
+        chunk = next(chunk for chunk in self.chunks if piece in chunk.pieces)
+        piece.requested = None
+        merged: list[Piece] = []
+        for each in chunk.pieces:
+            if merged and merged[-1].is_free and each.is_free:
+                merged[-1].size += each.size
+            else:
+                merged.append(each)
+        chunk.pieces = merged
+
+    def wait(self) -> None:
+        while self.waiting:
+            piece = self.waiting.pop(0)
+            piece.waits, piece.uses = False, set()
+            self.release(piece)
+            self.count()
 
     def empty_cache(self) -> None:
-        for pool in ("small_pool", "large_pool"):
-            needed = up(self.figures[pool, "allocated"].value, SEGMENT)
-            self.change(pool, "reserved", needed - self.figures[pool, "reserved"].value)
+        self.wait()
+        self.chunks = [chunk for chunk in self.chunks if not (len(chunk.pieces) == 1 and chunk.pieces[0].is_free)]
+        self.count()
 
-    def reset_peak(self) -> None:
-        for figure in self.figures.values():
-            figure.peak = figure.value
-
-    def reset_accumulated(self) -> None:
-        for figure in self.figures.values():
-            figure.up = figure.down = 0
-
-    def statistics(self) -> dict[str, Any]:
-        return {
-            key: {
-                pool: tuple(n // unit for n in (f.value, f.peak, f.up, f.down))
-                for pool in ("all", "small_pool", "large_pool")
-                for f in [self.figures[pool, name]]
+    def count(self) -> None:
+        for pool, chunks in (
+            ("small_pool", [chunk for chunk in self.chunks if chunk.small]),
+            ("large_pool", [chunk for chunk in self.chunks if not chunk.small]),
+        ):
+            used = [piece for chunk in chunks for piece in chunk.pieces if not piece.is_free]
+            held = [piece for piece in used if not piece.waits]
+            idle = [piece for chunk in chunks if len(chunk.pieces) > 1 for piece in chunk.pieces if piece.is_free]
+            values = {
+                "allocated_bytes": sum(piece.size for piece in held),
+                "active_bytes": sum(piece.size for piece in used),
+                "requested_bytes": sum(piece.requested or 0 for piece in used),
+                "reserved_bytes": sum(chunk.size for chunk in chunks),
+                "inactive_split_bytes": sum(piece.size for piece in idle),
+                "allocation": len(held),
+                "active": len(used),
+                "segment": len(chunks),
+                "inactive_split": len(idle),
             }
-            for key, (name, unit) in KEYS.items()
-        }
+            for key, value in values.items():
+                self.figures[key, pool].set(value)
+        for (key, pool), figure in self.figures.items():
+            if pool == "all":
+                parts = [self.figures[key, each] for each in POOLS[1:]]
+                figure.value = sum(part.value for part in parts)
+                figure.peak = max(figure.peak, figure.value)
+                figure.up, figure.down = sum(part.up for part in parts), sum(part.down for part in parts)
+
+    def layout(self) -> list[tuple[int, int, list[tuple[int, int, bool]]]]:
+        return sorted(
+            (chunk.address, chunk.stream, [(address, piece.size, piece.is_free) for address, piece in chunk.where()])
+            for chunk in self.chunks
+        )
 
 
-def statistics(device: allocator.Device) -> dict[str, Any]:
+def layout(segments: list[Segment]) -> list[tuple[int, int, list[tuple[int, int, bool]]]]:
+    return [
+        (each.parts[0].address, each.stream, [(p.address, p.size, p.state == "inactive") for p in each.parts])
+        for each in segments
+    ]
+
+
+def figures(device: Device) -> dict[tuple[str, str], tuple[int, ...]]:
     found = device.statistics()
-    return {key: {pool: (s.current, s.peak, s.allocated, s.freed) for pool, s in found[key].items()} for key in KEYS}
+    return {(key, pool): tuple(found[key][pool]) for key in KEYS for pool in POOLS}
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_histories(seed: int) -> None:
-    choose, device, reference = random.Random(seed), allocator.Device(0), Reference()
-    held: list[int] = []
-    sizes = (1, 511, 512, 513, 4096, LARGE - 511, LARGE, LARGE + 1, SEGMENT, SEGMENT + 1, 7 * SEGMENT - 3)
-    for _ in range(300):
-        step = choose.random()
-        if step < 0.5:
-            held.append(choose.choice(sizes))
-            device.allocate(held[-1])
-            reference.block(held[-1], 1)
-        elif step < 0.85 and held:
-            freed = held.pop(choose.randrange(len(held)))
-            device.freed.append(freed)  # as the end of a storage does
-            reference.block(freed, -1)
-        elif step < 0.95:  # seldom, so that freed blocks wait
-            assert statistics(device) == reference.statistics()
-        else:
-            name = choose.choice(["empty_cache", "reset_peak", "reset_accumulated"])
-            getattr(device, name)()
-            getattr(reference, name)()
-    assert statistics(device) == reference.statistics()
-    whole = {name: reference.figures["all", name] for name in ("allocated", "reserved")}
-    figures = device.figures()
-    assert (figures.allocated, figures.reserved) == (whole["allocated"].value, whole["reserved"].value)
-    assert (figures.peak_allocated, figures.peak_reserved) == (whole["allocated"].peak, whole["reserved"].peak)
-    segments = device.statistics()
-    assert segments["num_device_alloc"] == whole["reserved"].up // SEGMENT
-    assert segments["num_device_free"] == whole["reserved"].down // SEGMENT and segments["num_ooms"] == 0
+def is_sound(device: Device) -> bool:
+    """Whether segments tile, blocks do not overlap, free neighbours are merged, and sums agree with the statistics."""
+    segments, statistics = device.segments({}), device.statistics()
+    parts = [part for segment in segments for part in segment.parts]
+    ends = [part.address + part.size for part in parts]
+    tiles = all(
+        earlier.address + earlier.size == later.address
+        for segment in segments
+        for earlier, later in zip(segment.parts, segment.parts[1:], strict=False)
+    )
+    merged = all(
+        not earlier.state == later.state == "inactive"
+        for segment in segments
+        for earlier, later in zip(segment.parts, segment.parts[1:], strict=False)
+    )
+    apart = all(end <= later.address for end, later in zip(ends, parts[1:], strict=False))
+    used = sum(part.size for part in parts if part.state == "active_allocated")
+    reserved = sum(part.size for part in parts)
+    return (
+        tiles
+        and merged
+        and apart
+        and used == statistics["allocated_bytes"]["all"].current
+        and reserved == statistics["reserved_bytes"]["all"].current
+    )
 
 
-@pytest.mark.parametrize(("size", "block"), [(0, 0), (1, 512), (511, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)])
-def test_sizes_are_rounded_as_by_cudas_allocator(size: int, block: int) -> None:
-    assert allocator.rounded(size) == block
+SIZES = (1, 511, 512, 513, 4 * KIB, 300 * KIB, MIB - 511, MIB, MIB + 1, 3 * MIB, 9 * MIB, 10 * MIB, 13 * MIB, 45 * MIB)
+
+SETTINGS = ("", "max_split_size_mb:20", "roundup_power2_divisions:[1:4,2:2,>:8]", "max_split_size_mb:32")
+
+
+@pytest.mark.parametrize("limit", [None, 100 * MIB])
+@pytest.mark.parametrize("text", SETTINGS)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_programs(seed: int, text: str, limit: int | None) -> None:
+    choose, settings = random.Random(f"{seed} {text} {limit}"), parsed(text)
+    device, reference = Device(0, lambda index: (limit, None)), Reference(settings, limit)
+    device.configure(settings)
+    held: list[tuple[Block, Piece]] = []
+    for step in range(250):
+        what = choose.random()
+        if what < 0.5:
+            size, stream = choose.choice(SIZES), choose.choice([0, 0, 0, 7])
+            piece = reference.allocate(size, stream)
+            if piece is None:
+                with pytest.raises(torch.OutOfMemoryError):
+                    device.allocate(size, stream)
+            else:
+                held.append((device.allocate(size, stream), piece))
+                if choose.random() < 0.1:
+                    device.use(held[-1][0], (0, 9))
+                    piece.uses.add(9)
+        elif what < 0.9 and held:
+            block, piece = held.pop(choose.randrange(len(held)) if choose.random() < 0.5 else -1)
+            device.freed.append(block)  # as the end of a storage does
+            reference.free(piece)
+        elif what < 0.93:
+            device.empty_cache()
+            reference.empty_cache()
+        elif what < 0.96:
+            device.host_waited()
+            reference.wait()
+        elif step % 3 == 0:  # seldom, so that freed blocks wait
+            assert layout(device.segments({})) == reference.layout()
+    assert layout(device.segments({})) == reference.layout() and is_sound(device)
+    wanted = {key: (f.value, f.peak, f.up, f.down) for key, f in reference.figures.items()}
+    assert figures(device) == wanted
+    numbers = device.statistics()
+    assert (numbers["num_ooms"], numbers["num_alloc_retries"]) == (reference.failures, reference.retries)
+    device.freed.extend(block for block, _ in held)
+    device.empty_cache()
+    assert device.segments({}) == [] and device.figures().reserved == device.figures().allocated == 0
+
+
+@pytest.mark.parametrize("limit", [None, 200 * MIB])
+@pytest.mark.parametrize("seed", range(4))
+def test_expandable_segments(seed: int, limit: int | None) -> None:
+    choose = random.Random(f"{seed} {limit}")
+    device = Device(0, lambda index: (limit, None))
+    device.configure(parsed("expandable_segments:True"))
+    held: list[Block] = []
+    for _ in range(200):
+        what = choose.random()
+        if what < 0.55:
+            try:
+                held.append(device.allocate(choose.choice(SIZES), choose.choice([0, 0, 7])))
+            except torch.OutOfMemoryError:
+                assert limit is not None
+        elif what < 0.9 and held:
+            device.freed.append(held.pop(choose.randrange(len(held))))
+        elif what < 0.93:
+            device.empty_cache()
+        assert is_sound(device)
+    segments = device.segments({})
+    assert all(each.is_expandable for each in segments)
+    unit = {False: 2 * MIB, True: 20 * MIB}
+    assert all(sum(part.size for part in each.parts) % unit[each.is_large] == 0 for each in segments)
+    assert limit is None or device.figures().peak_reserved <= limit
+    device.freed.extend(held)
+    device.empty_cache()
+    assert device.segments({}) == [] and device.heads == {} and device.figures().reserved == 0
+
+
+def test_an_expandable_segment_grows_where_others_are_fragmented() -> None:
+    """Requests that grow by a little: usual segments cannot take the next one, expandable ones are extended."""
+    reserved = {}
+    for text in ("", "expandable_segments:True"):
+        device = Device(0)
+        device.configure(parsed(text))
+        for mib in range(12, 60, 4):
+            device.freed.append(device.allocate(mib * MIB))
+        reserved[text] = device.figures().reserved
+    assert reserved[""] == sum(range(12, 60, 4)) * MIB
+    assert reserved["expandable_segments:True"] == 60 * MIB  # units of 20 MiB for the largest, 56 MiB
+
+
+def test_garbage_is_collected_above_the_threshold() -> None:
+    device = Device(0, lambda index: (200 * MIB, 100 * MIB))
+    device.configure(parsed("garbage_collection_threshold:0.6"))
+    blocks = [device.allocate(size * MIB) for size in (30, 32, 34)]
+    device.freed.extend(blocks)
+    device.freed.append(device.allocate(30 * MIB))  # used again, so it is younger than the other two
+    device.allocate(36 * MIB)  # 96 MiB are reserved already, and 60 are the threshold
+    assert [sum(part.size for part in each.parts) // MIB for each in device.segments({})] == [30, 36]
+
+
+def test_a_used_block_waits_for_the_host() -> None:
+    device = Device(0)
+    block = device.allocate(700)
+    device.use(block, (0, 0))  # its own stream
+    assert block.uses is None
+    device.use(block, (0, 3))
+    device.freed.append(block)
+    other = device.allocate(700)
+    assert other.address != block.address and device.statistics()["active"]["all"].current == 2
+    assert device.segments({})[0].parts[0].state == "active_pending_free"
+    device.host_waited()
+    assert device.allocate(700).address == block.address and device.statistics()["active"]["all"].current == 2
+
+
+def test_private_pools() -> None:
+    device = Device(0, lambda index: (8 * MIB, None))
+    device.keep_private((0, 1), serves_all=True)
+    device.routes.append(((0, 1), lambda: True))
+    inside = device.allocate(700)
+    device.routes.clear()
+    outside = device.allocate(700)
+    assert [each.pool for each in device.segments({})] == [(0, 1), (0, 0)] and inside.pool is not outside.pool
+    device.freed.append(inside)
+    device.empty_cache()
+    assert len(device.segments({})) == 2  # in use, so that its segments stay
+    more = [device.allocate(MIB) for _ in range(6)]
+    assert device.figures().reserved == 8 * MIB
+    assert device.allocate(MIB).pool.owner == (0, 1)  # served when memory runs out
+    device.freed.extend(more)
+    device.release_private((0, 1))
+    assert device.uses_of((0, 1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "block"),
+    [
+        ("", 1, 512),
+        ("", 512, 512),
+        ("", 513, 1024),
+        ("roundup_power2_divisions:4", 1200, 1536),
+        ("roundup_power2_divisions:4", 5 * MIB + 1, 6 * MIB),
+        ("roundup_power2_divisions:[256:1,512:2,>:8]", 300 * MIB, 300 * MIB),
+        ("roundup_power2_divisions:[256:1,512:2,>:8]", 513 * MIB, 768 * MIB),
+        ("roundup_power2_divisions:[256:1,512:2,>:8]", 1025 * MIB, 1152 * MIB),
+    ],
+)
+def test_sizes_are_rounded(text: str, size: int, block: int) -> None:
+    assert parsed(text).rounded(size) == block
+
+
+@pytest.mark.parametrize(
+    ("size", "segment"),
+    [(512, 2 * MIB), (MIB, 2 * MIB), (MIB + 512, 20 * MIB), (10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB)],
+)
+def test_sizes_of_segments(size: int, segment: int) -> None:
+    assert DEFAULT.segment_size(size) == segment
+    assert parsed("large_segment_size_mb:32").segment_size(size) == (32 * MIB if segment == 20 * MIB else segment)
 
 
 def test_a_device_is_counted_once() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -119,6 +121,7 @@ print(vars(sys.modules["__main__"]) is globals())
 """
 
 
+@pytest.mark.sampled(16, of="runs of the command line")
 class TestRun:
     @pytest.mark.sampled(1)
     @pytest.mark.parametrize("code", [SEEN, "1 / 0", "def broken(:", "import sys; sys.exit(3)", "print('é')"])
@@ -386,44 +389,111 @@ def test_report(tmp_path: Path) -> None:
         assert refused.stderr.startswith("torchdevice: ")
 
 
-needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+class TestBar:
+    """The bar of a check of many files."""
+
+    def check(self, stderr: int, folder: Path) -> str:
+        for name in ("a.py", "b.py"):
+            (folder / name).write_text("x = 1\n")
+        command = [sys.executable, "-m", "torchdevice", "check", str(folder), "--json"]
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, check=True).stdout
+
+    @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo terminal")
+    def test_on_a_terminal(self, tmp_path: Path) -> None:
+        ours, its = os.openpty()
+        assert json.loads(self.check(its, tmp_path)) == []
+        os.close(its)
+        said = os.read(ours, 10_000).decode()
+        os.close(ours)
+        assert "files" in said and "100%" in said
+
+    def test_elsewhere(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        assert json.loads(self.check(2, tmp_path)) == []
+        assert capfd.readouterr().err == ""
+
+
+_ASKED = {
+    "": set(COMMANDS),
+    "d": {"doctor", "devices"},
+    "run --iden": {"--identity"},
+    "run --identity ": {"target", "program"},
+    "run --identity=p": {"--identity=program"},
+    "run --devices 2 --iden": {"--identity"},
+    "run --memory=1GiB --iden": {"--identity"},
+    "run train.py --iden": set(),  # the program's own words
+    "run -m train --iden": set(),
+    "run train.py check --js": set(),
+    "check train.py --js": {"--json"},
+    "coverage --target s": {"simulated"},
+    "completion f": {"fish"},
+}
+"""What is typed after the command's name, and what the shell offers for it."""
+
+_ASKS = {
+    # bash takes the sign of equality for a word of its own, and puts in place of the last word what is offered.
+    "bash": r"""ask() { COMP_WORDS=(torchdevice "$@"); COMP_CWORD=$#; _torchdevice; echo "${COMPREPLY[@]}"; }""",
+    # compadd, which zsh has in an interactive shell only, leaves out what does not begin with the word.
+    "zsh": r"""compadd() { print -rn -- "${(@M)matches:#$words[CURRENT]*} " }
+        ask() { local words=(torchdevice "$@") CURRENT=$(($# + 1)); _bash_complete -F _torchdevice; print }""",
+    "fish": r"""function ask; echo (complete -C "torchdevice $argv" | string replace -r '\t.*' ''); end""",
+}
+
+
+def _asking(shell: str, typed: str) -> str:
+    if shell == "fish":
+        return f"ask {shlex.quote(typed)}"
+    words = typed.replace("=", " = ").split(" ") if shell == "bash" else typed.split(" ")
+    return "ask " + " ".join(map(shlex.quote, words))
+
+
+def _script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main.main(["completion", shell]) == 0
+    return capsys.readouterr().out
 
 
 class TestCompletion:
-    """What the printed scripts do, in the shells that are installed here."""
+    """What the printed scripts do, in the shells that are installed here, and what is in them."""
 
-    def completed(self, *words: str) -> set[str]:
-        script = subprocess.run(
-            [sys.executable, "-m", "torchdevice", "completion", "bash"], capture_output=True, text=True, check=True
-        ).stdout
-        ask = f'{script}\nCOMP_WORDS=(torchdevice "$@"); COMP_CWORD=$#; _torchdevice; echo "${{COMPREPLY[@]}}"'
-        result = subprocess.run(["bash", "-c", ask, "bash", *words], capture_output=True, text=True, check=True)
-        assert result.stderr == ""
-        return set(result.stdout.split())
+    @pytest.mark.parametrize(
+        "shell",
+        [pytest.param(it, marks=pytest.mark.skipif(not shutil.which(it), reason=f"needs {it}")) for it in _ASKS],
+    )
+    def test_in_the_shell(self, shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        lines = [_script(shell, capsys), _ASKS[shell], *(_asking(shell, typed) for typed in _ASKED)]
+        (tmp_path / "script").write_text("\n".join(lines))
+        flags = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
+        environment = {**os.environ, "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
+        command = [shell, *flags, str(tmp_path / "script")]
+        result = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        offered = [set(line.split()) for line in result.stdout.splitlines()]
+        value = {"--identity=program"}
+        expected = [{"program"} if shell == "bash" and words == value else words for words in _ASKED.values()]
+        assert dict(zip(_ASKED, offered, strict=True)) == dict(zip(_ASKED, expected, strict=True)), result.stderr
 
-    @needs_bash
-    def test_bash(self) -> None:
-        assert self.completed("") == set(COMMANDS)
-        assert self.completed("d") == {"doctor", "devices"}
-        assert self.completed("run", "--iden") == {"--identity"}
-        assert self.completed("run", "--identity", "") == {"target", "program"}
-        assert self.completed("coverage", "--target", "s") == {"simulated"}
-        assert self.completed("completion", "") >= {"bash", "zsh", "fish"}
-        assert self.completed("run", "train") == set()  # so that bash completes files
-
-    @needs_bash
-    def test_every_option_of_a_scope_is_completed(self) -> None:
+    @pytest.mark.parametrize("shell", _ASKS)
+    def test_words_of_the_script(self, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """The same without the shell: commands, every option of a scope, values, the flags that take the next word."""
+        said = _script(shell, capsys)
         flags = {flag_of(name) for name in declarations()}
-        assert flags <= self.completed("run", "--")
+        written = {f"-l {flag[2:]} " for flag in flags} if shell == "fish" else flags
+        assert {*COMMANDS, *written} <= {it for it in (*COMMANDS, *written) if it in said}
+        assert ("-l identity -d 'The device" if shell == "fish" else '"run --identity") words="target program"') in said
+        followed = re.search(r"case --target .*" if shell == "fish" else r"--target\|.*\)", said)
+        assert (
+            followed and "--memory" in followed[0] and "--strict" not in followed[0] and "--report" not in followed[0]
+        )
 
-    @pytest.mark.parametrize(("shell", "needs"), [("zsh", "bashcompinit"), ("fish", "-l identity -d 'The device")])
-    def test_other_shells(self, shell: str, needs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main.main(["completion", shell]) == 0
-        said = capsys.readouterr().out
-        assert needs in said and all(command in said for command in COMMANDS)
-        if shutil.which(shell):
-            (tmp_path / "script").write_text(said)
-            subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
+    def test_zsh_loads_its_completion_where_nothing_has(self, capsys: pytest.CaptureFixture[str]) -> None:
+        first, second, *_ = _script("zsh", capsys).splitlines()
+        assert "compinit" in first and "$+functions[compdef]" in first and "bashcompinit" in second
 
     def test_it_imports_no_torch(self) -> None:
         program = "import sys; from torchdevice.cli.main import main; main(['completion', 'fish'])"

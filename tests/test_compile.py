@@ -126,7 +126,7 @@ STREAMS: list[Callable[[torch.Tensor], torch.Tensor]] = (
 )
 
 
-@pytest.mark.sampled(28)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("function", [*PLAIN, *STREAMS], ids=lambda function: function.__name__)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_whole_graphs(cuda: torchdevice.Scope, kind: str, backend: str, function: Any) -> None:
@@ -344,7 +344,7 @@ def test_generators(cuda: torchdevice.Scope, kind: str, function: Any) -> None:
 class TestCompiledCodeIsShared:
     """Code that was compiled in one scope runs in later scopes."""
 
-    @pytest.mark.sampled(14)
+    @pytest.mark.sampled(8)
     @pytest.mark.parametrize("function", [*PLAIN, *STREAMS], ids=lambda function: function.__name__)
     def test_scopes_of_one_target_share_compiled_code(self, target: str, function: Any) -> None:
         counter = CompileCounter()
@@ -652,7 +652,7 @@ def test_operators_of_torchs_database_make_whole_graphs(target: str, sweep: tupl
     compared, refused = 0, []
     candidates = [op for op in sweeping.shuffled(op_db, sweep) if torch.float32 in op.supported_dtypes("cpu")]
     for number, op in enumerate(candidates):
-        if compared == 12 and not sweep[0]:
+        if compared == 8 and not sweep[0]:
             break
         sample = next(iter(op.sample_inputs("cpu", torch.float32)), None)
         if sample is None or not isinstance(sample.input, torch.Tensor) or op.name.startswith(("empty", "new_empty")):
@@ -686,7 +686,7 @@ def test_operators_of_torchs_database_make_whole_graphs(target: str, sweep: tupl
         print(
             f"\ncompiled on {target}: {compared} operators in whole graphs; plain torch refuses {sorted(set(refused))}"
         )
-    assert compared >= (30 if sweep[0] else 12)
+    assert compared >= (30 if sweep[0] else 8)
 
 
 ARCHITECTURES = ["gpt2", "llama", "mistral", "qwen2", "bert", "roberta", "opt", "gpt_neox", "phi", "bloom"]
@@ -763,3 +763,11 @@ class TestTransformers:
         assert isinstance(model, torch._dynamo.OptimizedModule)
         for state in (AcceleratorState, GradientState):
             state._reset_state()
+
+
+@pytest.mark.usefixtures("chosen")
+def test_compiling_after_a_process_group_has_begun() -> None:
+    with torchdevice.portable():
+        torch._dynamo.trace_rules.clear_lru_cache()  # so does init_process_group
+        compiled = torch.compile(factory, backend="eager", fullgraph=True)
+        assert compiled(torch.ones(3, device="cuda")).tolist() == [1, 2, 3]

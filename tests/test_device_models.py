@@ -54,6 +54,29 @@ def test_a_t4_has_no_bfloat16_and_less_threads() -> None:
         assert torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def float8_product() -> torch.Tensor:
+    x, one = torch.ones(16, 16, device="cuda").to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    out = torch._scaled_mm(x, x.t(), one, one, out_dtype=torch.float32)
+    return torch._scaled_mm(x, x.t(), one, one, out_dtype=torch.float32, out=torch.empty_like(out))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_products_of_float8_need_capability_8_9(model: str) -> None:
+    with torchdevice.simulate(model):
+        if MODELS[model].capability >= (8, 9):
+            assert float8_product().tolist() == [[16.0] * 16] * 16
+            return
+        with pytest.raises(RuntimeError, match=r"^torch\._scaled_mm is only supported on CUDA devices with "):
+            float8_product()
+
+
+def test_products_of_float8_go_by_the_option_and_by_the_profile() -> None:
+    with torchdevice.simulate("a100", capability=(9, 0)):
+        float8_product()
+    with torchdevice.simulate("mps"):
+        float8_product()
+
+
 def test_an_option_comes_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHDEVICE_MEMORY", "2GiB")
     # (8, 0) is the default of the option, and is given all the same.

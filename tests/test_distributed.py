@@ -33,7 +33,7 @@ def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["nccl", "mesh"])  # a mesh begins the group for CPU tensors too
 def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     done = torchrun(target, PROGRAMS / "collectives.py", backend)
@@ -41,7 +41,7 @@ def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     assert done.stdout.count("24 cases") == 2, done.stdout
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="training in ranks")
 @pytest.mark.parametrize(
     "name", ["test_ops", "test_script", "test_sync", "test_ddp_comm_hook", "test_distributed_data_loop"]
 )
@@ -58,7 +58,7 @@ def test_accelerates_own_tests(target: str, name: str) -> None:
     assert_succeeded(done)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="training in ranks")
 @pytest.mark.parametrize(
     "cases",
     [
@@ -74,7 +74,7 @@ def test_a_model_trained_in_parallel_has_the_losses_of_one_process(target: str, 
     assert_done(torchrun(target, PROGRAMS / "parallel_models.py", *cases), cases)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="training in ranks")
 def test_batch_norm_is_synchronized(target: str) -> None:
     whole = "synchronized_batch_norm"
     cases = [whole, f"{whole}_of_unequal_parts", f"{whole}_in_a_group_of_one"]
@@ -84,6 +84,49 @@ def test_batch_norm_is_synchronized(target: str) -> None:
 def assert_done(done: subprocess.CompletedProcess[str], cases: list[str]) -> None:
     assert_succeeded(done)
     assert all(f"rank {rank}: {case} done" in done.stdout for rank in (0, 1) for case in cases), done.stdout
+
+
+LAUNCHED = {
+    "trainer": ["torchrun", "--standalone", "--nproc-per-node={ranks}", "hf_trainer.py"],
+    "accelerate": ["accelerate", "launch", "--multi_gpu", "--num_processes={ranks}", "hf_accelerate.py"],
+    "lightning": ["lightning_trainer.py"],
+    "lightning with fsdp": ["lightning_trainer.py"],
+}
+"""Scripts in the manner of each library, as its users start them with several ranks."""
+
+
+def losses_in_ranks(folder: Path, library: str, target: str, ranks: int) -> list[list[float]]:
+    """Run the script of a library with a number of ranks, and return the losses that each rank wrote."""
+    *launcher, script = [word.format(ranks=ranks) for word in LAUNCHED[library]]
+    strategy = "fsdp" if library.endswith("fsdp") else "ddp" if ranks > 1 else "auto"
+    arguments = [str(folder), str(8 // ranks), *([str(ranks), strategy] if library.startswith("lightning") else [])]
+    devices = [f"{target}:{ranks}"] if target.startswith("simulated") else [target, "--devices", str(ranks)]
+    done = run_command(
+        "run", "--target", *devices, *(launcher if ranks > 1 else []), str(PROGRAMS / script), *arguments
+    )
+    assert_succeeded(done)
+    return [json.loads((folder / f"losses-{rank}").read_text()) for rank in range(ranks)]
+
+
+def assert_ranks_train_as_one(folder: Path, library: str, target: str, ranks: int) -> None:
+    (folder / "one").mkdir()
+    (expected,) = losses_in_ranks(folder / "one", library.partition(" ")[0], "cpu", 1)
+    for losses in losses_in_ranks(folder, library, target, ranks):
+        assert torch.allclose(torch.tensor(losses), torch.tensor(expected), atol=1e-5), (losses, expected)
+
+
+@pytest.mark.sampled(2, of="training in ranks")
+@pytest.mark.one_engine
+@pytest.mark.parametrize("library", LAUNCHED)
+def test_two_ranks_of_a_library_have_the_losses_of_one(target: str, library: str, tmp_path: Path) -> None:
+    assert_ranks_train_as_one(tmp_path, library, target, 2)
+
+
+@pytest.mark.sampled(0)
+@pytest.mark.one_engine
+@pytest.mark.parametrize("library", LAUNCHED)
+def test_four_ranks_of_a_library_have_the_losses_of_one(target: str, library: str, tmp_path: Path) -> None:
+    assert_ranks_train_as_one(tmp_path, library, target, 4)
 
 
 ON_ONE_DEVICE = """
@@ -122,7 +165,7 @@ def assert_losses(folder: Path) -> None:
     assert found[0] == found[1] and torch.allclose(torch.tensor(found[0]), losses_of_one_process(), atol=1e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="killed ranks")
 @pytest.mark.one_engine
 def test_a_killed_rank_goes_on_from_its_snapshot(target: str, tmp_path: Path) -> None:
     done = torchrun(target, PROGRAMS / "elastic.py", str(tmp_path), options=["--max-restarts=2"])
@@ -131,7 +174,7 @@ def test_a_killed_rank_goes_on_from_its_snapshot(target: str, tmp_path: Path) ->
     assert_losses(tmp_path)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="killed ranks")
 @pytest.mark.one_engine
 def test_a_killed_rank_of_two_agents_goes_on(target: str, tmp_path: Path) -> None:
     command = [

@@ -97,7 +97,7 @@ def is_left_alone(target: str, op: Any, dtype: torch.dtype) -> bool:
     return target == "cpu" and os.environ["TORCHDEVICE_ENGINE"] == "wrap" and dtype is torch.complex32 and not asked
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_only_cuda_has(cuda: torchdevice.Scope, target: str, name: str) -> None:
     op, dtype = PAIRS[name]

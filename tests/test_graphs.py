@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,24 +143,47 @@ def test_queries_pools_and_isinstance() -> None:
     assert not torch.cuda.is_current_stream_capturing()
     other = torch.cuda.CUDAGraph()
     with torch.cuda.graph(other, pool=graph.pool()):
-        pass
+        torch.ones(1, device="cuda")
     assert other.pool() == graph.pool()
 
 
 def test_misuse_raises_cudas_errors() -> None:
     graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match=r"^CUDA graphs must be captured on a non-default stream\. \(However"):
+        torch.cuda.CUDAGraph().capture_begin()
     with pytest.raises(RuntimeError, match="replay without a preceding successful capture"):
         graph.replay()
     with torch.cuda.graph(graph):
+        torch.ones(1, device="cuda")
         with pytest.raises(torch.AcceleratorError, match="not permitted when stream is capturing"):
             torch.cuda.CUDAGraph().capture_begin()
     with pytest.raises(RuntimeError, match="already owns a captured graph"), torch.cuda.graph(graph):
         pass
     graph.reset()
     with torch.cuda.graph(graph):
-        pass
+        torch.ones(1, device="cuda")
     with pytest.raises(torchdevice.errors.NotSupportedError, match="cudaGraph_t"):
         graph.raw_cuda_graph()
+
+
+def test_a_graph_without_work_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"^The CUDA Graph is empty\. ") as warned:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            pass
+    assert [each.filename for each in warned] == [__file__]
+
+
+def test_a_dump_names_the_operators_in_their_order(tmp_path: Path) -> None:
+    x, file, graph = torch.ones(2, device="cuda"), tmp_path / "graph.dot", torch.cuda.CUDAGraph()
+    graph.enable_debug_mode()
+    with torch.cuda.graph(graph):
+        (x + 1).exp()
+    graph.debug_dump(str(file))
+    assert re.findall(r'label="aten.(\w+)', file.read_text()) == ["add", "exp"]
+    other = torch.cuda.CUDAGraph()
+    with pytest.warns(UserWarning, match="enable_debug_mode"):
+        other.debug_dump(str(tmp_path / "other.dot"))
+    assert not (tmp_path / "other.dot").exists()
 
 
 def test_an_exception_of_the_program_ends_the_capture() -> None:
@@ -173,6 +198,7 @@ def test_an_exception_of_the_program_ends_the_capture() -> None:
 def test_a_capture_that_is_not_ended_ends_with_the_scope(chosen: str) -> None:
     with torchdevice.portable():
         x = torch.zeros(2, device="cuda")
+        torch.cuda.set_stream(torch.cuda.Stream())
         torch.cuda.CUDAGraph().capture_begin()
         x += 1
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
@@ -211,3 +237,24 @@ def test_annotations_are_off_although_cudas_bindings_are_there(monkeypatch: pyte
         y = x + 1
     graph.replay()
     assert y.tolist() == [2.0, 2.0] and not annotations.get_kernel_annotations()
+
+
+def test_a_replay_draws_from_the_states_of_the_capture() -> None:
+    with torchdevice.simulate():
+        generator, graph = torch.cuda.default_generators[0], torch.cuda.CUDAGraph()
+        generator.manual_seed(1)
+        old, new = generator.graphsafe_get_state(), generator.clone_state().manual_seed(2)
+        expected = [torch.rand(2, device="cuda", generator=torch.Generator("cuda").manual_seed(s)) for s in (1, 2)]
+        for each in (old, new):
+            graph.register_generator_state(each)
+        with torch.cuda.graph(graph):
+            generator.graphsafe_set_state(new)
+            second = torch.rand(2, device="cuda", generator=generator)
+            generator.graphsafe_set_state(old)
+            first = torch.rand(2, device="cuda", generator=generator)
+        assert (old.get_offset(), new.get_offset()) == (0, 0)
+        graph.replay()
+        assert [first.tolist(), second.tolist()] == [each.tolist() for each in expected]
+        assert (old.get_offset(), new.get_offset()) == (4, 4)
+        graph.replay()
+        assert first.tolist() != expected[0].tolist() and (old.get_offset(), new.get_offset()) == (8, 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from conftest import run_python
 
 import torchdevice
+from torchdevice import collector
 
 PACKAGE = Path(torchdevice.__file__).parent
 
@@ -99,6 +101,38 @@ class TestImport:
         """
         import_time, share = map(float, run_python("-c", textwrap.dedent(program)).stdout.split())
         assert import_time < 0.03 and share < 0.15
+
+    def test_the_first_use_collects_no_garbage(self) -> None:
+        """A full collection is due when torch has been imported, and would take longer than the first use."""
+        program = """
+            import gc, torch, torchdevice
+            begun = []
+            gc.callbacks.append(lambda phase, info: begun.append(phase))
+            gc.set_threshold(100)
+            torchdevice.portable
+            del gc.callbacks[:]
+            print(gc.isenabled(), len(begun) < 20)
+        """
+        assert run_python("-c", textwrap.dedent(program)).stdout.split() == ["True", "True"]
+
+    def test_a_run_loads_torch_without_a_full_collection(self) -> None:
+        program = "import gc; print(gc.isenabled(), gc.get_stats()[2]['collections'])"
+        assert run_python("-m", "torchdevice", "run", "-c", program).stdout.split() == ["True", "0"]
+
+    def test_a_failed_first_use_leaves_the_collector_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(torchdevice._MODULES, "nowhere", "nowhere")
+        with pytest.raises(ModuleNotFoundError):
+            torchdevice.__getattr__("nowhere")
+        assert gc.isenabled()
+
+    def test_a_collector_that_is_off_stays_off(self) -> None:
+        gc.disable()
+        try:
+            with collector.paused():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+        finally:
+            gc.enable()
 
 
 TYPED = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) ->
     assert all("torchdevice/" not in frame["filename"] for e in allocated for frame in e["frames"])
     freed = [e["addr"] for e in events if e["action"] == "free_completed"]
     assert len(freed) == 4  # the three results of torch.ones, and the result that was deleted
-    live = {block["address"]: block for segment in snapshot["segments"] for block in segment["blocks"]}
+    live = {block["data_ptr"]: block for segment in snapshot["segments"] for block in segment["blocks"]}
     for tensor in kept:
         block = live[tensor.untyped_storage().data_ptr()]
         assert block["requested_size"] == tensor.nbytes and block["state"] == "active_allocated"
@@ -99,7 +100,7 @@ def test_a_snapshot_inside_a_transform(recording: torchdevice.Scope, transform: 
     kept: list[Any] = []
     given = x if transform is torch.func.grad else x.unsqueeze(0)
     transform(function)(given)
-    found = [block["address"] for segment in kept[0]["segments"] for block in segment["blocks"]]
+    found = [block["data_ptr"] for segment in kept[0]["segments"] for block in segment["blocks"]]
     assert found.count(x.untyped_storage().data_ptr()) == 1
 
 
@@ -107,7 +108,7 @@ def test_a_snapshot_beside_a_trace(recording: torchdevice.Scope) -> None:
     """A functional tensor has no address."""
     x = torch.ones(311, device="cuda")
     functional = torch._to_functional_tensor(x)
-    found = [block["address"] for segment in torch.cuda.memory._snapshot()["segments"] for block in segment["blocks"]]
+    found = [block["data_ptr"] for segment in torch.cuda.memory._snapshot()["segments"] for block in segment["blocks"]]
     assert functional.shape == (311,) and found.count(x.untyped_storage().data_ptr()) == 1
 
 
@@ -154,7 +155,7 @@ def test_kinds_of_events_can_be_left_out(cuda: torchdevice.Scope) -> None:
     kept = _allocate(2)
     del kept
     events = torch.cuda.memory._snapshot()["device_traces"][0]
-    assert events and {e["action"] for e in events} == {"free_completed"}
+    assert events and {e["action"] for e in events} - {"segment_alloc"} == {"free_completed"}
 
 
 def test_views_and_arguments_are_no_allocations(recording: torchdevice.Scope) -> None:
@@ -210,12 +211,12 @@ def test_running_out_is_observed_and_recorded() -> None:
         torch.cuda.memory._record_memory_history()
         torch._C._cuda_attach_out_of_memory_observer(lambda *figures: seen.append(figures))
         ooms = torch.cuda.memory_stats()["num_ooms"]
-        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"Tried to allocate 8\.00 MiB"):
-            torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"Tried to allocate 12\.00 MiB"):
+            torch.empty(12 * MIB - 5, dtype=torch.uint8, device="cuda")
         assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
         event = torch.cuda.memory._snapshot()["device_traces"][0][-1]
-    assert [figures[:3] for figures in seen] == [(0, 8 * MIB, 4 * MIB)]
-    assert event["action"] == "oom" and event["size"] == 8 * MIB and event["device_free"] <= 4 * MIB
+    assert [figures[:3] for figures in seen] == [(0, 12 * MIB, 4 * MIB)]
+    assert event["action"] == "oom" and event["size"] == 12 * MIB and event["device_free"] <= 4 * MIB
 
 
 def test_snapshots_of_several_devices() -> None:
@@ -223,7 +224,8 @@ def test_snapshots_of_several_devices() -> None:
         torch.cuda.memory._record_memory_history()
         kept = [torch.ones(5, device="cuda:1"), torch.ones(5, device="cuda:0")]
         traces = torch.cuda.memory._snapshot()["device_traces"]
-        assert [len(trace) for trace in traces] == [1, 1] and len(kept) == 2
+        assert [[event["action"] for event in trace] for trace in traces] == [["segment_alloc", "alloc"]] * 2
+        assert len(kept) == 2
         assert {segment["device"] for segment in torch.cuda.memory_snapshot()} == {0, 1}
         assert torch.cuda.memory_snapshot((0, 7)) == []
 
@@ -232,7 +234,8 @@ def test_allocations_of_a_backward_pass_are_recorded(recording: torchdevice.Scop
     weight = torch.ones(50, 50, device="cuda", requires_grad=True)
     (weight @ weight).sum().backward()
     events = torch.cuda.memory._snapshot()["device_traces"][0]
-    assert any(e["action"] == "alloc" and e["addr"] == weight.grad.data_ptr() for e in events)  # type: ignore[union-attr]
+    assert weight.grad is not None
+    assert any(e["action"] == "alloc" and e["data_ptr"] == weight.grad.data_ptr() for e in events)
 
 
 def test_strict_scopes_refuse_what_is_approximate() -> None:
@@ -286,3 +289,94 @@ def test_one_figure_is_read_without_the_table_of_all(target: str, name: str) -> 
             sys.setprofile(None)
     assert len(frames) < 100 and held.numel() == 1000
     assert bool(scope.journal.degraded) is (target == "cpu")
+
+
+def test_a_snapshot_is_the_allocators_layout() -> None:
+    with torchdevice.simulate():
+        before = torch.cuda.memory_reserved()
+        kept = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (700, 3 * MIB, 40 * MIB)]
+        del kept[1]
+        segments = torch.cuda.memory_snapshot()
+        stats = torch.cuda.memory_stats()
+        assert sum(each["total_size"] for each in segments) == torch.cuda.memory_reserved() >= before + 40 * MIB
+        assert sum(each["allocated_size"] for each in segments) == torch.cuda.memory_allocated()
+        for segment in segments:
+            ends = [block["address"] + block["size"] for block in segment["blocks"]]
+            assert [segment["address"], *ends] == [b["address"] for b in segment["blocks"]] + [ends[-1]]
+        places = {block["data_ptr"]: segment for segment in segments for block in segment["blocks"]}
+        assert places[kept[0].data_ptr()]["segment_type"] == "small"
+        assert places[kept[1].data_ptr()]["total_size"] == 40 * MIB
+        assert stats["segment.all.current"] == len(segments)
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() <= sum(each["total_size"] for each in segments) - 20 * MIB
+
+
+@pytest.mark.parametrize("variable", [None, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_settings_change_the_allocator(variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "expandable_segments:True,max_split_size_mb:40"
+    if variable is not None:
+        monkeypatch.setenv(variable, text)
+    with torchdevice.simulate():
+        if variable is None:
+            with pytest.warns(FutureWarning, match="deprecated"):
+                torch.cuda.memory._set_allocator_settings(text)
+        kept = torch.empty(3 * MIB, device="cuda")
+        found = torch.cuda.memory._snapshot()
+        assert found["allocator_settings"]["expandable_segments"] and kept.numel() == 3 * MIB
+        assert found["allocator_settings"]["max_split_size"] == 40 * MIB == torch.cuda.memory_stats()["max_split_size"]
+        assert any(segment["is_expandable"] for segment in found["segments"])
+    monkeypatch.undo()
+    with torchdevice.simulate():
+        other = torch.empty(3 * MIB, device="cuda")
+        assert not torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"] and other.numel()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense:1", "Unrecognized key 'nonsense' in CUDA allocator config."),
+        ("max_split_size_mb:10", "CachingAllocator option max_split_size_mb too small, must be >= 20"),
+        ("garbage_collection_threshold:1.5", "garbage_collect_threshold is invalid, set it in (0.0, 1.0)"),
+        ("roundup_power2_divisions:3", "For roundups, the divisions has to be power of 2"),
+    ],
+)
+def test_wrong_settings_are_refused_and_change_nothing(text: str, message: str) -> None:
+    with torchdevice.simulate():
+        torch.cuda.init()
+        before = torch.cuda.memory._snapshot()["allocator_settings"]
+        with pytest.raises(ValueError, match=re.escape(message)):
+            torch._C._accelerator_setAllocatorSettings(text)
+        assert torch.cuda.memory._snapshot()["allocator_settings"] == before
+
+
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="torch 2.10 has no large_segment_size_mb")
+def test_a_setting_is_forgotten_with_its_text() -> None:
+    with torchdevice.simulate():
+        torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:32")
+        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:21")  # refused below the size of a large segment
+        assert torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"] == 21 * MIB
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: torch.cuda.synchronize(),
+        lambda x: torch.cuda.current_stream().synchronize(),
+        lambda x: x.sum().item(),
+        lambda x: x.cpu(),
+        lambda x: torch.cuda.Event().record() or torch.cuda.current_stream().query(),
+    ],
+)
+def test_record_stream_defers_the_reuse_of_memory(wait: Any) -> None:
+    with torchdevice.simulate():
+        x = torch.ones(5 * MIB, device="cuda")
+        torch.cuda.synchronize()
+        for used in (False, True):
+            y = torch.empty(7 * MIB, device="cuda")
+            if used:
+                y.record_stream(torch.cuda.Stream())
+            first = torch.cuda.memory_stats()["active_bytes.all.current"]
+            del y
+            assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - (0 if used else 28 * MIB)
+        wait(x)
+        assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - 28 * MIB

@@ -118,3 +118,28 @@ def test_numpy_takes_no_tensor_of_a_device() -> None:
     with pytest.raises((RuntimeError, BufferError)):
         numpy.from_dlpack(torch.ones(2, device="cuda"))
     assert torch.from_dlpack(numpy.ones(2)).device.type == "cpu"
+
+
+# ---- numbers in the place of tensors ---------------------------------------------------------------------------------
+
+NUMBERS = (2, -3, 0.5, True, 1 + 2j, 1e300)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "eq", "bitwise_and"])
+@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+def test_numbers_in_the_place_of_tensors(name: str, shape: tuple[int, ...]) -> None:
+    function = getattr(torch, name)
+
+    def outcome(device: str, dtype: torch.dtype, number: Any, swapped: bool) -> Any:
+        x = torch.full(shape, 3, dtype=dtype).to(device)
+        try:
+            y = function(number, x) if swapped else function(x, number)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            return type(error)
+        assert y.device == x.device
+        return y.dtype, str(y.tolist())
+
+    for dtype in (torch.float32, torch.bfloat16, torch.int32, torch.bool, torch.complex64):
+        for number in NUMBERS:
+            for swapped in (False, True):
+                assert outcome("cuda", dtype, number, swapped) == outcome("cpu", dtype, number, swapped)

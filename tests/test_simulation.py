@@ -113,6 +113,15 @@ class TestVisibleDevices:
             with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
                 torch.zeros(1, device=f"cuda:{count}")
 
+    def test_the_variable_counts_until_the_first_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with torchdevice.simulate(count=4):
+            assert torch.cuda.device_count() == 4
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+            assert torch.cuda.device_count() == 2
+            torch.zeros(1, device="cuda")
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+            assert torch.cuda.device_count() == 2
+
     def test_the_variable_hides_no_device_where_ordinals_fold(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         with torchdevice.portable("cpu"):
@@ -690,7 +699,7 @@ class TestStorages:
         assert torch.cuda.memory_allocated() - before == 512
 
     def test_a_storage_does_not_grow_beyond_the_limit(self) -> None:
-        with torchdevice.simulate("cuda", memory="1MiB"):
+        with torchdevice.simulate("cuda", memory="4MiB"):
             x = torch.ones(3, device="cuda")
             with pytest.raises(torch.OutOfMemoryError):
                 x.untyped_storage().resize_(2 << 20)
@@ -773,23 +782,27 @@ class TestMemory:
         assert len({step() for _ in range(4)}) == 1
 
     def test_a_limit_raises_cudas_error(self) -> None:
-        with torchdevice.simulate(memory=8 << 20) as scope:
+        with torchdevice.simulate(memory=128 << 20) as scope:
             gc.collect()
-            held = torch.empty(1 << 20, device="cuda")
-            allocated = torch.cuda.memory_allocated()
+            held = torch.empty(16 << 20, device="cuda")
+            small = torch.empty(1 << 19, device="cuda")
+            allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+            assert reserved - allocated >= 18 << 20 and small.nbytes == 2 << 20  # of a segment of 20 MiB
             with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
-                torch.empty(2 << 20, device="cuda")
+                torch.empty(32 << 20, device="cuda")
             text = str(caught.value)
             assert text.startswith(
-                "CUDA out of memory. Tried to allocate 8.00 MiB. GPU 0 has a total capacity of 8.00 MiB"
+                "CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 128.00 MiB"
             )
-            assert "is allocated by PyTorch" in text and "PYTORCH_ALLOC_CONF=expandable_segments:True" in text
+            assert f"{allocated / (1 << 20):.2f} MiB is allocated by PyTorch" in text
+            assert f"{(reserved - allocated) / (1 << 20):.2f} MiB is reserved by PyTorch but unallocated" in text
+            assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in text
             assert torch.cuda.memory_allocated() == allocated
             del held
-            assert torch.empty(1 << 20, device="cuda").numel() == 1 << 20
-            assert torch.cuda.get_device_properties(0).total_memory == 8 << 20
-            assert torch.cuda.mem_get_info()[1] == 8 << 20
-            batch, tried = 1 << 12, []
+            assert torch.empty(16 << 20, device="cuda").numel() == 16 << 20
+            assert torch.cuda.get_device_properties(0).total_memory == 128 << 20
+            assert torch.cuda.mem_get_info()[1] == 128 << 20
+            batch, tried = 1 << 16, []
             while True:  # what batch-size finders do
                 try:
                     torch.randn(batch, 1024, device="cuda").relu()
@@ -797,20 +810,20 @@ class TestMemory:
                 except torch.cuda.OutOfMemoryError:
                     tried.append(batch)
                     batch //= 2
-            assert tried and batch >= 256 and scope.options.memory == 8 << 20
+            assert tried and batch >= 4096 and scope.options.memory == 128 << 20
         with torchdevice.simulate():
-            torch.empty(4 << 20, device="cuda")
+            torch.empty(64 << 20, device="cuda")
 
     def test_a_fraction_is_a_limit(self) -> None:
-        with torchdevice.simulate(memory=16 << 20, count=2):
+        with torchdevice.simulate(memory=160 << 20, count=2):
             gc.collect()
             torch.cuda.set_per_process_memory_fraction(0.25, 1)
             assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
-            torch.empty(2 << 20, device="cuda:0")
-            with pytest.raises(torch.cuda.OutOfMemoryError, match=r"capacity of 16\.00 MiB .* 4\.00 MiB allowed; Of"):
-                torch.empty(2 << 20, device="cuda:1")
-        with torchdevice.simulate(memory=16 << 20, count=2):
-            torch.empty(2 << 20, device="cuda:1")
+            torch.empty(20 << 20, device="cuda:0")
+            with pytest.raises(torch.cuda.OutOfMemoryError, match=r"capacity of 160\.00 MiB .* 40\.00 MiB allowed; Of"):
+                torch.empty(20 << 20, device="cuda:1")
+        with torchdevice.simulate(memory=160 << 20, count=2):
+            torch.empty(20 << 20, device="cuda:1")
 
     def test_a_failing_backward_gives_its_memory_back(self) -> None:
         gc.collect()

@@ -202,3 +202,67 @@ class TestEvents:
         for call in (event.ipc_handle, lambda: torch.cuda.Event.from_ipc_handle("cuda:0", b"")):
             with pytest.raises(NotSupportedError, match="Share an event between threads"):
                 call()
+
+
+def test_a_stream_of_another_library() -> None:
+    with torchdevice.simulate(count=2):
+        cudart, place = torch.cuda.cudart(), ctypes.c_uint64()
+        with torch.cuda.device(1):
+            assert cudart.cudaStreamCreate(ctypes.addressof(place)) == 0 != place.value
+        stream = torch.cuda.ExternalStream(place.value, device=1)
+        assert (stream.cuda_stream, stream.device.index) == (place.value, 1)
+        assert cudart.cudaStreamDestroy(place.value) == 0
+        with pytest.raises(torch.cuda.CudaError, match="invalid resource handle"):
+            torch.cuda.check_error(cudart.cudaStreamDestroy(place.value))
+    with torchdevice.portable("cpu"), pytest.raises(NotSupportedError, match="cudaStreamCreate"):
+        torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(place))
+
+
+def test_events_have_numbers(two: torchdevice.Scope) -> None:
+    events = [torch.cuda.Event(), torch.Event("cuda")]
+    assert [event.event_id for event in events] == [0, 0]
+    for event in events:
+        event.record()
+    assert 0 not in (numbers := {event.event_id for event in events}) and len(numbers) == 2
+
+
+class _Doubled(torch.autograd.Function):
+    seen: list[Any] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        _Doubled.seen.append(torch.cuda.current_stream())
+        return grad * 2
+
+
+def test_custom_backward_runs_on_the_stream_of_its_forward() -> None:
+    with torchdevice.simulate(races="error"):
+        side, ambient = torch.cuda.Stream(), torch.cuda.Stream()
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            loss = _Doubled.apply(x).sum()
+        ambient.wait_stream(side)
+        with torch.cuda.stream(ambient):
+            loss.backward()
+            assert torch.cuda.current_stream() == ambient and (x.grad * 1).tolist() == [2, 2, 2]
+        assert _Doubled.seen == [side]
+        _Doubled.seen.clear()
+        torch.cuda.synchronize()
+        _Doubled.apply(x).sum().backward()
+        assert _Doubled.seen == [torch.cuda.default_stream()]
+    _Doubled.seen.clear()
+
+
+def test_legacy_types_on_a_device() -> None:
+    with torchdevice.simulate(count=2):
+        assert torch.cuda.FloatTensor(1, device=1).get_device() == 1
+        with torch.cuda.device(1):
+            devices = [torch.cuda.LongTensor([2], device=each).get_device() for each in (None, 0, "cuda:0")]
+        assert devices == [1, 0, 0]
+        with pytest.raises(RuntimeError, match=r"^legacy constructor expects device type: cuda but device type: cpu"):
+            torch.cuda.FloatTensor(1, device="cpu")

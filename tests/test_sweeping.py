@@ -13,9 +13,9 @@ pytestmark = pytest.mark.one_engine
 class Case:
     """What ``sweeping.sample`` asks of a test."""
 
-    def __init__(self, nodeid: str, size: int | None) -> None:
+    def __init__(self, nodeid: str, size: int | None, **group: str) -> None:
         self.nodeid = nodeid
-        self.mark = None if size is None else pytest.mark.sampled(size).mark
+        self.mark = None if size is None else pytest.mark.sampled(size, **group).mark
 
     def get_closest_marker(self, name: str) -> Any:
         return self.mark if name == "sampled" else None
@@ -41,6 +41,15 @@ def test_a_seed_draws_the_same_in_every_run_whatever_else_is_collected() -> None
     # Every worker and every interpreter draws these, whatever its seed of hashes.
     drawn = {f"test_a.py::test_many[{n}]" for n in (16, 26, 42)}
     assert {case.nodeid for case in sweeping.sample(MANY, 7)} == drawn
+
+
+def test_a_group_keeps_as_many_functions_as_its_mark_says() -> None:
+    names = ["test_a.py::test_long", *(f"test_b.py::TestB::test_{letter}[{n}]" for letter in "bcd" for n in range(9))]
+    group = [Case(name, 2, of="of both files") for name in names]
+    drawn = [sweeping.sample([*group, *MANY], seed) & set(group) for seed in range(60)]
+    assert all(len({case.nodeid.partition("[")[0] for case in cases}) == len(cases) == 2 for cases in drawn)
+    assert drawn[:9] == [sweeping.sample(group, seed) for seed in range(9)]
+    assert sum(group[0] in cases for cases in drawn) > 15 and len(set().union(*drawn)) > 20
 
 
 class OnTargets(Case):

@@ -419,6 +419,22 @@ class TestProfilingAndInternals:
         with pytest.raises(NotSupportedError, match="cudaMalloc"):
             torch.cuda.cudart().cudaMalloc(3)
 
+    def test_cudart_registers_memory_of_the_host(self) -> None:
+        x, cudart = torch.ones(8), torch.cuda.cudart()
+        size = x.numel() * x.element_size()
+        assert not x.is_pinned() and cudart.cudaHostRegister(x.data_ptr(), size, 0) == 0
+        assert x.is_pinned() and x[4:].is_pinned() and not torch.ones(8).is_pinned()
+        with pytest.raises(torch.cuda.CudaError, match="already mapped"):
+            torch.cuda.check_error(cudart.cudaHostRegister(x.data_ptr(), size, 0))
+        assert cudart.cudaHostUnregister(x.data_ptr()) == 0 and not x.is_pinned()
+        with pytest.raises(torch.cuda.CudaError, match="not correspond to a registered"):
+            torch.cuda.check_error(cudart.cudaHostUnregister(x.data_ptr()))
+
+    @pytest.mark.parametrize(("code", "text"), [(2, "out of memory"), (710, "device-side"), (12345, "unrecognized")])
+    def test_errors_of_cudart(self, code: int, text: str) -> None:
+        with pytest.raises(torch.cuda.CudaError, match=rf"{text}.*\({code}\)"):
+            torch.cuda.check_error(code)
+
     def test_private_names_that_libraries_use(self) -> None:
         torch.cuda._lazy_init()
         called: list[int] = []

@@ -108,9 +108,9 @@ def test_memory(mps: torchdevice.Scope, target: str) -> None:
     if target != "cpu":
         torch.mps.set_per_process_memory_fraction(1e-9)
         with pytest.raises(torch.OutOfMemoryError):
-            torch.ones(1 << 20, device="mps")
+            torch.ones(8 << 20, device="mps")
         torch.mps.set_per_process_memory_fraction(0.0)
-        torch.ones(1 << 20, device="mps")
+        torch.ones(8 << 20, device="mps")
 
 
 def test_events(mps: torchdevice.Scope) -> None:

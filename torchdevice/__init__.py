@@ -78,7 +78,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'torchdevice' has no attribute {name!r}")
     importlib.import_module("torch")  # first, so that its entry point finds this package whole
-    value = getattr(importlib.import_module(f"torchdevice.{_MODULES[name]}"), name)
+    with importlib.import_module("torchdevice.collector").paused():
+        value = getattr(importlib.import_module(f"torchdevice.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -18,19 +18,27 @@ def activate() -> None:
     if not switched_on():
         return
     try:
-        from torchdevice import activation, options, run_folder
+        from torchdevice import collector
 
-        if activation.current() is None:
-            enabled = activation.enable_chosen(options.chosen(options.from_environment()), propagate=False)
-            if run_folder.path() is None:
-                os.environ.pop(REPORT, None)
-                run_folder.begin()
-            elif REPORT in os.environ:
-                from torchdevice.report import processes
-
-                processes.follow(enabled.journal, enabled.report)
+        with collector.paused():
+            _enable()
     except Exception as error:
         _report(error)
+
+
+def _enable() -> None:
+    from torchdevice import activation, options, run_folder
+
+    if activation.current() is not None:
+        return
+    enabled = activation.enable_chosen(options.chosen(options.from_environment()), propagate=False)
+    if run_folder.path() is None:
+        os.environ.pop(REPORT, None)
+        run_folder.begin()
+    elif REPORT in os.environ:
+        from torchdevice.report import processes
+
+        processes.follow(enabled.journal, enabled.report)
 
 
 def _report(error: Exception) -> None:

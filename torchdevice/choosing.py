@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchdevice import device_models, thread_state
+from torchdevice import collector, device_models, thread_state
 from torchdevice import options as _options
 from torchdevice.devices.registry import registered, runtime
 from torchdevice.devices.runtime import Runtime
@@ -128,7 +128,8 @@ def _named(target: object, name: str) -> Runtime:
 
 def _simulated(target: str, options: Options) -> Runtime:
     # Imported only where a program simulates, because the import reads torch's table of operators, which takes time.
-    from torchdevice.simulation import runtime as simulated
+    with collector.paused():
+        from torchdevice.simulation import runtime as simulated
 
     profile, named = simulated_profile(target)
     count = named or options.devices or 1

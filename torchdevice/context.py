@@ -131,6 +131,7 @@ class Context:
         self.out_of_memory_observers: list[Callable[[int, int, int, int], None]] = []
         self.entries: set[object] = set()
         self.user: int | None = None
+        self.registered_memory: dict[int, int] = {}
         self._initialized = False
         self._join = join
         self._device_count: int | None = None
@@ -168,6 +169,7 @@ class Context:
         self.runtime.initialize()
         self.touch()
         self._initialized = True
+        self._device_count = self._count_devices()
 
     def touch(self) -> None:
         """Note that the program has called the accelerator's driver, after which a fork of the process cannot."""
@@ -190,12 +192,15 @@ class Context:
     def device_count(self) -> int:
         """How many accelerators the program sees.
 
-        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable is read
-        when the number is first asked for, because programs set it before they first use CUDA.
+        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable counts
+        until the program first uses the accelerator, as in CUDA, because programs set it before.
         """
-        if self._device_count is None:
-            self._device_count = self._count_devices()
-        return self._device_count
+        if self._device_count is not None:
+            return self._device_count
+        count = self._count_devices()
+        if self.is_initialized:
+            self._device_count = count
+        return count
 
     def count_devices_again(self) -> None:
         """Let the next read of ``device_count`` read ``CUDA_VISIBLE_DEVICES`` again."""
@@ -313,12 +318,19 @@ class Context:
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return whether the program pinned this tensor, or a tensor of whose memory it is a view."""
-        if not (self._pinned.data or self._pinned_memory.data):
+        if not (self._pinned.data or self._pinned_memory.data or self.registered_memory):
             return False
         if tensor in self._pinned:
             return True
         has_memory = tensor.layout is torch.strided and not tensor.is_nested
-        return has_memory and tensor.untyped_storage() in self._pinned_memory
+        return has_memory and (tensor.untyped_storage() in self._pinned_memory or self._is_registered(tensor))
+
+    def _is_registered(self, tensor: torch.Tensor) -> bool:
+        """Return whether the program registered the tensor's memory with the CUDA runtime."""
+        if not self.registered_memory or not tensor.is_cpu:
+            return False
+        address = tensor.data_ptr()
+        return any(start <= address < start + size for start, size in self.registered_memory.items())
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from torchdevice import thread_state
+from torchdevice import collector, thread_state
 from torchdevice.logs import logger
 from torchdevice.torch_internals import require
 
@@ -188,6 +188,7 @@ class ReplacedInImporters:
     def __init__(self, owner: ModuleType, name: str, make: Callable[[Any], Any]):
         self._name, self._make = name, make
         self._function = require(owner, name)
+        _imported_names.add(name)
         self._searched = 0
         self._patches: dict[ModuleType, Replaced] = {}
 
@@ -207,7 +208,7 @@ class ReplacedInImporters:
         return self._patches.values()
 
     def _holders(self) -> list[ModuleType]:
-        return [module for module in _modules_of_torch() if vars(module).get(self._name) is self._function]
+        return [module for module in _importers()[self._name] if vars(module).get(self._name) is self._function]
 
 
 def loaded() -> tuple[int, str]:
@@ -215,15 +216,25 @@ def loaded() -> tuple[int, str]:
     return len(sys.modules), next(reversed(sys.modules))
 
 
-_searched: tuple[tuple[int, str], list[ModuleType]] = (0, ""), []
-"""What was loaded at the last search for torch's modules, and what was found."""
+_imported_names: set[str] = set()
+"""The names of the functions that are replaced in their importers."""
+
+_searched: tuple[object, Mapping[str, list[ModuleType]]] = None, {}
+"""What was loaded and searched for at the last search in torch's modules, and what was found."""
 
 
-def _modules_of_torch() -> list[ModuleType]:
+def _importers() -> Mapping[str, list[ModuleType]]:
+    """Return the modules of torch that have each of the names, by one search for all of them."""
     global _searched
-    now = loaded()
-    if _searched[0] != now:
-        _searched = now, [module for key, module in list(sys.modules.items()) if key.startswith("torch.")]
+    names = frozenset(_imported_names)
+    state = loaded(), len(names)
+    if _searched[0] != state:
+        found: dict[str, list[ModuleType]] = {name: [] for name in names}
+        for key, module in list(sys.modules.items()):
+            if key.startswith("torch."):
+                for name in vars(module).keys() & names:
+                    found[name].append(module)
+        _searched = state, found
     return _searched[1]
 
 
@@ -432,7 +443,8 @@ class Installation:
     def _change(self) -> None:
         """Install or remove all patches, again if another call of this method came meanwhile."""
         if self._patches is None:
-            self._patches = together(self._build())
+            with collector.paused():
+                self._patches = together(self._build())
         while True:
             self._round = this_round = object()
             wanted = bool(self._holders)

@@ -161,7 +161,7 @@ def test_an_interrupt_at_any_line(target: str, engine: str, way: str, sweep: tup
     make, run = makers(target, engine), WAYS[way]
     before, count = state_of_thread(), lines_of(run, make)
     interrupted = 0
-    for number in chosen_lines(count, sweep, 150):
+    for number in chosen_lines(count, sweep, 90):
         with Injector(number, interrupt) as injector:
             try:
                 run(make)
@@ -184,7 +184,7 @@ def test_another_scope_at_any_line(target: str, engine: str, way: str, sweep: tu
         with torchdevice.portable("cpu", engine=engine):
             seen.append(torch.cuda.is_available() and torch.ones(1, device="cuda").item() == 1)
 
-    numbers = chosen_lines(count, sweep, 80)
+    numbers = chosen_lines(count, sweep, 50)
     for number in numbers:
         with Injector(number, enter_another) as injector:
             run(make)
@@ -199,7 +199,7 @@ def test_a_scope_that_is_entered_at_any_line_and_stays(target: str, engine: str,
     """A scope stays active that is entered half way through another entry or exit, as by a signal handler."""
     make = makers(target, engine)
     before = state_of_thread()
-    for number in chosen_lines(lines_of(cycle, make), sweep, 60):
+    for number in chosen_lines(lines_of(cycle, make), sweep, 40):
         with Injector(number, lambda: torchdevice.enable("cpu", engine=engine)) as injector:
             try:
                 cycle(make)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchdevice.cli.parsing import did_you_mean
+from torchdevice.cli.progress import track
 from torchdevice.cli.refusals import refusals
 from torchdevice.switch import switched_off
 
@@ -87,7 +88,7 @@ def check(paths: Sequence[str], options: argparse.Namespace) -> int:
     with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
         target, rules = Target.named(options.target), _chosen_rules(options)
         files = sources.found(paths)
-        findings = [finding for file in files for finding in check_file(file, target, rules)]
+        findings = [finding for file in track(files, "files") for finding in check_file(file, target, rules)]
         _show(findings, len(files), options)
     return int(any(finding.verdict is Verdict.CHANGE for finding in findings))
 

@@ -12,22 +12,62 @@ _EXAMPLES = """examples:
   torchdevice completion fish > ~/.config/fish/completions/torchdevice.fish"""
 
 _BASH = """_torchdevice() {
-    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words=""
-    case "${COMP_WORDS[1]} $before" in
-%s
-        *)
-            case "${COMP_WORDS[1]}" in
-%s
-            esac
-            [ "$COMP_CWORD" -eq 1 ] && words="%s"
+    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" flag="" words="" at
+    # bash takes --flag=value for three words, and zsh for one.
+    [ "$word" = "=" ] && word=""
+    [ "$before" = "=" ] && before="${COMP_WORDS[COMP_CWORD-2]}"
+    case "$word" in --*=*) before="${word%%%%=*}" flag="${word%%%%=*}=" word="${word#*=}" ;; esac
+    COMPREPLY=()
+    case "${COMP_WORDS[1]}" in
+        %(splitting)s)
+            for ((at = 2; at < COMP_CWORD; at++)); do
+                case "${COMP_WORDS[at]}" in
+                    "=") at=$((at + 1)) ;;
+                    %(valued)s) [ "${COMP_WORDS[at+1]}" = "=" ] || at=$((at + 1)) ;;
+                    -m*|-c*|-|--) return ;;
+                    -*) ;;
+                    *) return ;;
+                esac
+            done
             ;;
     esac
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    case "${COMP_WORDS[1]} $before" in
+%(values)s
+        *)
+            case "${COMP_WORDS[1]}" in
+%(flags)s
+            esac
+            [ "$COMP_CWORD" -eq 1 ] && words="%(commands)s"
+            ;;
+    esac
+    COMPREPLY=($(compgen -P "$flag" -W "$words" -- "$word"))
 }
 complete -o default -F _torchdevice torchdevice
 """
 
-_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+_ZSH = """(( $+functions[compdef] )) || { autoload -U compinit && compinit }
+autoload -U +X bashcompinit && bashcompinit
+"""
+
+_FISH = """function __torchdevice_in
+    set -l words (commandline -opc)
+    test "$words[2]" = $argv[1]; or return 1
+    contains -- $argv[1] %(splitting)s; or return 0
+    set -e words[1..2]
+    while set -q words[1]
+        switch $words[1]
+            case %(valued)s
+                set -e words[1]
+            case '-m*' '-c*' - --
+                return 1
+            case '-*'
+            case '*'
+                return 1
+        end
+        set -e words[1]
+    end
+end
+"""
 
 
 def add(commands: Any) -> None:
@@ -62,7 +102,15 @@ def _words(parser: argparse.ArgumentParser) -> list[str]:
     return [flag for flag, _, _ in _flags(parser)] + [word for each in positional for word in each.choices or ()]
 
 
+def _splitting(parsers: Mapping[str, argparse.ArgumentParser]) -> tuple[list[str], list[str]]:
+    """Return the commands that end in the words of a program, and their flags that are followed by a value."""
+    found = {name: parser for name, parser in parsers.items() if getattr(parser, "split", None) is not None}
+    actions = [action for parser in found.values() for action in parser._actions if action.nargs is None]
+    return list(found), [flag for action in actions for flag in action.option_strings]
+
+
 def _bash(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    splitting, valued = _splitting(parsers)
     values = [
         f'        "{name} {flag}") words="{" ".join(choices)}" ;;'
         for name, parser in parsers.items()
@@ -70,7 +118,13 @@ def _bash(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
         if choices
     ]
     flags = [f'                {name}) words="{" ".join(_words(parser))}" ;;' for name, parser in parsers.items()]
-    return _BASH % ("\n".join(values), "\n".join(flags), " ".join(parsers))
+    return _BASH % {
+        "splitting": "|".join(splitting),
+        "valued": "|".join(valued),
+        "values": "\n".join(values),
+        "flags": "\n".join(flags),
+        "commands": " ".join(parsers),
+    }
 
 
 def _zsh(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
@@ -78,14 +132,15 @@ def _zsh(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
 
 
 def _fish(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    splitting, valued = _splitting(parsers)
     lines = [f"complete -c torchdevice -n __fish_use_subcommand -xa '{' '.join(parsers)}'"]
     for name, parser in parsers.items():
-        seen = f"complete -c torchdevice -n '__fish_seen_subcommand_from {name}'"
+        seen = f"complete -c torchdevice -n '__torchdevice_in {name}'"
         for flag, choices, text in _flags(parser):
             first = text.partition(".")[0].replace("'", "\\'").replace("%%", "%")
             lines.append(f"{seen} -l {flag[2:]} -d '{first}'" + (f" -xa '{' '.join(choices)}'" if choices else ""))
         lines += [f"{seen} -xa '{word}'" for word in _words(parser) if not word.startswith("--")]
-    return "\n".join(lines) + "\n"
+    return _FISH % {"splitting": " ".join(splitting), "valued": " ".join(valued)} + "\n".join(lines) + "\n"
 
 
 _SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}

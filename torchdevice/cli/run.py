@@ -25,8 +25,8 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchdevice import collector, run_folder
 from torchdevice import options as _options
-from torchdevice import run_folder
 from torchdevice.cli import programs
 from torchdevice.cli.parsing import CommandParser
 from torchdevice.cli.programs import Program
@@ -114,7 +114,7 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     sys.argv[:] = program.argv
     _set_first_path(program)
     main = _new_main(program)
-    with refusals():
+    with refusals(), collector.paused():
         _activate(options, program)
     _execute(program, main, options.check)
     return 0
@@ -230,16 +230,18 @@ _SANITIZER = "TORCH_CUDA_SANITIZER"
 
 def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
     """Begin a run that has messages and a report in common, or take part in the one around it."""
-    from torchdevice.report import processes
-
     verify = scope.options.verify if options.report is not None or run_folder.path() is None else None
     if options.report is not None or verify:
+        from torchdevice.report import processes
+
         run_folder.begin()
         processes.lead(scope.journal, scope.report, functools.partial(_show, options, verify))
     elif run_folder.path() is None:
         os.environ.pop(REPORT, None)
         run_folder.begin()
     elif REPORT in os.environ:
+        from torchdevice.report import processes
+
         processes.follow(scope.journal, scope.report)
 
 

@@ -38,7 +38,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 class _Skipped:
-    """The patch that makes Dynamo skip the frames of this package, except those it traces as part of a program.
+    """The patch that makes Dynamo skip the frames of this package, except those that :func:`_inline` lets it trace.
 
     Dynamo keeps the folders to skip as one regular expression. Compiling that takes longer than entering a scope, so
     the expressions with and without this package are kept here.
@@ -57,11 +57,9 @@ class _Skipped:
             self._with_us = trace_rules.SKIP_DIRS_RE
             trace_rules.SKIP_DIRS[:] = [each for each in trace_rules.SKIP_DIRS if not each.startswith(str(_PACKAGE))]
         trace_rules.SKIP_DIRS_RE = self._with_us
-        require(trace_rules, "get_mod_inlinelist")().update(traced.files())
 
     def remove(self) -> None:
         trace_rules = torch._dynamo.trace_rules
-        trace_rules.get_mod_inlinelist().difference_update(traced.files())
         if self._with_us is not None and trace_rules.SKIP_DIRS_RE is self._with_us:
             trace_rules.SKIP_DIRS_RE = self._before
 
@@ -112,6 +110,7 @@ class _DynamoPatches:
             *_stream_patches(),
             replaced_function(torch._dynamo, "reset", truthfully),
             self._skipped,
+            Replaced(require(torch._dynamo, "trace_rules"), "is_torch_inline_allowed", _inline),
             Replaced(
                 torch._dynamo.variables.ctx_manager.AutocastModeVariable,
                 "create",
@@ -142,6 +141,19 @@ class _DynamoPatches:
 
 
 WHEN_IMPORTED = _DynamoPatches()
+
+
+def _inline(original: Any) -> Any:
+    """Return what says of which files Dynamo traces functions that a traced function calls.
+
+    The set of files that ``original`` reads is a cache, which ``init_process_group`` drops.
+    """
+
+    @functools.wraps(original)
+    def is_torch_inline_allowed(filename: str) -> bool:
+        return filename in traced.files() or original(filename)
+
+    return is_torch_inline_allowed
 
 
 def _guard_by_key(context: Context, original: Any, self: Any) -> Any:

@@ -1,8 +1,12 @@
-"""Copies and sums between the devices of one process, for ``torch/nn/parallel/comm.py`` and ``torch/cuda/comm.py``."""
+"""Copies and sums between the devices of one process, for ``torch/nn/parallel/comm.py`` and ``torch/cuda/comm.py``.
+
+What is refused, and in which words, follows ``torch/csrc/cuda/comm.cpp``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,25 +14,59 @@ import torch.cuda.comm
 
 from torchdevice.context import Context
 from torchdevice.cuda.nccl import reduced
+from torchdevice.engines.rewriters import native_device
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.supplied import supplied_function
 
+_OUTPUT = "Expected all output tensors to be CUDA tensors, but output tensor at index"
+
+_INPUT = "Expected all input tensors to be CUDA tensors, but tensor at index"
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(message)
+
 
 def _device_of(context: Context, index: int) -> torch.device:
-    """Return the device of an ordinal. ``torch.nn.parallel.comm`` writes -1 for the CPU."""
-    return torch.device("cpu") if index < 0 else context.device(index)
+    _require(index >= 0, f"Expected non-negative device index, but got {index}")
+    return context.device(index)
+
+
+def _require_on_device(context: Context, tensor: torch.Tensor, message: str, index: int) -> None:
+    # On a target that is the CPU no tensor is known to be on the host.
+    on_host = not context.runtime.shares_host_memory and native_device(tensor).type != context.device_type
+    _require(not on_host, f"{message} {index} has device '{native_device(tensor)}'")
+
+
+def _on_each(context: Context, tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
+    """Return the tensor itself for its own device, and copies for the others.
+
+    Several ordinals may mean one device of the target. The tensor itself is for the first of these.
+    """
+    targets = [_device_of(context, device) for device in devices]
+    at_home = [device for device, target in zip(devices, targets, strict=True) if target == native_device(tensor)]
+    return [
+        tensor if at_home and device == at_home[0] else tensor.to(target, copy=True)
+        for device, target in zip(devices, targets, strict=True)
+    ]
 
 
 @supplied_function("_broadcast")
 def comm_broadcast(context: Context, tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
-    """Return the tensor itself for the first device and copies for the others."""
-    return [tensor.to(_device_of(context, device), copy=bool(i)) for i, device in enumerate(devices)]
+    """Return the tensor itself for its own device and copies for the others."""
+    return _on_each(context, tensor, devices)
 
 
 @supplied_function("_broadcast_out")
 def comm_broadcast_out(context: Context, tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copy the tensor into each of ``out`` and return these."""
-    return [each.copy_(tensor) for each in out]
+    expected = f"Expected all output tensors to have same shape as the source tensor {list(tensor.shape)}, but"
+    for i, each in enumerate(out):
+        _require_on_device(context, each, _OUTPUT, i)
+        same = each.shape == tensor.shape
+        _require(same, f"{expected} output tensor at index {i} has shape {list(each.shape)}")
+    return [each.copy_(tensor, non_blocking=True) for each in out]
 
 
 @supplied_function("_broadcast_coalesced")
@@ -36,9 +74,27 @@ def comm_broadcast_coalesced(
     context: Context, tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
 ) -> list[list[torch.Tensor]]:
     """Return all tensors for each device: the tensors themselves for the first device, copies for the others."""
-    return [
-        [tensor.to(_device_of(context, device), copy=bool(i)) for tensor in tensors] for i, device in enumerate(devices)
-    ]
+    first = _device_of(context, devices[0])
+    there = all(native_device(tensor) == first for tensor in tensors) or context.runtime.shares_host_memory
+    _require(there, f"All tensors must be on devices[0]: {devices[0]}")
+    copies = [_on_each(context, tensor, devices) for tensor in tensors]
+    return [list(on_device) for on_device in zip(*copies, strict=True)] or [[] for _ in devices]
+
+
+@contextlib.contextmanager
+def _on_stream(streams: Sequence[Any] | None, i: int, device: int) -> Iterator[None]:
+    """Copy on the stream that the caller chose for a chunk, if any."""
+    stream = streams[i] if streams is not None and i < len(streams) else None
+    if stream is None:
+        yield
+        return
+    _require(
+        stream.device_index == device,
+        f"Expected the device associated with the stream at index {i} (was {stream.device_index}) to match the device "
+        f"supplied at that index (expected {device})",
+    )
+    with stream:
+        yield
 
 
 @supplied_function("_scatter")
@@ -51,9 +107,19 @@ def comm_scatter(
     streams: Any = None,
 ) -> list[torch.Tensor]:
     """Split the tensor along ``dim`` and return one chunk on each device."""
-    chunks = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim)
+    _require(bool(devices), "Expected at least one device to scatter to")
+    if chunk_sizes is not None:
+        lengths = f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(chunk_sizes)}"
+        same = len(devices) == len(chunk_sizes)
+        _require(same, f"Expected devices and chunk_sizes to be of same length, but got {lengths}")
+    chunks = list(tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim))
     # Not strict: chunk() returns fewer chunks than devices where the dimension is shorter.
-    return [chunk.to(_device_of(context, device)) for chunk, device in zip(chunks, devices, strict=False)]
+    for i, (chunk, device) in enumerate(zip(chunks, devices, strict=False)):
+        target = _device_of(context, device)
+        if target != native_device(tensor):
+            with _on_stream(streams, i, device):
+                chunks[i] = chunk.to(target, non_blocking=True)
+    return chunks
 
 
 @supplied_function("_scatter_out")
@@ -61,22 +127,76 @@ def comm_scatter_out(
     context: Context, tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int, streams: Any = None
 ) -> list[torch.Tensor]:
     """Split the tensor along ``dim`` and copy one chunk into each of ``out``."""
-    chunks = tensor.split([each.size(dim) for each in out], dim)
-    return [each.copy_(chunk) for each, chunk in zip(out, chunks, strict=True)]
+    _require(bool(out), "Expected at least one output tensor to scatter to")
+    dim = _wrapped(dim, tensor)
+    for i, each in enumerate(out):
+        _require_on_device(context, each, _OUTPUT, i)
+        _require(
+            _without(dim, each) == _without(dim, tensor),
+            f"Output tensor at index {i} has incorrect shape: {list(each.shape)}. Expected same shape except for "
+            f"scatter dim {dim} as the source tensor: {list(tensor.shape)}",
+        )
+    sizes = [each.size(dim) for each in out]
+    _require(
+        sum(sizes) == tensor.size(dim),
+        f"Total size for output tensors along scatter dim {dim} does not match the source tensor size at dim {dim}. "
+        f"Expected {tensor.size(dim)}, but got total size {sum(sizes)}",
+    )
+    for i, (each, chunk) in enumerate(zip(out, tensor.split(sizes, dim), strict=True)):
+        with _on_stream(streams, i, each.get_device()):
+            each.copy_(chunk, non_blocking=True)
+    return list(out)
+
+
+def _wrapped(dim: int, tensor: torch.Tensor) -> int:
+    """Return a dimension counted from the first.
+
+    Raises:
+        IndexError: The tensor has no such dimension.
+    """
+    return range(tensor.dim())[dim] if -tensor.dim() <= dim < tensor.dim() else tensor.size(dim)
+
+
+def _without(dim: int, tensor: torch.Tensor) -> list[int]:
+    return [*tensor.shape[:dim], *tensor.shape[dim + 1 :]] if tensor.dim() > dim else [-1]
+
+
+def _shape_of_all(context: Context, tensors: Sequence[torch.Tensor], dim: int) -> list[int]:
+    """Return the shape of the tensors one after the other along ``dim``."""
+    _require(bool(tensors), "Expected at least one tensor to gather from")
+    expected = list(tensors[0].shape)
+    for i, tensor in enumerate(tensors):
+        _require_on_device(context, tensor, _INPUT, i)
+        _require(
+            tensor.dim() == len(expected),
+            f"Expected all input tensors to have the same number of dimensions, but tensor at index {i}has "
+            f"{tensor.dim()} dimensions, (expected {len(expected)})",
+        )
+        expected[dim] = tensor.size(dim)
+        shape = list(tensor.shape)
+        _require(shape == expected, f"Input tensor at index {i} has invalid shape {shape}, but expected {expected}")
+    expected[dim] = sum(tensor.size(dim) for tensor in tensors)
+    return expected
 
 
 @supplied_function("_gather")
 def comm_gather(
     context: Context, tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None
 ) -> torch.Tensor:
-    """Concatenate the tensors along ``dim`` on the destination; None means the current device."""
-    device = _device_of(context, context.thread.device_index if destination is None else destination)
-    return torch.cat([tensor.to(device) for tensor in tensors], dim)
+    """Concatenate the tensors along ``dim`` on the destination; None means the current device, -1 the CPU."""
+    dim = _wrapped(dim, tensors[0]) if tensors else dim
+    _shape_of_all(context, tensors, dim)
+    index = context.thread.device_index if destination is None else destination
+    device = torch.device("cpu") if index == -1 else _device_of(context, index)
+    return torch.cat([tensor.to(device, non_blocking=index != -1) for tensor in tensors], dim)
 
 
 @supplied_function("_gather_out")
 def comm_gather_out(context: Context, tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
     """Copy the tensors one after the other along ``dim`` into ``out``, and return ``out``."""
+    dim = _wrapped(dim, tensors[0]) if tensors else dim
+    expected, shape = _shape_of_all(context, tensors, dim), list(out.shape)
+    _require(shape == expected, f"Expected out tensor to have shape {expected}, but got {shape}")
     for part, tensor in zip(out.split([each.size(dim) for each in tensors], dim), tensors, strict=True):
         part.copy_(tensor)
     return out

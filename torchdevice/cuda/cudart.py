@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +12,43 @@ import torch
 from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.cuda.memory import mem_get_info
+from torchdevice.cuda.streams import create_external, destroy_external
 from torchdevice.patching import Patch, Replaced
 
 
 class CudaError(enum.IntEnum):
-    """The result codes of the CUDA runtime that ``torch.cuda`` compares with."""
+    """The result codes of the CUDA runtime. Any number is one: torch makes them of what functions return."""
 
     success = 0
+
+    @classmethod
+    def _missing_(cls, value: object) -> CudaError | None:
+        if not isinstance(value, int):
+            return None
+        code = int.__new__(cls, value)
+        code._name_, code._value_ = f"error_{value}", value
+        return code
+
+
+_TEXTS = {
+    0: "no error",
+    1: "invalid argument",
+    2: "out of memory",
+    3: "initialization error",
+    100: "no CUDA-capable device is detected",
+    101: "invalid device ordinal",
+    400: "invalid resource handle",
+    600: "device not ready",
+    700: "an illegal memory access was encountered",
+    710: "device-side assert triggered",
+    712: "part or all of the requested memory range is already mapped",
+    713: "pointer does not correspond to a registered memory region",
+    719: "unspecified launch failure",
+    900: "operation not permitted when stream is capturing",
+}
+"""The texts of ``cudaGetErrorString`` (driver_types.h of the CUDA toolkit)."""
+
+_INVALID_HANDLE, _ALREADY_REGISTERED, _NOT_REGISTERED = CudaError(400), CudaError(712), CudaError(713)
 
 
 class Cudart:
@@ -45,11 +76,36 @@ class Cudart:
 
 
 def _get_error_string(context: Context, error: int) -> str:
-    return "no error" if error == 0 else f"error {int(error)}"
+    return _TEXTS.get(int(error), "unrecognized error code")
 
 
 def _success(context: Context, *args: Any) -> CudaError:
     return CudaError.success
+
+
+def _host_register(context: Context, address: int, size: int, flags: int) -> CudaError:
+    """Lock the pages of some memory of the host: tensors in it say that they are pinned."""
+    ranges = context.registered_memory
+    if any(start < address + size and address < start + length for start, length in ranges.items()):
+        return _ALREADY_REGISTERED
+    ranges[address] = size
+    return CudaError.success
+
+
+def _host_unregister(context: Context, address: int) -> CudaError:
+    return CudaError.success if context.registered_memory.pop(address, None) is not None else _NOT_REGISTERED
+
+
+def _stream_create(context: Context, place: int) -> CudaError:
+    """Write the handle of a new stream to an address."""
+    if not context.runtime.has_handles:
+        thread_state.refuse("torch.cuda.cudart().cudaStreamCreate", "There is no cudaStream_t. Use torch.cuda.Stream.")
+    ctypes.c_uint64.from_address(int(place)).value = create_external(context)
+    return CudaError.success
+
+
+def _stream_destroy(context: Context, handle: int) -> CudaError:
+    return CudaError.success if destroy_external(context, handle) else _INVALID_HANDLE
 
 
 _CUDART: dict[str, Callable[..., Any]] = {
@@ -57,8 +113,10 @@ _CUDART: dict[str, Callable[..., Any]] = {
     "cudaMemGetInfo": mem_get_info,
     "cudaProfilerStart": _success,
     "cudaProfilerStop": _success,
-    "cudaHostRegister": _success,
-    "cudaHostUnregister": _success,
+    "cudaHostRegister": _host_register,
+    "cudaHostUnregister": _host_unregister,
+    "cudaStreamCreate": _stream_create,
+    "cudaStreamDestroy": _stream_destroy,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import time
 import uuid
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.cuda import memory
+from torchdevice.cuda import memory, sleeping
 from torchdevice.device_properties import DeviceProperties
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Callback, Patch, Replaced, per_context, replaced_function, replaced_in_importers
@@ -108,10 +109,11 @@ def synchronize_device(context: Context, index: int) -> None:
 
 @supplied_function("_cuda_sleep")
 def sleep(context: Context, cycles: int) -> None:
-    """Sleep for the time that a 1 GHz clock takes for that many cycles."""
-    import time
-
-    time.sleep(cycles / 1e9)
+    """Let the stream of a simulated device be busy, or the host sleep, for that many cycles of a 1 GHz clock."""
+    if context.runtime.has_handles:
+        sleeping.sleep(context, cycles)
+    else:
+        time.sleep(cycles / sleeping.CYCLES_PER_SECOND)
 
 
 @supplied_function("_cuda_lock_mutex", Fidelity.INERT, note="there is no allocator to lock")

@@ -12,7 +12,7 @@ their operator has run: ``squeeze_`` or ``resize_`` may change the program's ten
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,13 +82,21 @@ class Capture(TorchDispatchMode):
             host cannot be told from the work that CUDA would capture.
         generators: The generators of the graph's random numbers: the device's default generator and those that the
             program registered.
+        numbers_of: Returns the generator that draws the numbers for one that may share its state. A replay draws from
+            the state that a generator had at the capture.
 
     Attributes:
         failed: Whether the program called an operator that cannot be captured.
     """
 
-    def __init__(self, device_type: str | None, generators: Sequence[torch.Generator]):
+    def __init__(
+        self,
+        device_type: str | None,
+        generators: Sequence[torch.Generator],
+        numbers_of: Callable[[torch.Generator], torch.Generator],
+    ):
         super().__init__()
+        self._numbers_of = numbers_of
         self.failed = False
         self._random_states = [(generator, generator.get_state()) for generator in generators]
         self._device_type = device_type
@@ -169,7 +177,19 @@ class Capture(TorchDispatchMode):
         self._made.update(tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided)
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
         if made or writes:  # a view need not be made again: its memory is written by a recorded operator
+            args, kwargs = pytree.tree_map_only(torch._C.Generator, self._numbers_of, (args, kwargs))
             self._steps.append(_Step(func, *_same_memory((args, kwargs, made))))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an operator was recorded."""
+        return bool(self._steps)
+
+    def as_dot(self) -> str:
+        """Return the recorded operators in their order, in the DOT language."""
+        nodes = "".join(f'  {i} [label="{step.op}"];\n' for i, step in enumerate(self._steps))
+        edges = "".join(f"  {i - 1} -> {i};\n" for i in range(1, len(self._steps)))
+        return f"digraph cuda_graph {{\n{nodes}{edges}}}\n"
 
     def abandon(self) -> None:
         """Leave a capture that the program did not end, and restore the program's tensors and generators."""

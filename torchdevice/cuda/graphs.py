@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import functools
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 
 from torchdevice import thread_state
+from torchdevice.call_sites import program_line, warn_at
 from torchdevice.context import Context
 from torchdevice.cuda import streams
 from torchdevice.cuda.graph_capture import Capture, invalidated, not_permitted
@@ -36,6 +38,20 @@ _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "
 """The moments at which torch runs the hooks of a graph."""
 
 
+# The texts of aten/src/ATen/cuda/CUDAGraph.cpp.
+
+_DEFAULT_STREAM = (
+    "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the "
+    "default stream.)"
+)
+
+_EMPTY = (
+    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
+)
+
+_NO_DEBUG_MODE = "CUDA Graphs debug not enabled, please call with [graph].enable_debug_mode()"
+
+
 class GraphStandIn:
     """Stands in for ``torch.cuda.CUDAGraph``: records operators once and runs them again."""
 
@@ -50,6 +66,7 @@ class GraphStandIn:
         self._retained: list[Any] = []
         self._generators: list[torch.Generator] = []
         self._recorded_exec_ids: set[int] = set()  # torch.cuda.graph adds to it (torch 2.15 and later)
+        self._is_debugged = False
         for moment in _HOOKED:
             setattr(self, f"_{moment}_hooks", collections.OrderedDict())
 
@@ -84,6 +101,8 @@ class GraphStandIn:
         thread = self._context.thread
         if thread.capture is not None:
             raise not_permitted()
+        if not thread.streams.get(thread.device_index, 0):
+            raise RuntimeError(_DEFAULT_STREAM)
         if self._captured is not None:
             raise RuntimeError(
                 "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
@@ -92,7 +111,7 @@ class GraphStandIn:
         generator = runtime.default_generator(self._context.device(thread.device_index).index or 0)
         self._pool = graph_pool_handle(self._context) if pool is None else pool
         told_apart = None if runtime.shares_host_memory else runtime.device_type
-        self._capture = thread.capture = Capture(told_apart, [generator, *self._generators])
+        self._capture = thread.capture = Capture(told_apart, [generator, *self._generators], runtime.numbers_of)
         thread.at_exit.append(self._abandon)
         self._capture.__enter__()
         self._run_hooks("capture_start")
@@ -114,6 +133,8 @@ class GraphStandIn:
         capture.put_back()
         if capture.failed:
             raise invalidated()
+        if not capture.has_work:
+            warn_at(program_line(), UserWarning(_EMPTY), UserWarning)
         self._captured = capture
         self._run_hooks("capture_end")
         self.instantiate()
@@ -143,11 +164,15 @@ class GraphStandIn:
         return self._pool
 
     def enable_debug_mode(self) -> None:
-        """Do nothing: there is no ``cudaGraph_t`` to keep for :meth:`debug_dump`."""
+        """Let :meth:`debug_dump` write a file."""
+        self._is_debugged = True
 
-    def debug_dump(self, debug_path: str, *, verbose: bool = True) -> NoReturn:
-        """Raise: there is no ``cudaGraph_t`` to dump."""
-        thread_state.refuse("torch.cuda.CUDAGraph.debug_dump", "There is no CUDA graph. Use torch.profiler.")
+    def debug_dump(self, debug_path: str, *, verbose: bool = True) -> None:
+        """Write the recorded operators, in their order, to a file in the DOT language."""
+        if not self._is_debugged:
+            warn_at(program_line(), UserWarning(_NO_DEBUG_MODE), UserWarning)
+        elif self._captured is not None:
+            Path(debug_path).write_text(self._captured.as_dot(), encoding="utf-8")
 
     def raw_cuda_graph(self) -> NoReturn:
         """Raise: there is no ``cudaGraph_t``."""

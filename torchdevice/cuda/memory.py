@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 
+from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.devices.runtime import MEMORY_FRACTION
+from torchdevice.devices.runtime import MEMORY_FRACTION, Stat
 from torchdevice.engines.error_texts import class_for_out_of_memory
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, replaced_function, replaced_in_importers
 from torchdevice.spelling import Spelling
 from torchdevice.supplied import supplied_function, supplied_value
+from torchdevice.torch_internals import require
 
 _BYTES = ("active_bytes", "allocated_bytes", "inactive_split_bytes", "requested_bytes", "reserved_bytes")
 
@@ -56,6 +58,10 @@ LIMITS = {
     "mps": (Fidelity.EXACT, "Sets the limit of MPS's own allocator."),
 }
 """The fidelity of a memory limit on targets other than simulated ones."""
+
+
+NO_SETTINGS = dict.fromkeys(("cpu", "mps"), (Fidelity.INERT, "Checks the settings, which have no effect."))
+"""The fidelity of settings of the allocator on targets that have another."""
 
 
 @supplied_value("torch.cuda.OutOfMemoryError")
@@ -98,8 +104,14 @@ def memory_stats(context: Context, device: int) -> dict[str, Any]:
     stats["reserved_bytes"]["all"] = _figures(memory.reserved, memory.peak_reserved)
     stats.update({name: _zeros() for name in _OVERSIZE}, **dict.fromkeys(_SCALARS, 0))
     for name, kept in context.runtime.statistics(index).items():
-        stats[name] = kept if isinstance(kept, int) else {pool: stat._asdict() for pool, stat in kept.items()}
+        stats[name] = _shown(kept)
     return stats
+
+
+def _shown(kept: Any) -> Any:
+    if isinstance(kept, Stat):
+        return kept._asdict()
+    return kept if isinstance(kept, int) else {pool: stat._asdict() for pool, stat in kept.items()}
 
 
 @supplied_function("_cuda_resetPeakMemoryStats")
@@ -142,6 +154,15 @@ def reset_accumulated_host_memory_stats(context: Context) -> None:
 def empty_cache(context: Context) -> None:
     """Release the target's unused cached memory."""
     context.runtime.empty_cache()
+
+
+@supplied_function("_accelerator_setAllocatorSettings", on=NO_SETTINGS)
+def set_allocator_settings(context: Context, env: str) -> None:
+    """Change the settings of the simulated devices' allocator. On other targets torch only checks them."""
+    if not context.runtime.set_allocator(env):
+        context.report("torch.cuda.memory._set_allocator_settings", "checked, not used", Fidelity.INERT)
+        with thread_state.suspended():
+            require(torch._C, "_accelerator_setAllocatorSettings")(env)
 
 
 @supplied_function("_cuda_setMemoryFraction", on=LIMITS)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdevice.context import Context
-from torchdevice.devices.allocation_events import Block
+from torchdevice.devices.allocation_events import Block, Segment
 from torchdevice.fidelity import Fidelity
 from torchdevice.supplied import supplied_function
 
@@ -81,6 +81,11 @@ class History:
                 self._record("free_requested", block, frames)
                 self._record("free_completed", block, frames)
 
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        """Record that a segment got memory from the driver or gave it back."""
+        with self._lock:
+            self._record(action, segment, _frames() if self._context in ("alloc", "all") else [])
+
     def annotate(self, address: int, text: str) -> None:
         """Record a label for a block.
 
@@ -108,7 +113,8 @@ class History:
             return
         entry = {
             "action": action,
-            "addr": block.address,
+            "addr": block.address if block.place is None else block.place,
+            "data_ptr": block.address,
             "size": block.size,
             "stream": self._stream(block.device),
             "time_us": time.time_ns() // 1000,
@@ -118,7 +124,7 @@ class History:
             "frames": frames,
         }
         if free is not None:
-            del entry["addr"]
+            del entry["addr"], entry["data_ptr"]
             entry["device_free"] = free
         self._entries.append((block.device, entry))
 
@@ -155,10 +161,6 @@ APPROXIMATE_SNAPSHOT = dict.fromkeys(
     ("cpu", "mps"), (Fidelity.APPROXIMATE, "Covers tensors that Python holds and results of operators.")
 )
 """The fidelity of snapshots and the history on targets whose allocator records none."""
-
-
-_LARGE = 1 << 20
-"""``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to the large pool."""
 
 
 def _history(context: Context) -> History:
@@ -246,10 +248,16 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
     """Return the blocks in use and the recorded events, in the format of CUDA's allocator."""
     _report(context, "torch.cuda.memory_snapshot")
     history = _history(context)
-    others = pool is not None and pool[:2] != (0, 0)
-    blocks = [] if others else [b for i in range(context.runtime.device_count()) for b in context.runtime.blocks(i)]
+    others = pool is not None and tuple(pool[:2]) != (0, 0)
+    wanted = tuple(pool[:2]) if pool is not None and others else None
+    segments = [
+        each
+        for index in range(context.runtime.device_count())
+        for each in context.runtime.segments(index)
+        if wanted is None or each.pool == wanted
+    ]
     return {
-        "segments": [_segment(block, history) for block in sorted(blocks)],
+        "segments": [_segment(segment, history) for segment in segments],
         "device_traces": [] if others else history.traces(context.runtime.device_count()),
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
@@ -260,34 +268,38 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
             "release_lock_on_cudamalloc": False,
             "pinned_use_cuda_host_register": False,
             "roundup_power2_divisions": {},
+            **context.runtime.allocator_settings(),
         },
         "external_annotations": [],
     }
 
 
-def _segment(block: Block, history: History) -> dict[str, Any]:
-    frames = history.frames(block.address) or []
+def _segment(segment: Segment, history: History) -> dict[str, Any]:
+    blocks = [
+        {
+            "address": part.address,
+            "size": part.size,
+            "requested_size": part.requested,
+            "state": part.state,
+            "data_ptr": part.data,
+            "frames": history.frames(part.data) or [],
+        }
+        for part in segment.parts
+    ]
+    active = [part for part in segment.parts if part.state != "inactive"]
     return {
-        "device": block.device,
-        "address": block.address,
-        "total_size": block.size,
-        "allocated_size": block.size,
-        "active_size": block.size,
-        "requested_size": block.requested,
-        "stream": 0,
-        "segment_type": "large" if block.size > _LARGE else "small",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "frames": frames,
-        "blocks": [
-            {
-                "address": block.address,
-                "size": block.size,
-                "requested_size": block.requested,
-                "state": "active_allocated",
-                "frames": frames,
-            }
-        ],
+        "device": segment.device,
+        "address": segment.parts[0].address,
+        "total_size": sum(part.size for part in segment.parts),
+        "allocated_size": sum(part.size for part in active if part.state == "active_allocated"),
+        "active_size": sum(part.size for part in active),
+        "requested_size": sum(part.requested for part in active),
+        "stream": segment.stream,
+        "segment_type": "large" if segment.is_large else "small",
+        "segment_pool_id": segment.pool,
+        "is_expandable": segment.is_expandable,
+        "frames": blocks[0]["frames"],
+        "blocks": blocks,
     }
 
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import time
 from typing import Any
 
 import torch
 
 from torchdevice import thread_state
 from torchdevice.context import Context
+from torchdevice.cuda.sleeping import busy_until
 from torchdevice.devices.runtime import Mark
 from torchdevice.devices.stream_order import Stream
 from torchdevice.families import conventional_modules
@@ -193,8 +195,9 @@ class StreamStandIn(torch.Stream):
         return self._context.thread.capture is not None
 
     def query(self) -> bool:
-        """Return whether the work of the stream's device is done."""
-        done = self._context.runtime.mark(self._target_index, timing=False).query()
+        """Return whether the work of the stream is done; that of all streams, except on simulated devices."""
+        is_busy = busy_until(self._context, self._identity) > time.perf_counter()
+        done = not is_busy and self._context.runtime.mark(self._target_index, timing=False).query()
         if done:
             for observer in self._context.stream_observers:
                 observer.stream_queried(self._identity)
@@ -247,6 +250,8 @@ class EventStandIn(torch.Event):
     _context: Context
     _timing: bool
     _mark: Mark | None
+    _done_at: float
+    _late: float
     _recorded_on: int | None
     _number: int
 
@@ -255,6 +260,7 @@ class EventStandIn(torch.Event):
         self._context = context
         self._timing = enable_timing
         self._mark = self._recorded_on = None
+        self._done_at = self._late = 0.0
         self._number = next(_event_numbers)
         return self
 
@@ -267,6 +273,11 @@ class EventStandIn(torch.Event):
     def device(self) -> torch.device | None:  # type: ignore[override]
         """The device that the event was recorded on, or None before it was recorded."""
         return None if self._recorded_on is None else _cuda_device(self._recorded_on)
+
+    @property
+    def event_id(self) -> int:  # type: ignore[override]
+        """A number that tells the event from others; 0 before it is recorded, as in CUDA."""
+        return 0 if self._mark is None else self._number
 
     @property
     def cuda_event(self) -> int:
@@ -299,6 +310,8 @@ class EventStandIn(torch.Event):
             observer.event_recorded(self._number, _identity_of(self._context, stream))
         self._recorded_on = index
         self._mark = self._context.runtime.mark(self._context.device(index).index or 0, timing=self._timing)
+        self._done_at = busy_until(self._context, _identity_of(self._context, stream))
+        self._late = max(0.0, self._done_at - time.perf_counter()) * 1e3
 
     def wait(self, stream: Any = None) -> None:
         """Make later work of a stream wait for the event; all work runs in one order, so that costs nothing."""
@@ -310,11 +323,14 @@ class EventStandIn(torch.Event):
         """Return whether the work before the recorded point is done; True if no point was recorded."""
         if self._mark is None:
             return True
-        done = self._mark.query()
+        done = self._is_done()
         if done:
             for observer in self._context.stream_observers:
                 observer.event_queried(self._number)
         return done
+
+    def _is_done(self) -> bool:
+        return self._mark is not None and time.perf_counter() >= self._done_at and self._mark.query()
 
     def synchronize(self) -> None:
         """Wait for the work before the recorded point."""
@@ -339,11 +355,11 @@ class EventStandIn(torch.Event):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._mark is None or end_event._mark is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if not (self._mark.query() and end_event._mark.query()):
+        if not (self._is_done() and end_event._is_done()):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
         if self._recorded_on != end_event._recorded_on:
             raise torch.AcceleratorError("CUDA error: invalid resource handle")  # the error of cudaEventElapsedTime
-        return self._mark.elapsed_time(end_event._mark)
+        return self._mark.elapsed_time(end_event._mark) + end_event._late - self._late
 
     def ipc_handle(self) -> bytes:
         """Raise: an event has no handle that another process could open."""
@@ -395,6 +411,18 @@ def new_stream(
     for observer in context.stream_observers:
         observer.stream_created(stream._identity)
     return stream
+
+
+def create_external(context: Context) -> int:
+    """Return the handle of a new stream on the current device, as ``cudaStreamCreate`` does for other libraries."""
+    stream = context.thread.device_index, next(_ids)
+    context.stream_handles[handle_of(stream)] = stream
+    return handle_of(stream)
+
+
+def destroy_external(context: Context, handle: int) -> bool:
+    """Forget a stream of :func:`create_external`. Return whether there was one."""
+    return context.stream_handles.pop(handle, None) is not None
 
 
 def _remembered(context: Context, stream: StreamStandIn) -> StreamStandIn:

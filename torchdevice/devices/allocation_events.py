@@ -27,20 +27,63 @@ class Block(NamedTuple):
         address: The address of the memory.
         size: The size of the block in bytes.
         requested: The bytes that were requested of it.
+        place: The address that the device's allocator gives the block, where that is a model; otherwise None.
     """
 
     device: int
     address: int
     size: int
     requested: int
+    place: int | None = None
+
+
+class Part(NamedTuple):
+    """A block of a segment.
+
+    Attributes:
+        address: The address of the block.
+        size: The size in bytes.
+        requested: The bytes that were requested of it.
+        state: The state in the words of ``torch.cuda.memory_snapshot``.
+        data: The address of its values; 0 for a block that is not in use.
+    """
+
+    address: int
+    size: int
+    requested: int
+    state: str
+    data: int
+
+
+class Segment(NamedTuple):
+    """A range of memory that an allocator has from the driver.
+
+    Attributes:
+        device: The index of the device.
+        stream: The id of the stream that it belongs to.
+        is_large: Whether it belongs to a pool of large blocks.
+        is_expandable: Whether it can grow.
+        pool: The id of the private pool that it belongs to; (0, 0) for none.
+        parts: Its blocks, without gaps.
+    """
+
+    device: int
+    stream: int
+    is_large: bool
+    is_expandable: bool
+    pool: tuple[int, int]
+    parts: tuple[Part, ...]
 
 
 class Observer(Protocol):
-    """Called at each allocation and at each deallocation."""
+    """Called at each allocation and at each deallocation, and at each change of a segment."""
 
     def allocated(self, block: Block) -> None: ...
 
     def freed(self, address: int) -> None: ...
+
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        """A segment got memory from the driver or gave it back; ``action`` is the word of CUDA's memory history."""
 
 
 class OperatorWatcher(TorchDispatchMode):

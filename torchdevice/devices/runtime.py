@@ -14,10 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 import torch
 
-from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, held_by_python
+from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, Part, Segment, held_by_python
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes of half precision."""
+
+_LARGE = 1 << 20
+"""``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to the large pool."""
 
 MEMORY_FRACTION = "memory fraction"
 """With an ordinal, the key in ``Context.settings`` of the fraction of a device's memory that the process may have."""
@@ -203,7 +206,7 @@ class Runtime:
     def statistics(self, index: int) -> Mapping[str, Any]:
         """Return further figures of the device's allocator, under the keys of ``torch.cuda.memory_stats``.
 
-        A value is a number, or a :class:`Stat` for each of ``"all"``, ``"small_pool"`` and ``"large_pool"``.
+        A value is a number, a :class:`Stat`, or one for each of ``"all"``, ``"small_pool"`` and ``"large_pool"``.
         """
         return {}
 
@@ -214,6 +217,20 @@ class Runtime:
         """Return the blocks of the device's tensors that are alive."""
         return held_by_python(self.device_type, self.device(index).index or 0)
 
+    def segments(self, index: int) -> list[Segment]:
+        """Return the segments of the device's allocator. The base class makes one of each block."""
+        return [
+            Segment(
+                block.device,
+                0,
+                block.size > _LARGE,
+                False,
+                (0, 0),
+                (Part(block.address, block.size, block.requested, "active_allocated", block.address),),
+            )
+            for block in sorted(self.blocks(index))
+        ]
+
     def watch_allocations(self, observer: Observer) -> Callable[[], None]:
         """Call an observer for each allocation from now on.
 
@@ -223,6 +240,12 @@ class Runtime:
             A function that ends this. It may be called again.
         """
         return OperatorWatcher(self.device_type, observer).stop
+
+    def watch_host_waits(self, context: Any) -> None:
+        """Call the stream observers of a context for each operator at which the host waits, such as ``item()``.
+
+        The base class does nothing. May be called again for a context.
+        """
 
     def processes(self, index: int) -> list[tuple[int, int]]:
         """Return (process id, bytes of the device's memory) for each process that is known to use the device."""
@@ -238,6 +261,18 @@ class Runtime:
 
     def empty_cache(self) -> None:
         """Release cached memory that is not in use."""
+
+    def set_allocator(self, text: str) -> bool:
+        """Change the settings of the device's allocator. Return whether it has CUDA's settings.
+
+        Raises:
+            ValueError: A setting is wrong. The text is torch's.
+        """
+        return False
+
+    def allocator_settings(self) -> Mapping[str, Any]:
+        """Return the settings of the device's allocator, under the keys of ``torch.cuda.memory._snapshot``."""
+        return {}
 
     def initialize(self) -> None:
         """Check what the accelerator checks when the program first uses it.
@@ -260,6 +295,10 @@ class Runtime:
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         """Return a new generator for the device, of torch's class or of a subclass of it."""
         return torch._C.Generator.__new__(cls, self.device(index))  # type: ignore[call-arg]
+
+    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
+        """Return the generator that draws the numbers for a generator which may share its state with others."""
+        return generator
 
     def serve_reducer(self, model: Any) -> None:
         """Prepare the device for what a ``DistributedDataParallel`` asks of it in C++."""

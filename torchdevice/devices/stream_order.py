@@ -7,6 +7,9 @@ from typing import Any
 Stream = tuple[int, int]
 """The ordinal of the stream's device and the stream's id; id 0 is the default stream."""
 
+COLLECTIVES = -1
+"""The id of the stream of a device on which collectives run."""
+
 
 class StreamObserver:
     """Told of each call that orders work. Events are told apart by numbers. The base class ignores everything."""
@@ -43,6 +46,16 @@ class StreamObserver:
 
     def memory_used(self, tensor: Any, stream: Stream) -> None:
         """The allocator is told by ``record_stream`` that a stream uses a tensor's memory."""
+
+    def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
+        """A collective, which waits for the current stream of a tensor's device, reads or writes the tensor."""
+
+    def collectives_waited(self) -> None:
+        """The current stream of each device waits for the collectives so far."""
+
+    def busy_until(self, stream: Stream) -> float:
+        """Return the time, of ``time.perf_counter()``, at which a stream's work is done; 0 if it is."""
+        return 0.0
 
     def backward_began(self) -> None:
         """The autograd engine begins, which orders its work after that of the forward on any stream."""

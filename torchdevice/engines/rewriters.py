@@ -284,8 +284,9 @@ def _is_pinned(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 @rewrites(torch.Tensor.record_stream)
 def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """``Tensor.record_stream``, a hint to CUDA's caching allocator, which is not in use."""
-    context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
+    """``Tensor.record_stream``, which defers the reuse of memory where a device has CUDA's caching allocator."""
+    if not context.stream_observers:
+        context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
     stream = args[1] if len(args) > 1 else kwargs["s"]
     for observer in context.stream_observers:
         observer.memory_used(args[0], (stream.device_index, stream.stream_id))

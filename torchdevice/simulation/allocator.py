@@ -1,7 +1,8 @@
-"""The allocator of simulated devices: memory statistics, and the CPU tensor behind each tensor of a device.
+"""The storages of simulated devices: the block of each, and the CPU tensor behind each tensor of a device.
 
-Every result of an operator is counted here before the program gets it, and subtracted when its storage is freed. So the
-figures are exactly the memory that the program holds; they exclude what a kernel needs while it runs.
+Every result of an operator gets a block of the device's memory before the program gets the result, and loses it when
+its storage is freed. So the figures of the device's allocator are those of the memory that the program holds; they
+exclude what a kernel needs while it runs.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from torchdevice import thread_state
 from torchdevice.devices.allocation_events import Block, Observer
-from torchdevice.devices.runtime import Memory, Stat
-from torchdevice.simulation import enforcement
+from torchdevice.simulation import enforcement, memory_blocks
+from torchdevice.simulation.caching_allocator import Device
 from torchdevice.simulation.relabel import on_cpu, on_device
 
 _conj = torch._C._VariableFunctions._conj
@@ -33,245 +36,38 @@ _as_strided = torch._C._VariableFunctions.as_strided
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
-_BLOCK = 512
-"""``kMinBlockSize`` of CUDA's caching allocator: sizes are rounded up to a multiple of it, in bytes."""
-
-
-_SEGMENT = 2 << 20
-"""``kSmallBuffer``: the smallest segment that CUDA's caching allocator requests from the driver, in bytes."""
-
-
-_LARGE = 1 << 20
-"""``kSmallSize``: blocks of more bytes come from the large pool."""
-
-
-_FIGURES = ("allocated", "requested", "count", "reserved")
-
-
-def rounded(size: int) -> int:
-    """Return the size of the block that CUDA's allocator returns for a request of ``size`` bytes."""
-    return (size + _BLOCK - 1) & -_BLOCK
-
-
-class _Pool:
-    """Statistics of one memory pool: bytes allocated, bytes requested, number of blocks, bytes reserved.
-
-    Each has a current value, a peak (``peak_...``) and the sum of all increases (``total_...``).
-    """
-
-    allocated: int
-    peak_allocated: int
-    total_allocated: int
-    requested: int
-    peak_requested: int
-    total_requested: int
-    count: int
-    peak_count: int
-    total_count: int
-    reserved: int
-    peak_reserved: int
-    total_reserved: int
-
-    def __init__(self) -> None:
-        for name in _FIGURES:
-            for each in (name, f"peak_{name}", f"total_{name}"):
-                setattr(self, each, 0)
-        self.forget_totals()
-
-    def note(self, size: int, requested: int) -> None:
-        """Add a block to the sums of all increases."""
-        self.total_allocated += size
-        self.total_requested += requested
-        self.total_count += 1
-
-    def add(self, size: int, requested: int) -> None:
-        """Add a block to the current values, and raise the peaks."""
-        self.count += 1
-        self.requested += requested
-        self.allocated = allocated = self.allocated + size
-        if allocated > self.peak_allocated:
-            self.peak_allocated = allocated
-        if self.requested > self.peak_requested:
-            self.peak_requested = self.requested
-        if self.count > self.peak_count:
-            self.peak_count = self.count
-
-    def remove(self, size: int, requested: int) -> None:
-        self.allocated -= size
-        self.requested -= requested
-        self.count -= 1
-
-    def reserve(self, change: int) -> None:
-        self.reserved += change
-        self.total_reserved += max(0, change)
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
-
-    def forget_peaks(self) -> None:
-        for name in _FIGURES:
-            setattr(self, f"peak_{name}", getattr(self, name))
-
-    def forget_totals(self) -> None:
-        self._forgotten = {name: self._totals(name) for name in _FIGURES}
-
-    def _totals(self, name: str) -> tuple[int, int]:
-        total: int = getattr(self, f"total_{name}")
-        return total, total - getattr(self, name)
-
-    def stat(self, name: str, unit: int = 1) -> Stat:
-        allocated, freed = (now - then for now, then in zip(self._totals(name), self._forgotten[name], strict=True))
-        return Stat(
-            getattr(self, name) // unit, getattr(self, f"peak_{name}") // unit, allocated // unit, freed // unit
-        )
-
-
-class _Both(_Pool):
-    """Statistics of the small and the large pool together. A sum of increases is the sum over both pools."""
-
-    def __init__(self, *pools: _Pool) -> None:
-        self._pools = pools
-        super().__init__()
-
-    def _totals(self, name: str) -> tuple[int, int]:
-        small, large = (pool._totals(name) for pool in self._pools)
-        return small[0] + large[0], small[1] + large[1]
-
-
-class Device:
-    """The memory statistics of one simulated device.
-
-    Storages may be freed, by the garbage collector, between any two lines of this class. A freed storage therefore only
-    appends its size to ``freed``; the next allocation or query subtracts the sizes.
-    """
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.freed: list[int] = []
-        self._small, self._large = _Pool(), _Pool()
-        self._all = _Both(self._small, self._large)
-        self._failures = 0
-        self.renew_lock()
-
-    def renew_lock(self) -> None:
-        """Make a new lock in a forked child, where nobody releases a lock that another thread held at the fork."""
-        self._lock = threading.RLock()
-
-    def allocate(self, requested: int) -> None:
-        """Count a new block for a request of ``requested`` bytes.
-
-        Raises:
-            torch.OutOfMemoryError: The block would exceed the active scope's memory limit. The text is CUDA's.
-        """
-        size = rounded(requested)
-        pool = self._large if size > _LARGE else self._small
-        with self._lock:
-            if not self._reuses(requested):
-                self._settle()
-                if enforcement.watching:
-                    self._check(size)
-                self._grow(pool, size, requested)
-            pool.note(size, requested)
-
-    def _grow(self, pool: _Pool, size: int, requested: int) -> None:
-        self._all.add(size, requested)
-        pool.add(size, requested)
-        if pool.allocated > pool.reserved:
-            more = -(-(pool.allocated - pool.reserved) // _SEGMENT) * _SEGMENT
-            pool.reserve(more)
-            self._all.reserve(more)
-
-    def _reuses(self, requested: int) -> bool:
-        """Return whether the block freed last had this size. It is then reused, and no current value changes."""
-        if not self.freed:
-            return False
-        last = self.freed.pop()
-        if last != requested:
-            self.freed.append(last)
-        return last == requested
-
-    def _check(self, size: int) -> None:
-        try:
-            enforcement.check_memory(self.index, size, self._all.allocated, self._all.reserved)
-        except torch.OutOfMemoryError:
-            self._failures += 1
-            raise
-
-    def _settle(self) -> None:
-        """Subtract the freed blocks from the current values."""
-        freed = self.freed
-        while freed:
-            requested = freed.pop()
-            size = rounded(requested)
-            self._all.remove(size, requested)
-            (self._large if size > _LARGE else self._small).remove(size, requested)
-
-    def figures(self) -> Memory:
-        """Return the current values and the peaks, in bytes."""
-        with self._lock:
-            self._settle()
-            whole = self._all
-            return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
-
-    def statistics(self) -> dict[str, Any]:
-        """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
-        with self._lock:
-            self._settle()
-            pools = {"all": self._all, "small_pool": self._small, "large_pool": self._large}
-            named = {
-                "allocated_bytes": ("allocated", 1),
-                "active_bytes": ("allocated", 1),
-                "requested_bytes": ("requested", 1),
-                "reserved_bytes": ("reserved", 1),
-                "allocation": ("count", 1),
-                "active": ("count", 1),
-                "segment": ("reserved", _SEGMENT),
-            }
-            segments = self._all.stat("reserved", _SEGMENT)
-            return {
-                **{
-                    key: {pool: figures.stat(name, unit) for pool, figures in pools.items()}
-                    for key, (name, unit) in named.items()
-                },
-                "num_ooms": self._failures,
-                "num_device_alloc": segments.allocated,
-                "num_device_free": segments.freed,
-            }
-
-    def reset_peak(self) -> None:
-        """Reset the peaks to the current values."""
-        self._for_each_pool(_Pool.forget_peaks)
-
-    def reset_accumulated(self) -> None:
-        """Reset the sums of allocated and freed memory, and the number of out-of-memory errors, to 0."""
-        self._for_each_pool(_Pool.forget_totals)
-        self._failures = 0
-
-    def empty_cache(self) -> None:
-        """Release the segments that are reserved and not allocated."""
-        with self._lock:
-            self._settle()
-            for pool in (self._small, self._large):
-                unused = -(-pool.allocated // _SEGMENT) * _SEGMENT - pool.reserved
-                pool.reserve(unused)
-                self._all.reserve(unused)
-
-    def _for_each_pool(self, change: Callable[[_Pool], None]) -> None:
-        with self._lock:
-            self._settle()
-            for pool in (self._all, self._small, self._large):
-                change(pool)
-
-
 _devices: dict[int, Device] = {}
 
 
 def device(index: int) -> Device:
-    """Return the statistics of the device with this index."""
+    """Return the memory of the device with this index."""
     found = _devices.get(index)
-    return found if found is not None else _devices.setdefault(index, Device(index))
+    if found is None:
+        found = Device(index, enforcement.memory_limits)
+        found.tell = functools.partial(_tell, index)
+        found = _devices.setdefault(index, found)
+    return found
+
+
+def _tell(index: int, action: str, address: int, size: int, stream: int) -> None:
+    for observer in observers:
+        observer.segment_changed(action, Block(index, address, size, size), stream)
+
+
+def devices() -> list[Device]:
+    """Return the memory of each device that was used."""
+    return list(_devices.values())
+
+
+def host_waited() -> None:
+    """Note that the host has waited for a device: memory that other streams used may be reused."""
+    for each in _devices.values():
+        if each.has_pending:
+            each.host_waited()
 
 
 def _renew_locks() -> None:
-    for each in list(_devices.values()):
+    for each in devices():
         each.renew_lock()
 
 
@@ -287,20 +83,20 @@ class _Owner(weakref.ref):  # type: ignore[type-arg]
 
     Attributes:
         address: The address of the memory; for a storage that was resized to 0 a negative number of its own.
+        block: The block of the device's memory; None for a storage that was resized to 0.
         freed: ``Device.freed`` of the storage's device.
         index: The index of the storage's device.
-        requested: The size of the memory in bytes.
         tensor: The CPU tensor.
         view: The last view of ``tensor`` that a kernel got.
         viewer: The ``_cdata`` of the only tensor of the device that may get ``view`` again; 0 where every tensor with
             the view's address, dtype, shape and strides may.
     """
 
-    __slots__ = ("address", "freed", "index", "requested", "tensor", "view", "viewer")
+    __slots__ = ("address", "block", "freed", "index", "tensor", "view", "viewer")
     address: int
-    freed: list[int]
+    block: memory_blocks.Block | None
+    freed: deque[memory_blocks.Block]
     index: int
-    requested: int
     tensor: torch.Tensor
     view: torch.Tensor
     viewer: int
@@ -326,21 +122,28 @@ def _ended(owner: _Owner) -> None:
 
 
 def _freed(owner: _Owner) -> None:
-    if not owner.requested:
+    if owner.block is None:
         return
-    owner.freed.append(owner.requested)
+    owner.freed.append(owner.block)
     for observer in observers:
         observer.freed(owner.address)
 
 
-def blocks(index: int) -> list[Block]:
-    """Return the blocks of a device that are in use."""
-    owners = [owner for owner in list(_owners.values()) if owner.index == index and owner.requested]
-    return [_block(owner) for owner in owners]
+def blocks(index: int) -> dict[memory_blocks.Block, int]:
+    """Return the blocks of a device that are in use, with the address of the values of each."""
+    owners = [owner for owner in list(_owners.values()) if owner.index == index]
+    return {owner.block: owner.address for owner in owners if owner.block is not None}
 
 
-def _block(owner: _Owner) -> Block:
-    return Block(owner.index, owner.address, rounded(owner.requested), owner.requested)
+def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
+    """Return a block in use as observers see it."""
+    return Block(index, address, block.size, block.requested, block.address)
+
+
+def block_of(storage: Any) -> memory_blocks.Block | None:
+    """Return the block of a storage; None where it has no memory of a device."""
+    owner = _owners.get(storage.data_ptr())
+    return None if owner is None else owner.block
 
 
 class _Meant(threading.local):
@@ -384,25 +187,31 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
             # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
             return set_storage(view, storage, 0, result.shape, result.stride())
     on = _devices.get(index) or device(index)
-    on.allocate(requested)
+    block = on.allocate(requested, _stream(index))
     tensor = on_device(result, index)
-    _own(_Owner(tensor.untyped_storage(), _ended), on, result, address)
+    _own(_Owner(tensor.untyped_storage(), _ended), on, result, address, block)
     return tensor
 
 
-def _own(owner: _Owner, on: Device, memory: torch.Tensor, address: int) -> None:
+def _stream(index: int) -> int:
+    """Return the id of this thread's current stream on a device."""
+    context = thread_state.state.context
+    return context.thread.streams.get(index, 0) if context is not None else 0
+
+
+def _own(owner: _Owner, on: Device, memory: torch.Tensor, address: int, block: memory_blocks.Block | None) -> None:
     """Note that a storage of a device has the memory of a CPU tensor, which begins at ``address``."""
     owner.address = address
     owner.index = on.index
-    owner.requested = memory.nbytes
+    owner.block = block
     owner.freed = on.freed
     owner.tensor = owner.view = memory
     owner.viewer = 0
     _owners[address] = owner
-    if observers and owner.requested:
-        block = _block(owner)
+    if observers and block is not None:
+        seen = shown(on.index, block, address)
         for observer in observers:
-            observer.allocated(block)
+            observer.allocated(seen)
 
 
 def take_memory(storage: Any, index: int, memory: torch.Tensor) -> torch.Tensor | None:
@@ -415,8 +224,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> torch.Tensor 
         torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
     """
     on = device(index)
-    if memory.nbytes:
-        on.allocate(memory.nbytes)
+    block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
     emptied = -storage._cdata
     owner = _owners.pop(storage.data_ptr() or emptied, None)
     if owner is None:
@@ -424,7 +232,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> torch.Tensor 
     else:
         old = owner.tensor
         _freed(owner)
-    _own(owner, on, memory, memory.data_ptr() if memory.nbytes else emptied)
+    _own(owner, on, memory, memory.data_ptr() if memory.nbytes else emptied, block)
     return old
 
 

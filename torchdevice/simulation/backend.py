@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
+from torchdevice import collector, thread_state
 from torchdevice.context import Context
 from torchdevice.errors import BackendTakenError
 from torchdevice.simulation import (
@@ -117,7 +117,7 @@ def _register() -> None:
     if name != "privateuseone" or hasattr(torch, name):
         raise BackendTakenError(name)
     setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
-    with thread_state.suspended(), torch._C.DisableTorchFunction():
+    with collector.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
         setup(KIND, Module(), _Hooks(), guard.Guard())
         _guard_storage()
         resizing.register()
@@ -161,6 +161,8 @@ def _register_kernels() -> None:
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
+    for name in _VIEWS:
+        aten.impl(name, kernels.view_of(_overload(name)), "PrivateUse1")
     for name in sorted(_shadowed() - handwritten_kernels.SPECIAL.keys() - batch_norm.KERNELS.keys()):
         aten.impl(name, _made_when_called(name), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
@@ -198,6 +200,10 @@ def _shadowed() -> set[str]:
 
 _RUN_WHOLE = {f"aten::{name}" for name in ("abs", "convolution_backward", "empty_like")}
 """Composite operators that take another path on the CPU than on an out-of-tree device, or that printing needs."""
+
+
+_VIEWS = ("as_strided", "view", "_reshape_alias")
+"""Operators that most views are made of. A kernel of their own takes less time than the fallback."""
 
 
 _COMPOSED_IN_FLOAT64 = [

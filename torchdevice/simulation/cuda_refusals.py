@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -15,8 +15,11 @@ from torchdevice.simulation import enforcement, nondeterminism
 from torchdevice.simulation.cuda_dtypes import GAPS
 from torchdevice.simulation.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
+from torchdevice.torch_internals import require
 
 Kernel = Callable[..., Any]
+
+_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
 
 _SCALAR_TYPES = {
     torch.bool: "Bool",
@@ -130,26 +133,32 @@ def guarded(op: Any, kernel: Kernel) -> Kernel:
         return kernel
 
     def refusing(*args: Any, **kwargs: Any) -> Any:
-        if enforcement.stands_for_cuda():
+        if _mode_enabled():
             with torch._C.DisableTorchFunction():
-                for check in checks:
-                    check(args, kwargs)
+                return refusing(*args, **kwargs)
+        for check in checks:
+            check(args, kwargs)
         return kernel(*args, **kwargs)
 
     return refusing
 
 
 def _checks(op: Any, name: str) -> list[Callable[[Any, Any], None]]:
-    """Return what is to be checked of the arguments of an operator's calls."""
+    """Return what is to be checked of the arguments of an operator's calls.
+
+    Each check asks for the scope last, because that takes longer than to see that nothing is to be refused.
+    """
     checks: list[Callable[[Any, Any], None]] = []
     if _lacks(op):
-        checks.append(lambda args, kwargs: _raise_missing(op))
+        checks.append(lambda args, kwargs: _refuse_missing(op))
+    if name in _FLOAT8_PRODUCTS:
+        checks.append(lambda args, kwargs: _check_capability())
     if name in GAPS:
         dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS[name])
         checks.append(lambda args, kwargs: _check_dtype(name, dtypes, args))
     found = nondeterminism.OPERATORS.get(name)
     if found is not None:
-        checks.append(lambda args, kwargs: nondeterminism.check(found, op, args, kwargs))
+        checks.append(lambda args, kwargs: _check_determinism(found, op, args, kwargs))
     return checks
 
 
@@ -160,14 +169,35 @@ def _lacks(op: Any) -> bool:
     return overload in cpu_only_operators()
 
 
-def _raise_missing(op: Any) -> NoReturn:
-    raise NotImplementedError(missing_on_cuda(op.name()))
+def _refuse_missing(op: Any) -> None:
+    if enforcement.stands_for_cuda():
+        raise NotImplementedError(missing_on_cuda(op.name()))
+
+
+def _check_determinism(found: nondeterminism.Nondeterministic, op: Any, args: Any, kwargs: Any) -> None:
+    if torch.are_deterministic_algorithms_enabled() and enforcement.stands_for_cuda():
+        nondeterminism.check(found, op, args, kwargs)
+
+
+_FLOAT8_PRODUCTS = frozenset({"_scaled_mm", "_scaled_mm_v2"})
+"""Products of float8 tensors."""
+
+_FLOAT8_CAPABILITY = (8, 9)
+
+
+def _check_capability() -> None:
+    """Raise torch's error on a device without units for float8 (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
+    capability = enforcement.capability() if enforcement.stands_for_cuda() else None
+    if capability is not None and capability < _FLOAT8_CAPABILITY:
+        raise RuntimeError(
+            "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+"
+        )
 
 
 def _check_dtype(name: str, dtypes: frozenset[torch.dtype], args: Any) -> None:
     """Raise torch's NotImplementedError if CUDA has no kernel in the dtype of a call's first tensor."""
     first = next((each for each in args if isinstance(each, torch.Tensor)), None)
-    if first is None or first.dtype not in dtypes or not first.numel():
+    if first is None or first.dtype not in dtypes or not first.numel() or not enforcement.stands_for_cuda():
         return
     kernel = _convolution(*args) if name == "convolution" else _KERNELS.get(name, f"{name}_cuda")
     raise NotImplementedError(f"\"{kernel}\" not implemented for '{_SCALAR_TYPES[first.dtype]}'")

@@ -123,6 +123,12 @@ def stands_for_cuda() -> bool:
     return limits is not None and limits.profile.stands_for_cuda
 
 
+def capability() -> tuple[int, int] | None:
+    """Return the compute capability of this thread's scope; None outside scopes on the device."""
+    context = thread_state.state.context
+    return None if context is None or context.device_type != KIND else context.options.capability
+
+
 def stands_for_mps() -> bool:
     """Return whether the kernels of this thread's scope refuse what those of MPS refuse."""
     limits = _limits()
@@ -195,43 +201,18 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise TypeError(limits.profile.dtype_message(dtype))
 
 
-def check_memory(index: int, wanted: int, allocated: int, reserved: int) -> None:
-    """Raise CUDA's out-of-memory error if ``wanted`` more bytes would exceed the scope's memory limit."""
+def memory_limits(index: int) -> tuple[int | None, int | None]:
+    """Return the bytes of a device's memory, and those that the program allows itself; None for no limit."""
     limits = _limits()
     if limits is None:
-        return
+        return None, None
     context = thread_state.state.context
     assert context is not None
     fraction = context.settings.get((MEMORY_FRACTION, index))
-    if limits.memory is None and fraction is None:
-        return
+    if fraction is None:
+        return limits.memory, None
     total = context.runtime.total_memory(index)
-    limit = total if fraction is None else int(total * fraction)
-    if allocated + wanted > limit:
-        allowed = "" if fraction is None else f"{_size(limit)} allowed; "
-        raise torch.OutOfMemoryError(_out_of_memory(index, wanted, allocated, reserved, total, allowed))
-
-
-def _out_of_memory(index: int, wanted: int, allocated: int, reserved: int, total: int, allowed: str) -> str:
-    """Return the error text of CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp)."""
-    unused = max(0, min(reserved, total) - allocated)
-    in_use = allocated + unused
-    return (
-        f"CUDA out of memory. Tried to allocate {_size(wanted)}. GPU {index} has a total capacity of {_size(total)} of "
-        f"which {_size(total - in_use)} is free. Including non-PyTorch memory, this process has {_size(in_use)} memory "
-        f"in use. {allowed}Of the allocated memory {_size(allocated)} is allocated by PyTorch, and {_size(unused)} is "
-        f"reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-        f"PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
-        f"Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
-    )
-
-
-def _size(size: int) -> str:
-    """Return a size as CUDA's allocator writes it."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size} bytes"
+    return total, int(total * fraction)
 
 
 def provides(op: Any) -> bool:

@@ -15,7 +15,7 @@ import torch.nn.attention
 from torch._C import DispatchKey
 
 from torchdevice.simulation import enforcement, random
-from torchdevice.simulation.allocator import fresh, meant
+from torchdevice.simulation.allocator import fresh, host_waited, meant
 from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
 from torchdevice.simulation.resizing import resize
 from torchdevice.torch_apis import divided_attention
@@ -35,6 +35,13 @@ _aten = torch.ops.aten
 
 
 _CPU = torch.device("cpu")
+
+
+# Torch's own functions behind ``torch.ops``: they take half of the time, because no Python frame chooses an overload.
+_new_empty = _aten.empty.memory_format._op
+_new_clone = _aten.clone.default._op
+_new_copy = _aten._to_copy.default._op
+_copy = _aten.copy_.default._op
 
 
 def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -58,7 +65,7 @@ def _index(device: torch.device | None) -> int:
 @special("empty.memory_format")
 def _empty(size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any = None, **options: Any) -> Any:
     enforcement.check_scope()
-    return fresh(_aten.empty.memory_format(size, device=_CPU, **options), _index(device))
+    return fresh(_new_empty(size, device=_CPU, **options), _index(device))
 
 
 @special("empty_strided")
@@ -75,7 +82,7 @@ def _efficient_zeros(size: Any, *, dtype: Any = None, device: Any = None, **opti
 
 @special("clone")
 def _clone(self: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
-    return fresh(_aten.clone(aliased(self), memory_format=memory_format), index_of(self))
+    return fresh(_new_clone(aliased(self), memory_format=memory_format), index_of(self))
 
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
@@ -88,6 +95,8 @@ def _name(index: int) -> str:
 def _count(source: torch.Tensor, destination: torch.Tensor) -> None:
     one, other = index_of(source), index_of(destination)
     if one != other:
+        if other < 0:
+            host_waited()
         route = (_name(one), _name(other))
         copies[route] += 1
         copied_bytes[route] += destination.nbytes
@@ -99,7 +108,7 @@ def _to_copy(
 ) -> torch.Tensor:
     if index_of(self) < 0:
         enforcement.check_scope()
-    result = _aten._to_copy(_memory(self), device=_CPU, **options)
+    result = _new_copy(_memory(self), device=_CPU, **options)
     if device is not None and device.type != enforcement.KIND:
         if device.type != "cpu":
             return result.to(device)
@@ -120,7 +129,7 @@ def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
     if self.is_meta or source.is_meta:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     _count(source, self)
-    _aten.copy_.default(_memory(self), _memory(source))
+    _copy(_memory(self), _memory(source))
     return self
 
 
@@ -213,7 +222,7 @@ def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
 
 @special("record_stream")
 def _record_stream(self: torch.Tensor, s: Any) -> None:
-    """Do nothing: this is a hint to a caching allocator, and the device has none."""
+    """Do nothing: the call has told the observers of streams (``stream_uses.py``)."""
 
 
 # ---- operators that accelerators compute in another way than the CPU -------------------------------------------------
@@ -228,7 +237,7 @@ def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[
     if p == 1:
         return fresh(torch.zeros_like(memory), index), fresh(torch.zeros_like(memory, dtype=torch.bool), index)
     noise = torch.empty_like(memory)
-    noise.bernoulli_(1 - p, generator=random.default_generator(index))
+    noise.bernoulli_(1 - p, generator=random.next_numbers(random.default_generator(index)))
     mask = noise.bool()
     return fresh(memory * noise.div_(1 - p), index), fresh(mask, index)
 

@@ -157,6 +157,10 @@ class InFlight(Order):
             if knows(self.clock(self.current(used[copy.block])), copy.stream, copy.number):
                 copy.run()
 
+    def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
+        with torch._C.DisableTorchFunction(), self.lock:
+            self._run_needed((tensor,), {})
+
     def backward_began(self) -> None:
         """Order backward after all copies, as torch orders it after the forward, and run these."""
         super().backward_began()

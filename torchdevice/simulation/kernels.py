@@ -22,6 +22,7 @@ from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
     CANNOT_GROW,
     fresh,
+    host_waited,
     meaning,
     memory_of,
     resizable_memory_of,
@@ -39,6 +40,9 @@ _Tensor = torch.Tensor
 _CPU = torch.device("cpu")
 
 
+_CPU_KEYS = torch._C.DispatchKeySet(DispatchKey.CPU)
+
+
 _STRIDED = torch.strided
 
 
@@ -49,6 +53,10 @@ _mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
 
 
 _has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+
+
+_takes_numbers = require(torch._C, "_should_allow_numbers_as_tensors")
+"""Whether torch itself makes a tensor of a number in the place of one, for an operator of this name."""
 
 
 _TENSOR = torch._C.TensorType.get()
@@ -63,11 +71,20 @@ def kernel_of(op: Any) -> Kernel:
     schema = op._schema
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if not written and any(r.alias_info is not None for r in schema.returns):
-        return without_mode(functools.partial(op._op_dk, DispatchKey.CPU))
+        return view_of(op)
     if not any(_holds_tensors(a.type) for a in schema.arguments):
         return without_mode(_factory(op))
     resizable = frozenset(a.name for a in written if a.kwarg_only or a.is_out)
     return without_mode(_Outgoing(op, resizable).run) if resizable else _plain(op)
+
+
+def view_of(op: Any) -> Kernel:
+    """Return the kernel of an operator that returns a view: the CPU's, which reads no memory.
+
+    ``call_boxed`` takes two thirds of the time of ``_op_dk``, but keeps Python's global lock while the kernel runs.
+    """
+    kernel = torch.library.get_kernel(op, "CPU")
+    return functools.partial(kernel.call_boxed, _CPU_KEYS)
 
 
 def without_mode(kernel: Kernel) -> Kernel:
@@ -115,12 +132,15 @@ def wrapped(result: Any, index: int) -> Any:
         return fresh_sparse(result, index)
     if isinstance(result, (tuple, list)):
         return type(result)(wrapped(each, index) for each in result)
+    host_waited()  # for the number
     return result
 
 
 def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor that nobody else uses."""
     with meaning(index):
+        if tensor.layout is not torch.sparse_coo:
+            return make_compressed([fresh(part, index) for part in parts_of(tensor)], tensor)
         return _make_sparse(
             tensor.sparse_dim(),
             tensor.dense_dim(),
@@ -132,6 +152,21 @@ def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
             device=torch.device("simulated", index),
             is_coalesced=tensor.is_coalesced(),
         )
+
+
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the compressed indices, the plain indices and the values of a CSR, CSC, BSR or BSC tensor."""
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def make_compressed(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the parts that :func:`parts_of` returns, on their device, with the shape of ``like``."""
+    compressed, plain, values = parts
+    return torch.ops.aten._sparse_compressed_tensor_unsafe(
+        compressed, plain, values, like.shape, dtype=values.dtype, layout=like.layout, device=values.device
+    )
 
 
 _make_sparse = functools.partial(
@@ -155,7 +190,10 @@ class _Arguments:
         self.alias = aliased if keeps_bits else memory_of
         self.scalars = placement.accepts_cpu_scalars(op)
         self.names = [argument.name for argument in op._schema.arguments]
-        self.for_tensors = {i for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor"}
+        takes_numbers = _takes_numbers(op._schema.name.removeprefix("aten::"))
+        self.for_tensors = {
+            i for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor" and not takes_numbers
+        }
 
     def take(self, args: Any, index: int = -1) -> tuple[list[Any], int, bool]:
         """Return the arguments with CPU tensors, the index of their device, and whether :meth:`look_again` is needed.

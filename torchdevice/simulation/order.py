@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchdevice.context import Context
-from torchdevice.devices.stream_order import Stream, StreamObserver
+from torchdevice.devices.stream_order import COLLECTIVES, Stream, StreamObserver
 from torchdevice.simulation.kernels import index_of
 
 Clock = dict[Stream, int]
@@ -119,6 +119,21 @@ class Order(StreamObserver):
                 if stream[0] == index:
                     merge(self.host, self.clock(stream))
             self.host_learned()
+
+    def begin_collective(self, index: int) -> Stream:
+        """Count a collective, which runs after the work so far of the device's current stream. Return its stream."""
+        stream = index, COLLECTIVES
+        clock = self.clock(stream)
+        merge(clock, self.clock(self.current(index)))
+        self.number += 1
+        clock[stream] = self.number
+        return stream
+
+    def collectives_waited(self) -> None:
+        with self.lock:
+            for stream, clock in list(self._clocks.items()):
+                if stream[1] == COLLECTIVES:
+                    merge(self.clock(self.current(stream[0])), clock)
 
     def backward_began(self) -> None:
         with self.lock:

@@ -27,10 +27,10 @@ from torchdevice.on_cpu.missing_operators import error_text
 _COMPOSITE = re.compile(r"\bComposite\w+")
 
 
-_FUNCTION = re.compile(r"- func: ([\w.]+)\(")
+_DELEGATE = re.compile(r"\n  structured_delegate: ([\w.]+)")
 
 
-_DISPATCH = re.compile(r"    ([A-Z][\w, ]+):")
+_DISPATCH = re.compile(r"\n    ([A-Z][\w, ]+):")
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,28 @@ def _dtype(name: str) -> torch.dtype:
 
 
 class _Entry:
-    """What torch's table says of one operator."""
+    """What torch's table says of one operator.
 
-    def __init__(self) -> None:
-        self.keys: set[str] = set()
-        self.delegate: str | None = None
-        self.structured = False
-        self.checks_devices = True
+    Args:
+        text: The entry's lines, each but the first with two spaces before its key.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.checks_devices = "\n  device_check: NoCheck" not in text
+        self.structured = "\n  structured: True" in text
+
+    @functools.cached_property
+    def delegate(self) -> str | None:
+        found = _DELEGATE.search(self._text)
+        return found[1] if found else None
+
+    @functools.cached_property
+    def keys(self) -> frozenset[str]:
+        """The dispatch keys that it has kernels for."""
+        named = frozenset(key.strip() for keys in _DISPATCH.findall(self._text) for key in keys.split(","))
+        generated = "\n  ufunc_inner_loop:" in self._text  # for these two
+        return named | {"CPU", "CUDA"} if generated else named
 
 
 @functools.cache
@@ -208,23 +223,7 @@ def is_structured(name: str) -> bool:
 
 @functools.cache
 def _table() -> Mapping[str, _Entry]:
-    """Read torch's table of operators line by line: a YAML parser would take seconds and be one more dependency."""
+    """Read torch's table of operators as text: a YAML parser would take seconds and be one more dependency."""
     path = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
-    table: dict[str, _Entry] = {}
-    entry = _Entry()
-    for line in path.read_text().splitlines():
-        if not line.startswith(("- func", "  ")):
-            continue
-        if line[0] == "-" and (found := _FUNCTION.match(line)):
-            entry = table[found[1]] = _Entry()
-        elif line.startswith("  structured_delegate: "):
-            entry.delegate = line.split(": ", 1)[1].split("#")[0].strip()
-        elif line.startswith("  structured: True"):
-            entry.structured = True
-        elif line.startswith("  ufunc_inner_loop:"):  # torch generates kernels for these two
-            entry.keys.update(("CPU", "CUDA"))
-        elif line.startswith("  device_check: NoCheck"):
-            entry.checks_devices = False
-        elif found := _DISPATCH.match(line):
-            entry.keys.update(key.strip() for key in found[1].split(","))
-    return table
+    entries = path.read_text().split("\n- func: ")[1:]
+    return {entry.partition("(")[0]: _Entry(entry) for entry in entries}

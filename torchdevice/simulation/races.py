@@ -19,7 +19,7 @@ import torch
 from torchdevice.call_sites import program_line, site_of, warn_at
 from torchdevice.context import Context
 from torchdevice.devices.allocation_events import Block
-from torchdevice.devices.stream_order import Stream
+from torchdevice.devices.stream_order import COLLECTIVES, Stream
 from torchdevice.errors import Access, RaceError, RaceWarning
 from torchdevice.simulation.kernels import index_of
 from torchdevice.simulation.order import Clock, Order, host_waits, knows, touched
@@ -63,6 +63,9 @@ class Races(Order):
                 self._freed.remove(again)
                 self._look_at_freed(again, stream, block)
             self._memory[block.address] = _Memory(stream, block.size)
+
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        """Do nothing: races are about blocks."""
 
     def freed(self, address: int) -> None:
         """Note that a block is free. The garbage collector may call this between any two lines."""
@@ -115,6 +118,18 @@ class Races(Order):
                     self.host_waited(indices)
         return result
 
+    def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
+        """Look whether what a collective reads or writes is ordered after the accesses before.
+
+        Raises:
+            RaceError: It is not, and the option says ``"error"``.
+        """
+        with self.lock, torch._C.DisableTorchFunction():
+            memory = self._memory.get(tensor.untyped_storage().data_ptr())
+            if memory is not None:
+                stream = self.begin_collective(index_of(tensor))
+                self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
+
     def _note_all(self, name: str, tensors: list[tuple[torch.Tensor, bool]]) -> None:
         """Note what a kernel reads and writes, the latter first."""
         for tensor, writes in sorted(tensors, key=lambda each: not each[1]):
@@ -165,10 +180,16 @@ def _fits(freed: _Memory, stream: Stream, size: int) -> bool:
 
 def _spelled(stream: Stream) -> str:
     index, number = stream
+    if number == COLLECTIVES:
+        return f"NCCL's stream of cuda:{index}"
     return f"the default stream of cuda:{index}" if not number else f"stream {number} of cuda:{index}"
 
 
 def _wait_for(earlier: Stream, later: Stream) -> str:
+    if earlier[1] == COLLECTIVES:
+        return "Before the later line, call wait() of the work that the collective returned."
+    if later[1] == COLLECTIVES:
+        return f"Call the collective on a stream that has waited for {_spelled(earlier)}, by its wait_stream()."
     return (
         f"Before the later line, let {_spelled(later)} wait: call its wait_stream() with {_spelled(earlier)}, or its "
         f"wait_event() with an event that was recorded there after the earlier line."

@@ -13,7 +13,7 @@ import torch
 
 from torchdevice.context import Context
 from torchdevice.devices import registry
-from torchdevice.devices.allocation_events import Block, Observer
+from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.mps import says_refused
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 from torchdevice.simulation import (
@@ -22,11 +22,13 @@ from torchdevice.simulation import (
     backend,
     enforcement,
     handwritten_kernels,
+    host_waits,
     in_flight,
     page_locked,
     races,
     random,
     rewriters,
+    stream_uses,
 )
 from torchdevice.simulation.kernels import aliased, index_of
 from torchdevice.simulation.profiles import Profile
@@ -118,6 +120,7 @@ class SimulatedRuntime(Runtime):
             enforcement.watch(entry)
         if entry.context not in enforcement.recorders:
             _begin(entry.context)
+        stream_uses.begin(entry.context)
         sanitizer.begin(entry.context)
 
     def leave_thread(self, entry: Any) -> None:
@@ -126,6 +129,7 @@ class SimulatedRuntime(Runtime):
             enforcement.find(entry.context)
             _end(entry.context)
             sanitizer.end(entry.context)
+            stream_uses.end(entry.context)
         _thread.entries.discard(entry)
         _settle_multithreading()
 
@@ -142,7 +146,9 @@ class SimulatedRuntime(Runtime):
 
     def initialize(self) -> None:
         if self.profile.stands_for_cuda:
-            allocator_settings.check()
+            text = allocator_settings.text()
+            if text:
+                self.set_allocator(text)
 
     def synchronize(self, index: int) -> None:
         enforcement.check_alive()
@@ -175,11 +181,17 @@ class SimulatedRuntime(Runtime):
         allocator.device(index).reset_accumulated()
 
     def blocks(self, index: int) -> list[Block]:
-        return allocator.blocks(index)
+        return [allocator.shown(index, *each) for each in allocator.blocks(index).items()]
+
+    def segments(self, index: int) -> list[Segment]:
+        return allocator.device(index).segments(allocator.blocks(index))
 
     def watch_allocations(self, observer: Observer) -> Callable[[], None]:
         allocator.observers.append(observer)
         return functools.partial(allocator.forget, observer)
+
+    def watch_host_waits(self, context: Context) -> None:
+        host_waits.begin(context)
 
     def reset_peak_memory(self, index: int) -> None:
         allocator.device(index).reset_peak()
@@ -192,11 +204,23 @@ class SimulatedRuntime(Runtime):
         for index in range(self._count):
             allocator.device(index).empty_cache()
 
+    def set_allocator(self, text: str) -> bool:
+        settings = allocator_settings.parsed(text)
+        for index in range(self._count):
+            allocator.device(index).configure(settings)
+        return True
+
+    def allocator_settings(self) -> Mapping[str, Any]:
+        return allocator.device(0).settings.shown()
+
     def default_generator(self, index: int) -> torch.Generator:
         return random.default_generator(index)
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         return random.Generator(index) if cls is torch._C.Generator else random.own(cls, index)
+
+    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
+        return random.numbers_of(generator)
 
     def serve_reducer(self, model: Any) -> None:
         page_locked.serve(model)
@@ -227,7 +251,10 @@ def _begin(context: Context) -> None:
 
 def _end(context: Context) -> None:
     """Follow the order no more. May be called again."""
+    host_waits.end(context)
     for each in enforcement.recorders.pop(context, ()):
+        if isinstance(each, host_waits.HostWaits):
+            continue
         context.stream_observers.remove(each)
         if isinstance(each, in_flight.InFlight):
             each.land()

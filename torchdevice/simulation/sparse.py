@@ -1,8 +1,7 @@
-"""Sparse COO tensors of the device: torch's own sparse tensors, whose indices and values are on the device.
+"""Sparse tensors of the device (COO, CSR, CSC, BSR, BSC): torch's own, whose indices and values are on the device.
 
 Operators that only take or return indices and values run on the tensor itself; the others run on a sparse CPU tensor
-that shares the memory. There are no compressed layouts (CSR, CSC, BSR, BSC), because torch makes no such tensor for an
-out-of-tree backend.
+that shares the memory.
 """
 
 from __future__ import annotations
@@ -15,8 +14,16 @@ import torch
 from torch._C import DispatchKey
 from torch.utils import _pytree as pytree
 
+from torchdevice.simulation import placement
 from torchdevice.simulation.allocator import fresh, meaning, with_bits
-from torchdevice.simulation.kernels import aliased, fresh_sparse, index_of, without_mode
+from torchdevice.simulation.kernels import (
+    aliased,
+    fresh_sparse,
+    index_of,
+    make_compressed,
+    parts_of,
+    without_mode,
+)
 from torchdevice.simulation.relabel import on_cpu
 from torchdevice.torch_internals import registrations_for_dispatch_key
 
@@ -46,28 +53,62 @@ _OF_PARTS = (
 """Operators that make sparse tensors from indices and values, or return these, and read no memory."""
 
 
+_OF_COMPRESSED_PARTS = (
+    "crow_indices",
+    "col_indices",
+    "ccol_indices",
+    "row_indices",
+    "values",
+    "_nnz",
+    "sparse_dim",
+    "dense_dim",
+)
+"""The same for the compressed layouts. Torch itself makes such tensors for any device."""
+
+
 _RUN_WHOLE = {"clone", "copy_", "_to_copy", "zero_", "empty_like"}
+
+
+_COPIES = (_aten.copy_.default, _aten.copy_sparse_to_sparse_.default, _aten.resize_as_sparse_.default)
+"""Operators that take tensors on several devices."""
+
+
+_COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+
+
+_COMPOSED = {"_to_copy", "is_pinned"}
+"""Operators that torch's composite kernels do on the parts of a compressed tensor, whatever device these are on."""
 
 
 def register() -> list[torch.library.Library]:
     """Register the kernels with torch. Return the libraries, which unregister their kernels when they end."""
-    fallback = torch.library.Library("_", "IMPL")
-    fallback.fallback(without_mode(_run), "SparsePrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
-    for name in _OF_PARTS:
-        aten.impl(name, without_mode(_of_parts(getattr(_aten, name).default)), "SparsePrivateUse1")
-    of_cpu = registrations_for_dispatch_key("SparseCPU")
-    shadowed = set(registrations_for_dispatch_key("CompositeExplicitAutograd")).intersection(of_cpu)
+    fallbacks = [
+        _register_layout(aten, "SparsePrivateUse1", DispatchKey.SparseCPU, _OF_PARTS, set()),
+        _register_layout(aten, "SparseCsrPrivateUse1", DispatchKey.SparseCsrCPU, _OF_COMPRESSED_PARTS, _COMPOSED),
+    ]
+    return [*fallbacks, aten]
+
+
+def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: tuple[str, ...], composed: set[str]) -> Any:
+    """Register the kernels for a dispatch key, for which the CPU has ``of_cpu``. Return the library of the fallback."""
+    fallback = torch.library.Library("_", "IMPL")
+    fallback.fallback(without_mode(_run), key)
+    for name in of_parts:
+        aten.impl(name, without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
+    registered = registrations_for_dispatch_key(of_cpu.name)
+    composite = {name for each in _COMPOSITE for name in registrations_for_dispatch_key(each)}
+    shadowed = composite.intersection(registered)
     names = {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")} | _RUN_WHOLE
-    for name in sorted(names.difference(_OF_PARTS)):
+    for name in sorted(names.difference(of_parts, composed)):
         base, _, overload = name.partition(".")
         op = getattr(getattr(_aten, base), overload or "default")
-        aten.impl(name, without_mode(functools.partial(_run, op)), "SparsePrivateUse1")
-    return [fallback, aten]
+        aten.impl(name, without_mode(functools.partial(_run, op)), key)
+    return fallback
 
 
-def _of_parts(op: Any) -> Callable[..., Any]:
-    run = functools.partial(op._op_dk, DispatchKey.SparseCPU)
+def _of_parts(op: Any, key: Any = DispatchKey.SparseCPU) -> Callable[..., Any]:
+    run = functools.partial(op._op_dk, key)
     if not any(argument.name == "device" for argument in op._schema.arguments):
         return run
 
@@ -88,13 +129,16 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     if device is not None:
         index = -1 if device.type == "cpu" else device.index or 0
         kwargs = {**kwargs, "device": _CPU}
-    on_cpu = pytree.tree_map_only(torch.Tensor, _alias, (args, kwargs))
+    if len({index_of(each) for each in leaves}) > 1 and op not in _COPIES:
+        placement.check(op, args, kwargs)
+    aliases = {id(each): _alias(each) for each in leaves}  # one for a tensor given twice, which some kernels look for
+    on_cpu = pytree.tree_map_only(torch.Tensor, lambda each: aliases[id(each)], (args, kwargs))
     result = op(*on_cpu[0], **on_cpu[1])
     given = dict(zip(map(id, pytree.tree_leaves(on_cpu)), pytree.tree_leaves((args, kwargs)), strict=True))
     written = {a.name: i for i, a in enumerate(op._schema.arguments) if a.alias_info and a.alias_info.is_write}
     for name, position in written.items():
         target = kwargs.get(name) if name in kwargs else args[position]
-        if isinstance(target, torch.Tensor) and target.is_sparse:
+        if isinstance(target, torch.Tensor) and target.layout is not torch.strided:
             _replace(target, _alias_of(target, on_cpu, name, position), index)
     return pytree.tree_map_only(torch.Tensor, lambda each: _wrapped(each, given, index), result)
 
@@ -108,14 +152,16 @@ def _wrapped(result: torch.Tensor, given: dict[int, Any], index: int) -> torch.T
         return given[id(result)]
     if index < 0:
         return result
-    return fresh_sparse(result, index) if result.is_sparse else fresh(result, index)
+    return fresh(result, index) if result.layout is torch.strided else fresh_sparse(result, index)
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     if index_of(tensor) < 0:
         return tensor
-    if not tensor.is_sparse:
+    if tensor.layout is torch.strided:
         return aliased(tensor)
+    if not tensor.is_sparse:
+        return make_compressed([with_bits(on_cpu(part), part) for part in parts_of(tensor)], tensor)
     parts = _parts(tensor)  # imported by DLPack below, so that an in-place operator cannot resize them
     return _aten._sparse_coo_tensor_unsafe(
         *(with_bits(on_cpu(part), part) for part in parts), tensor.shape, is_coalesced=_is_coalesced(tensor)
@@ -140,5 +186,21 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _replace(target: torch.Tensor, own: torch.Tensor, index: int) -> None:
     """Give ``target``, a sparse tensor that was written to, the indices and values of ``own``, its CPU tensor."""
+    if not target.is_sparse:
+        _replace_compressed(target, own)
+        return
     _take_parts(target, fresh_sparse(own, index))
     _set_coalesced(target, own.is_coalesced())
+
+
+_resize_as = _of_parts(_aten.resize_as_sparse_.default, DispatchKey.SparseCsrCPU)
+
+
+def _replace_compressed(target: torch.Tensor, own: torch.Tensor) -> None:
+    """Do the same for a compressed layout, unless ``own`` still has the memory of ``target``."""
+    pairs = list(zip(parts_of(target), parts_of(own), strict=True))
+    if all(old.data_ptr() == new.data_ptr() and old.shape == new.shape for old, new in pairs):
+        return
+    _resize_as(target, own)
+    for old, new in zip(parts_of(target), parts_of(own), strict=True):
+        old.copy_(new)

@@ -25,6 +25,8 @@ from torchdevice.torch_internals import require
 
 _is_multithreading = require(torch._C, "_is_multithreading_enabled")
 
+_Node = require(torch.autograd.function, "BackwardCFunction")
+
 _STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
 """What a program writes in a custom function."""
 
@@ -74,6 +76,35 @@ def _init_hooks(context: Context, original: Any, self: Any, pack_hook: Any, unpa
     original(self, functools.partial(with_mode, context, pack_hook), functools.partial(with_mode, context, unpack_hook))
 
 
+_STREAM = "_stream_of_forward"
+"""The attribute of a custom function's node with the device and the stream of its forward."""
+
+
+def _current_stream(context: Context) -> tuple[int, int]:
+    thread = context.thread
+    return thread.device_index, thread.streams.get(thread.device_index, 0)
+
+
+def _init_node(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Note the stream on which a custom function runs forward: its backward runs on the same, as torch documents."""
+    original(self, *args, **kwargs)
+    setattr(self, _STREAM, _current_stream(context))
+
+
+def _run_node(context: Context, original: Any, self: Any, *args: Any) -> Any:
+    """Run the backward of a custom function on its stream, ordered between earlier and later work of the engine."""
+    index, number = stream = getattr(self, _STREAM, (0, 0))
+    ambient = torch.cuda.current_stream()
+    if stream == _current_stream(context) or not context.runtime.has_handles:
+        return original(self, *args)
+    own = torch.cuda.Stream(stream_id=number, device_index=index, device_type=ambient.device_type)
+    own.wait_stream(ambient)
+    with torch.cuda.stream(own):
+        result = original(self, *args)
+    ambient.wait_stream(own)
+    return result
+
+
 @rewrites(require(torch._functorch.autograd_function, "custom_function_call"))
 def _transformed(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A custom function under ``torch.func``, which torch treats as a torch function whose Python it calls itself."""
@@ -92,4 +123,6 @@ def patches() -> list[Patch]:
         replaced_function(torch.autograd, "_engine_run_backward", _run_backward),
         replaced_function(torch.autograd.graph, "_engine_run_backward", _run_backward),
         replaced_function(torch.autograd.graph.saved_tensors_hooks, "__init__", _init_hooks),
+        replaced_function(_Node, "__init__", _init_node),
+        *(replaced_function(_Node, name, _run_node) for name in ("apply", "apply_boxed") if hasattr(_Node, name)),
     ]

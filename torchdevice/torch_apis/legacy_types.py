@@ -54,9 +54,24 @@ class LegacyTensorType(type):
             raise TypeError(
                 f"{cls.__module__}.{cls.__name__} makes tensors in a scope only. Call it in torchdevice.portable()."
             )
-        kwargs.pop("device", None)
+        device = kwargs.pop("device", None)
         cpu_type = getattr(torch.sparse if cls.is_sparse else torch, cls.__name__)
-        return torch.Tensor.to(cpu_type(*args, **kwargs), context.target)
+        return torch.Tensor.to(cpu_type(*args, **kwargs), _device_of(context, device))
+
+
+def _device_of(context: Context, device: Any) -> torch.device:
+    """Return the target's device for the argument of a legacy constructor.
+
+    Raises:
+        RuntimeError: It is not a device of the program's accelerator. The text is torch's.
+    """
+    if device is None:
+        return context.target
+    on_target = context.redirect(device)
+    if on_target is None:
+        named = torch.device(device).type
+        raise RuntimeError(f"legacy constructor expects device type: cuda but device type: {named} was passed")
+    return on_target
 
 
 def _stand_in(module: str, name: str, dtype: torch.dtype, layout: torch.layout) -> LegacyTensorType:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from torchdevice import thread_state
 from torchdevice.devices.runtime import Runtime
-from torchdevice.torch_apis import gloo_processes, nccl_devices
+from torchdevice.torch_apis import agreement, gloo_processes, nccl_devices
 from torchdevice.torch_internals import require
 
 _c10d = require(torch._C, "_distributed_c10d")
@@ -58,7 +58,18 @@ def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> 
     gloo_processes.wait_at_end()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_processes.store_of_this_attempt(store, rank, size)
-    return NcclOnGloo(rank, size, dist.ProcessGroupGloo(store, rank, size, timeout), context.runtime, takes_cpu)
+    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+    return NcclOnGloo(rank, size, gloo, context.runtime, takes_cpu, _waiting(store, rank, size))
+
+
+def _waiting(store: Any, rank: int, size: int) -> agreement.Waiting:
+    """Return how ranks wait for each other: one object in a program, made with its first group."""
+    if not dist.is_initialized():
+        return agreement.Waiting(store, rank, size)
+    default = dist.distributed_c10d._get_default_group()
+    if isinstance(default, NcclOnGloo):
+        return default.waiting
+    return agreement.Waiting(store, rank, size)
 
 
 class _Staging:
@@ -66,11 +77,12 @@ class _Staging:
 
     Args:
         group: The group of the collective.
+        name: The collective.
         connects: Whether all ranks take part, so that they can tell each other where they are.
     """
 
-    def __init__(self, group: NcclOnGloo, *, connects: bool = True):
-        self._group, self._connects = group, connects
+    def __init__(self, group: NcclOnGloo, name: str, *, connects: bool = True):
+        self._group, self._name, self._connects = group, name, connects
         self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def numbers(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
@@ -84,6 +96,8 @@ class _Staging:
         alias = self._group.checked_alias(tensor, between_two=not self._connects)
         if self._connects and alias is not tensor:
             self._group.know_devices(tensor.get_device())
+        for observer in _observers():
+            observer.collective_used(self._name, tensor, written)
         host = tensor.cpu() if alias is None else alias
         flat = host.resolve_conj().resolve_neg().reshape(-1)
         if written and (alias is None or flat.data_ptr() != host.data_ptr()):
@@ -112,6 +126,7 @@ class _Begun(dist.distributed_c10d.Work):
         with self._group.naming(self._name), torch._C.DisableTorchFunction():
             self._work.wait() if timeout is None else self._work.wait(timeout)
             self._staging.write_back()
+        _collectives_waited()
         return True
 
     def is_completed(self) -> bool:
@@ -142,11 +157,12 @@ class NcclOnGloo(dist.ProcessGroup):
         gloo: The gloo backend of the group.
         runtime: What the target can do.
         takes_cpu: Whether CPU tensors are taken too.
+        waiting: How this process waits for other ranks.
     """
 
-    def __init__(self, rank: int, size: int, gloo: Any, runtime: Runtime, takes_cpu: bool):
+    def __init__(self, rank: int, size: int, gloo: Any, runtime: Runtime, takes_cpu: bool, waiting: agreement.Waiting):
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self.gloo, self.runtime = gloo, runtime
+        self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
         self._takes_cpu = takes_cpu or runtime.shares_host_memory
         self._name = self._description = ""
         self._knows_devices = size == 1 or runtime.shared_by_ranks
@@ -230,7 +246,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def allreduce(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Reduce over all ranks, to all of them."""
-        with self._staging("all_reduce") as staging:
+        with self._staging("all_reduce", tensors, _op_of(opts)) as staging:
             for tensor in tensors:
                 self._all_reduce(staging.numbers(tensor, written=True), _op_of(opts))
         return _finished(tensors)
@@ -246,7 +262,7 @@ class NcclOnGloo(dist.ProcessGroup):
             to.reduceOp = op
             self.gloo.reduce([flat], to).wait()
 
-        with self._staging("reduce") as staging:
+        with self._staging("reduce", tensors, opts.reduceOp, f"to rank {opts.rootRank}") as staging:
             if self.rank() == opts.rootRank:
                 flat = staging.numbers(tensors[0], written=True)
             else:  # gloo computes in the memory of every rank
@@ -256,7 +272,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any = None) -> Any:
         """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their sizes may differ."""
-        with self._staging("reduce_scatter") as staging:
+        with self._staging("reduce_scatter", inputs[0], _op_of(opts)) as staging:
             flats = [staging.numbers(tensor) for tensor in inputs[0]]
             self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, _op_of(opts))
         return _finished(outputs)
@@ -272,7 +288,7 @@ class NcclOnGloo(dist.ProcessGroup):
             raise TypeError("input tensor must be the same type as the output tensor.")
         if input.numel() != output.numel() * self.size():
             raise ValueError("input tensor must be the same size as output size times world size")
-        with self._staging("reduce_scatter") as staging:
+        with self._staging("reduce_scatter", [input], _op_of(opts)) as staging:
             flats = staging.numbers(input).split(max(1, output.numel()))
             self._reduce_scatter(staging.numbers(output, written=True), flats, _op_of(opts))
         return _finished(output)
@@ -303,7 +319,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
         """Send a tensor of one rank to all."""
-        with self._staging("broadcast") as staging:
+        with self._staging("broadcast", tensors, f"from rank {opts.rootRank}") as staging:
             for tensor in tensors:
                 self._broadcast(staging.bytes(tensor, written=True), opts.rootRank)
         return _finished(tensors)
@@ -315,7 +331,8 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
         """Send a tensor of each rank to all. Their sizes may differ."""
-        with self._staging("all_gather") as staging:
+        sizes = [[tensor.numel() for tensor in each] for each in outputs]
+        with self._staging("all_gather", inputs, sizes, parts_differ=True) as staging:
             for gathered, given in zip(outputs, inputs, strict=True):
                 self._all_gather([staging.bytes(tensor, written=True) for tensor in gathered], staging.bytes(given))
         return _finished(outputs)
@@ -343,7 +360,7 @@ class NcclOnGloo(dist.ProcessGroup):
             raise TypeError("output tensor must have the same type as input tensor")
         if input.numel() * self.size() != output.numel():
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-        with self._staging("all_gather") as staging:
+        with self._staging("all_gather", [input], [[input.numel()] * self.size()], parts_differ=True) as staging:
             given = staging.bytes(input)
             parts = staging.bytes(output, written=True).split(max(1, given.numel()))
             if parts and given.numel():
@@ -358,21 +375,21 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to one."""
-        with self._staging("gather") as staging:
+        with self._staging("gather", inputs, f"to rank {opts.rootRank}") as staging:
             gathered = [[staging.bytes(tensor, written=True) for tensor in each] for each in outputs]
             self.gloo.gather(gathered, [staging.bytes(inputs[0])], opts).wait()
         return _finished(outputs)
 
     def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Send a tensor of one rank to each."""
-        with self._staging("scatter") as staging:
+        with self._staging("scatter", outputs, f"from rank {opts.rootRank}") as staging:
             scattered = [[staging.bytes(tensor) for tensor in each] for each in inputs]
             self.gloo.scatter([staging.bytes(outputs[0], written=True)], scattered, opts).wait()
         return _finished(outputs)
 
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
         """Send a tensor of each rank to each."""
-        with self._staging("all_to_all") as staging:
+        with self._staging("all_to_all", inputs[:1], parts_differ=True) as staging:
             received = [staging.bytes(tensor, written=True) for tensor in outputs]
             sent = [staging.bytes(tensor) for tensor in inputs]
             self._exchange(received, sent)
@@ -391,7 +408,7 @@ class NcclOnGloo(dist.ProcessGroup):
         Raises:
             RuntimeError: The sizes do not add up to the tensor's.
         """
-        with self._staging("all_to_all") as staging:
+        with self._staging("all_to_all", [input], parts_differ=True) as staging:
             received = self._parts(staging.bytes(output, written=True), output, output_sizes)
             self._exchange(received, self._parts(staging.bytes(input), input, input_sizes))
         return _finished(output)
@@ -417,7 +434,7 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def barrier(self, opts: Any) -> Any:
         """Wait for all ranks."""
-        with self.naming("barrier"):
+        with self._staging("barrier", []):
             self.gloo.barrier(opts).wait()
         return _finished(None)
 
@@ -443,15 +460,53 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def _begin(self, name: str, begin: Callable[[_Staging], Any]) -> _Begun:
         with self.naming(name), torch._C.DisableTorchFunction():
-            staging = _Staging(self, connects=False)
+            staging = _Staging(self, name, connects=False)
             return _Begun(self, name, begin(staging), staging)
 
     @contextlib.contextmanager
-    def _staging(self, name: str) -> Iterator[_Staging]:
+    def _staging(self, name: str, tensors: _Tensors, *alike: Any, parts_differ: bool = False) -> Iterator[_Staging]:
+        """Give the CPU tensors for a collective, once all ranks are in it.
+
+        Args:
+            name: The name of the collective.
+            tensors: What is sent, or received where not every rank sends.
+            alike: What else must be the same on all ranks.
+            parts_differ: Whether the tensors may have another number of elements on each rank.
+        """
         with self.naming(name), torch._C.DisableTorchFunction():
-            staging = _Staging(self)
+            dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
+            self._agree(agreement.Call(name, tensors, (dtypes, *map(_named, alike))))
+            staging = _Staging(self, name)
             yield staging
             staging.write_back()
+
+    def _agree(self, call: agreement.Call) -> None:
+        """Wait until all ranks are in a collective.
+
+        Raises:
+            DistBackendError: They are in different ones, or will never come.
+        """
+        if self.size() == 1:
+            return
+        self.waiting.begin(self._name)
+        mine = call.digest()
+        of_all = [torch.empty_like(mine) for _ in range(self.size())]
+        self.waiting.wait(self.gloo.allgather([of_all], [mine]), self._name, self._ranks, call)
+        if any(not torch.equal(each, mine) for each in of_all):
+            raise agreement.mismatch(self._description or self._name, self._gathered_texts(str(call)))
+
+    def _ranks(self) -> list[int]:
+        """Return the ranks of the group, as numbers in the whole program."""
+        return dist.get_process_group_ranks(self)
+
+    def _gathered_texts(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
+        mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        sizes = self._gathered(torch.tensor([mine.numel()], device="cpu")).tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
+        padded[: mine.numel()] = mine
+        rows = self._gathered(padded).view(self.size(), -1)
+        return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
 
     @contextlib.contextmanager
     def naming(self, collective: str) -> Iterator[None]:
@@ -473,7 +528,48 @@ def _finished(result: Any) -> Any:
     """Return finished work with that result."""
     future: Any = torch.futures.Future()
     future.set_result(result)
-    return _work_of(future)
+    return _Finished(future) if _observers() else _work_of(future)
+
+
+class _Finished(dist.distributed_c10d.Work):
+    """Finished work. The program's streams are ordered after it once the program has waited for it."""
+
+    def __init__(self, future: Any):
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let the current stream of each device wait for the collectives so far."""
+        _collectives_waited()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self) -> Any:
+        """Return the tensors."""
+        return self._future.value()
+
+    def get_future(self) -> Any:
+        """Return the future of the result. torch's C++ waits for it in the place of :meth:`wait`."""
+        _collectives_waited()
+        return self._future
+
+
+def _observers() -> Sequence[Any]:
+    context = thread_state.state.context
+    return () if context is None else context.stream_observers
+
+
+def _collectives_waited() -> None:
+    for observer in _observers():
+        observer.collectives_waited()
+
+
+def _named(value: Any) -> Any:
+    """Return an operation of a reduction by its name, and anything else as it is."""
+    return _kind_of(value)[0].name if isinstance(value, (dist.ReduceOp, _Kind)) else value
 
 
 def _op_of(options: Any) -> Any:

@@ -57,6 +57,9 @@ class Trace(StreamObserver):
         """Call what is registered for deallocations."""
         gpu_trace.MemoryDeallocationCallbacks.fire_callbacks(address)
 
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        """Do nothing: torch's trace knows blocks only."""
+
 
 class _Activation:
     """Whether the program has asked for the trace, for the life of the process as in C++."""
@@ -80,6 +83,7 @@ def begin(context: Context) -> None:
     trace = Trace()
     context.stream_observers.append(trace)
     context.settings[Trace] = context.runtime.watch_allocations(trace)
+    context.runtime.watch_host_waits(context)
 
 
 def end(context: Context) -> None:

@@ -1,0 +1,103 @@
+"""``torch.cuda.comm`` between simulated devices: where chunks and copies are, and what CUDA refuses, in its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.cuda import comm
+from torch.nn.parallel import scatter_gather
+
+import torchdevice
+from torchdevice.errors import RaceError
+
+
+@pytest.fixture
+def cuda() -> Iterator[torchdevice.Scope]:
+    with torchdevice.simulate(count=2) as scope:
+        yield scope
+
+
+def rand(*shape: int, device: Any = 0) -> torch.Tensor:
+    return torch.rand(*shape, device=device)
+
+
+def test_the_tensor_itself_is_on_its_own_device(cuda: torchdevice.Scope) -> None:
+    x = rand(3, device=1)
+    zero, one = comm.broadcast(x, (0, 1))
+    assert one is x and zero.get_device() == 0 and zero.tolist() == x.tolist()
+    for copy in comm.broadcast(torch.ones(3), (0, 1)):
+        assert copy.is_cuda and copy.tolist() == [1, 1, 1]
+    first, second = comm.broadcast_coalesced([rand(2), rand(3)], (0, 1))
+    assert [t.get_device() for t in (*first, *second)] == [0, 0, 1, 1]
+
+
+def test_chunks_on_streams_of_their_devices() -> None:
+    with torchdevice.simulate(count=2, races="error"):
+        streams = [torch.cuda.Stream(device) for device in (0, 1)]
+        x = torch.arange(4.0).pin_memory()
+        chunks = comm.scatter(x, (0, 1), streams=streams)
+        with pytest.raises(RaceError, match=f"stream {streams[1].stream_id} of cuda:1"):
+            chunks[1] + 1
+        with pytest.raises(RuntimeError, match=r"^Expected the device associated with the stream at index 0 \(was 1\)"):
+            comm.scatter(x, (0, 1), streams=streams[::-1])
+
+
+def test_scatter_of_a_module_waits_for_its_copies() -> None:
+    with torchdevice.simulate(count=2, races="error"):
+        (first,), (second,) = scatter_gather.scatter((torch.ones(4).pin_memory(),), [0, 1])
+        assert (first + 1).tolist() == (second + 1).tolist() == [2, 2]
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    r"Expected all output tensors to be CUDA tensors, but output tensor at index 1 has device 'cpu'": lambda: (
+        comm.broadcast(rand(2), out=[rand(2), torch.rand(2)])
+    ),
+    r"Expected all output tensors to have same shape as the source tensor \[2\], but output tensor at index 0 has "
+    r"shape \[2, 1\]": lambda: comm.broadcast(rand(2), out=[rand(2, 1)]),
+    r"All tensors must be on devices\[0\]: 1": lambda: comm.broadcast_coalesced([rand(2)], (1, 0)),
+    r"Expected at least one device to scatter to": lambda: comm.scatter(rand(2), ()),
+    r"Expected devices and chunk_sizes to be of same length, but got len\(devices\) = 2 and len\(chunk_sizes\) = 1": (
+        lambda: comm.scatter(rand(2), (0, 1), [2])
+    ),
+    r"Expected at least one output tensor to scatter to": lambda: comm.scatter(rand(2), out=[]),
+    r"Expected all output tensors to be CUDA tensors, but output tensor at index 0 has device 'cpu'": lambda: (
+        comm.scatter(rand(2), out=[torch.rand(2)])
+    ),
+    r"Output tensor at index 1 has incorrect shape: \[1, 2\]. Expected same shape except for scatter dim 0 as the "
+    r"source tensor: \[2\]": lambda: comm.scatter(rand(2), out=[rand(1), rand(1, 2)]),
+    r"Total size for output tensors along scatter dim 1 does not match the source tensor size at dim 1. Expected 3, but"
+    r" got total size 2": lambda: comm.scatter(rand(2, 3), dim=-1, out=[rand(2, 1), rand(2, 1)]),
+    r"Expected at least one tensor to gather from": lambda: comm.gather(()),
+    r"Expected all input tensors to be CUDA tensors, but tensor at index 0 has device 'cpu'": lambda: comm.gather(
+        (torch.rand(2), rand(2))
+    ),
+    r"Expected all input tensors to have the same number of dimensions": lambda: comm.gather((rand(2), rand(2, 1))),
+    r"Input tensor at index 1 has invalid shape \[2, 3\], but expected \[2, 2\]": lambda: comm.gather(
+        (rand(2, 2), rand(2, 3))
+    ),
+    r"Expected out tensor to have shape \[4\], but got \[5\]": lambda: comm.gather((rand(2), rand(2)), out=rand(5)),
+}
+
+
+@pytest.mark.parametrize("text", sorted(REFUSED))
+def test_refusals(cuda: torchdevice.Scope, text: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^{text}"):
+        REFUSED[text]()
+
+
+@pytest.mark.parametrize("call", [comm.scatter, comm.broadcast])
+def test_no_device_is_negative(cuda: torchdevice.Scope, call: Callable[..., Any]) -> None:
+    with pytest.raises((RuntimeError, ValueError), match="device"):
+        call(rand(2), (-3,))
+
+
+def test_a_target_that_is_the_cpu_refuses_nothing_by_device() -> None:
+    with torchdevice.portable("cpu"):
+        x = torch.ones(4)
+        assert [each.tolist() for each in comm.scatter(x.cuda(), [0])] == [[1, 1, 1, 1]]
+        assert comm.gather([x, x], destination=0).tolist() == [1] * 8
+        with pytest.raises(RuntimeError, match=r"^Expected at least one tensor"):
+            comm.gather([])

@@ -1,0 +1,96 @@
+"""Generators of simulated devices: offsets, and states that several share. Numbers are the CPU's of the same seed."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.simulation import random
+
+
+@pytest.fixture
+def generator() -> Iterator[torch.Generator]:
+    with torchdevice.simulate(count=2):
+        yield torch.Generator("cuda").manual_seed(3)
+
+
+def draw(generator: torch.Generator | None) -> list[float]:
+    return torch.rand(3, device="cuda", generator=generator).tolist()
+
+
+def test_the_offset_counts_kernels(generator: torch.Generator) -> None:
+    assert generator.get_offset() == 0
+    draw(generator), torch.randperm(4, device="cuda", generator=generator)
+    assert generator.get_offset() == 8
+    generator.manual_seed(3)
+    assert generator.get_offset() == 0
+    assert draw(generator) == torch.rand(3, generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def test_going_back_to_an_offset(generator: torch.Generator) -> None:
+    first, offset = draw(generator), generator.get_offset()
+    second = draw(generator)
+    generator.set_offset(offset)
+    assert draw(generator) == second
+    generator.set_offset(0)
+    assert draw(generator) == first
+
+
+def test_an_offset_where_no_generator_has_been(generator: torch.Generator) -> None:
+    generator.set_offset(100)
+    assert (generator.get_offset(), generator.initial_seed()) == (100, 3)
+    other = torch.Generator("cuda").manual_seed(3).set_offset(100)
+    numbers = draw(generator)
+    assert numbers == draw(other)
+    assert numbers != draw(torch.Generator("cuda").manual_seed(3).set_offset(104))
+    assert numbers != draw(torch.Generator("cuda").manual_seed(4).set_offset(100))
+    with pytest.raises(RuntimeError, match=r"^offset must be a multiple of 4$"):
+        generator.set_offset(3)
+
+
+def test_a_state_keeps_its_offset(generator: torch.Generator) -> None:
+    draw(generator)
+    state = generator.get_state()
+    other, copy = torch.Generator("cuda"), pickle.loads(pickle.dumps(generator))
+    other.set_state(state)
+    assert other.get_offset() == copy.get_offset() == generator.clone_state().get_offset() == 4
+    assert draw(other) == draw(copy) == draw(generator)
+
+
+def test_the_offset_of_the_device() -> None:
+    with torchdevice.simulate():
+        torch.cuda.manual_seed(1)
+        before = torch.cuda.get_rng_state()
+        torch.cuda._set_rng_state_offset(100)
+        assert torch.cuda._get_rng_state_offset() == 100
+        torch.nn.functional.dropout(torch.ones(4, device="cuda"))
+        assert torch.cuda._get_rng_state_offset() == 104
+        torch.cuda.set_rng_state(before)
+        assert torch.cuda._get_rng_state_offset() == 0
+        assert draw(None) == torch.rand(3, generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def test_a_shared_state(generator: torch.Generator) -> None:
+    shared, apart = generator.graphsafe_get_state(), generator.clone_state()
+    first = draw(generator)
+    assert shared.get_offset() == 4 and apart.get_offset() == 0 and draw(apart) == first
+    assert draw(shared) == draw(apart) and generator.get_offset() == 8
+    generator.graphsafe_set_state(apart.manual_seed(5))
+    assert draw(generator) == torch.rand(3, generator=torch.Generator().manual_seed(5)).tolist()
+    assert apart.get_offset() == 4 and shared.get_offset() == 8 and generator.initial_seed() == 5
+
+
+def test_nothing_is_kept_of_a_generator_that_is_gone(generator: torch.Generator) -> None:
+    tables = (random._index_by_identity, random._shared_by_identity, random._offsets)
+    gc.collect()
+    before = [set(table) for table in tables]
+    other = torch.Generator("cuda")
+    draw(other.graphsafe_get_state())
+    del other
+    gc.collect()
+    assert [set(table) - known for table, known in zip(tables, before, strict=True)] == [set(), set(), set()]

@@ -1,0 +1,209 @@
+"""Compressed sparse tensors (CSR, CSC, BSR, BSC) of the simulated device, compared with the CPU to the bit."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sweeping
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils import _pytree as pytree
+
+import torchdevice
+
+DEVICE = "cuda:1"
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
+}
+
+
+@pytest.fixture(autouse=True)
+def scope() -> Iterator[None]:
+    with warnings.catch_warnings(), torchdevice.simulate(count=2):
+        warnings.simplefilter("ignore")  # torch calls these layouts a beta
+        yield
+
+
+def parts(s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if s.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return s.crow_indices(), s.col_indices(), s.values()
+    return s.ccol_indices(), s.row_indices(), s.values()
+
+
+def saved(s: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(s, file)
+    file.seek(0)
+    loaded: torch.Tensor = torch.load(file)
+    return loaded
+
+
+def gradients(s: torch.Tensor, d: torch.Tensor) -> Any:
+    s, d = s.detach().requires_grad_(), d.detach().requires_grad_()
+    (s @ d).square().sum().backward()
+    return s.grad, d.grad
+
+
+def gradient_of_conversion(s: torch.Tensor, d: torch.Tensor) -> Any:
+    d = d.detach().requires_grad_()
+    d.to_sparse_csr().to_dense().square().sum().backward()
+    return d.grad
+
+
+USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "itself": lambda s, d: s,
+    "parts": lambda s, d: parts(s),
+    "facts": lambda s, d: (s._nnz(), s.sparse_dim(), s.dense_dim(), s.layout, s.is_sparse_csr, s.is_sparse),
+    "constructed": lambda s, d: torch.sparse_compressed_tensor(*parts(s), s.shape, layout=s.layout),
+    "constructed from lists": lambda s, d: torch.sparse_compressed_tensor(
+        *(part.tolist() for part in parts(s)), s.shape, layout=s.layout, device=d.device
+    ),
+    "refused by the check": lambda s, d: torch.sparse_compressed_tensor(
+        parts(s)[0], parts(s)[1] + 7, parts(s)[2], s.shape, layout=s.layout, check_invariants=True
+    ),
+    "empty": lambda s, d: torch.empty(4, 6, layout=s.layout, device=d.device).shape,
+    "to dense": lambda s, d: s.to_dense(),
+    "to cpu": lambda s, d: s.cpu(),
+    "to coo": lambda s, d: s.to_sparse(),
+    "to csr": lambda s, d: s.to_sparse_csr(),
+    "to csc": lambda s, d: s.to_sparse_csc(),
+    "to double": lambda s, d: s.double(),
+    "to the other device and back": lambda s, d: s.to("cuda:0" if s.is_cuda else "cpu").to(s.device),
+    "clone": lambda s, d: s.clone(),
+    "detach": lambda s, d: s.detach(),
+    "saved": lambda s, d: saved(s),
+    "zeros_like": lambda s, d: torch.zeros_like(s),
+    "empty_like": lambda s, d: torch.empty_like(s).shape,
+    "matmul": lambda s, d: s @ d,
+    "sparse.mm": lambda s, d: torch.sparse.mm(s, d),
+    "vector": lambda s, d: s @ d[:, 0],
+    "dense by sparse": lambda s, d: d @ s,
+    "sparse by sparse": lambda s, d: s @ d.to_sparse_csr(),
+    "addmm": lambda s, d: torch.addmm(torch.ones(4, 4, device=d.device), s, d),
+    "sampled_addmm": lambda s, d: torch.sparse.sampled_addmm(s, d.t() * 2, d[:, :3].repeat(1, 2)),
+    "reduced": lambda s, d: torch.sparse.mm(s, d, "mean"),
+    "linear": lambda s, d: torch.nn.functional.linear(d.t(), s),
+    "add": lambda s, d: s + s,
+    "add another": lambda s, d: s + s.clone(),
+    "times itself": lambda s, d: s * s,
+    "times a number": lambda s, d: s * 2.5,
+    "negative": lambda s, d: -s,
+    "sin": lambda s, d: s.sin(),
+    "relu": lambda s, d: torch.relu(s),
+    "abs": lambda s, d: torch.abs(s),
+    "sum": lambda s, d: s.sum(),
+    "transposed": lambda s, d: s.t(),
+    "selected": lambda s, d: s[1],
+    "times in place": lambda s, d: s.clone().mul_(2),
+    "filled": lambda s, d: s.clone().fill_(1.0),
+    "zeroed": lambda s, d: s.clone().zero_(),
+    "copied into": lambda s, d: s.clone().copy_(s * 3),
+    "written into by out": lambda s, d: torch.sin(s, out=s.clone()),
+    "mask": lambda s, d: torch.ones(4, 6, device=d.device).sparse_mask(s),
+    "gradients": gradients,
+    "gradient of a conversion": gradient_of_conversion,
+}
+
+
+def outcome(use: Callable[..., Any], s: torch.Tensor, d: torch.Tensor) -> Any:
+    """Return what a use gives, on the CPU; the text of what it raises, without the names of backends."""
+    try:
+        return use(s, d)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_use(name: str) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(4, 6) * (torch.rand(4, 6) > 0.5), torch.randn(6, 4)
+    worked = 0
+    for make in LAYOUTS.values():
+        expected = outcome(USES[name], make(a), b)
+        for sparse in (make(a.to(DEVICE)), make(a).to(DEVICE)):
+            found = outcome(USES[name], sparse, b.to(DEVICE))
+            for each in pytree.tree_leaves(found):
+                if isinstance(each, torch.Tensor):
+                    assert each.device.type == "cpu" if name == "to cpu" else each.device == torch.device(DEVICE)
+            assert not sweeping.identical(expected, found, "cuda")
+        worked += not isinstance(expected, str)
+    assert worked or name == "refused by the check"
+
+
+def test_printing_names_the_device() -> None:
+    x = torch.eye(2)
+    assert f"device='{DEVICE}'" in str(x.to(DEVICE).to_sparse_csr())
+    text = str(x.to(DEVICE).to_sparse_csr()).replace(f" device='{DEVICE}',", "")
+    assert text.split() == str(x.to_sparse_csr()).split()
+
+
+def test_values_share_the_memory_of_their_tensor() -> None:
+    s = torch.eye(3, device=DEVICE).to_sparse_csr()
+    s.values().mul_(5)
+    assert s.to_dense().tolist() == (torch.eye(3) * 5).tolist()
+
+
+def test_memory_is_counted_and_freed() -> None:
+    x = torch.eye(128, device=DEVICE)
+    before = torch.cuda.memory_allocated(DEVICE)
+    s = x.to_sparse_csr()
+    sizes = [-(-part.nbytes // 512) * 512 for part in parts(s)]
+    assert torch.cuda.memory_allocated(DEVICE) - before == sum(sizes) > 0
+    del s
+    assert torch.cuda.memory_allocated(DEVICE) == before
+
+
+@pytest.mark.parametrize("make", [*LAYOUTS.values(), lambda x: x.to_sparse()], ids=[*LAYOUTS, "coo"])
+def test_tensors_on_two_devices_are_refused(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.eye(4)
+    for one, other in ((DEVICE, "cpu"), (DEVICE, "cuda:0"), ("cuda:0", "cpu")):
+        with pytest.raises(RuntimeError, match="same device"):
+            make(x.to(one)) @ x.to(other)
+
+
+# ---- torch's samples of sparse operators -----------------------------------------------------------------------------
+
+SAMPLES = [
+    (op, layout)
+    for op in op_db
+    for layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+    if op.supports_sparse_layout(layout) and torch.float32 in op.dtypes
+]
+
+
+def samples(op: OpInfo, layout: torch.layout) -> Iterator[tuple[Any, Any]]:
+    """Return arguments in a layout; where torch has no samples in it, those of dense matrices, converted."""
+    try:
+        found = list(op.sample_inputs_sparse(layout, "cpu", torch.float32))
+    except NotImplementedError:
+        block = {"blocksize": (1, 1)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
+        dims = (1, 2, 3) if layout is torch.sparse_coo else (2,)
+        dense = [each for each in op.sample_inputs("cpu", torch.float32) if each.input.dim() in dims]
+        for sample in dense:
+            sample.input = sample.input.to_sparse(layout=layout, **block)
+        found = dense
+    return (((each.input, *each.args), each.kwargs) for each in found if "device" not in each.kwargs)
+
+
+@pytest.mark.sampled(20)
+@pytest.mark.parametrize(("op", "layout"), SAMPLES, ids=lambda each: str(getattr(each, "full_name", each)))
+def test_torchs_samples(op: OpInfo, layout: torch.layout) -> None:
+    torch.manual_seed(0)
+    compared = 0
+    for args, kwargs in itertools.islice(samples(op, layout), 8):
+        expected = outcome(lambda s, d: op(*s, **d), args, kwargs)
+        there = pytree.tree_map_only(torch.Tensor, lambda each: each.to(DEVICE), (args, kwargs))
+        found = outcome(lambda s, d: op(*s, **d), *there)
+        assert not sweeping.identical(expected, found, "cuda"), (args, kwargs, expected, found)
+        compared += 1
+    assert compared

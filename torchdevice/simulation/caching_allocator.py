@@ -1,0 +1,531 @@
+"""CUDA's caching allocator as a model: the blocks and segments that the tensors of a device would have on a GPU.
+
+A request gets the smallest free block of its stream's pool that is large enough, of which the rest is split off, else a
+block of a new segment. A free block is merged with its free neighbours. Segments stay reserved until the cache is
+emptied or memory runs out. The addresses are the model's own: the values of a tensor lie elsewhere.
+
+Source: torch's notes on CUDA's memory management, and the comments of c10/cuda/CUDACachingAllocator.cpp.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdevice.devices.allocation_events import Part, Segment
+from torchdevice.devices.runtime import Memory
+from torchdevice.simulation import expandable_segments
+from torchdevice.simulation.allocator_settings import DEFAULT, MINIMUM, SMALL, Settings
+from torchdevice.simulation.memory_blocks import (
+    FREE,
+    NOBODY,
+    PENDING,
+    SHIFT,
+    UNMAPPED,
+    USED,
+    Block,
+    Owner,
+    Pool,
+    chain_of,
+    cut,
+    joined,
+)
+from torchdevice.simulation.memory_figures import Figures, shown
+
+_FIRST_ADDRESS = 0x7000_0000_0000
+
+
+class Private:
+    """A pool of the program's own, as ``torch.cuda.MemPool`` makes it.
+
+    Attributes:
+        uses: How many objects and routes keep it.
+        serves_all: Whether it serves other allocations when memory runs out.
+        splits: Whether its segments are split.
+    """
+
+    def __init__(self, serves_all: bool = False, splits: bool = True):
+        self.uses = 0
+        self.serves_all = serves_all
+        self.splits = splits
+
+
+class Limits(NamedTuple):
+    """What limits a device.
+
+    Attributes:
+        total: Its memory in bytes, or None for no limit.
+        allowed: The bytes that the program allows itself, or None for no such limit.
+    """
+
+    total: int | None = None
+    allowed: int | None = None
+
+
+_NUMBERS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+
+
+def _tell_nobody(action: str, address: int, size: int, stream: int) -> None:
+    """Ignore a change of a segment."""
+
+
+class Device:
+    """The memory of one simulated device.
+
+    Storages may be freed, by the garbage collector, between any two lines of this class. A freed storage therefore only
+    appends its block to ``freed``; the next allocation or query frees it.
+
+    Args:
+        index: The index of the device.
+        limits: Returns what limits the device; asked where a new segment is needed.
+
+    Attributes:
+        freed: The blocks whose storages ended, in this order.
+        routes: For each private pool that allocations go to: its id, and whether it takes those of this thread.
+        settings: The settings of the allocator.
+        heads: Address -> the first block of each segment.
+        tell: Called with each change of a segment: what happened, address, size and stream.
+    """
+
+    def __init__(
+        self, index: int, limits: Callable[[int], tuple[int | None, int | None]] = lambda index: (None, None)
+    ) -> None:
+        self.index = index
+        self.freed: deque[Block] = deque()
+        self.routes: list[tuple[Owner, Callable[[], bool]]] = []
+        self.tell: Callable[[str, int, int, int], None] = _tell_nobody
+        self._limits = limits
+        self._privates: dict[Owner, Private] = {}
+        self._pools: dict[tuple[int, bool, Owner, bool], Pool] = {}
+        self._usual: tuple[dict[int, Pool], dict[int, Pool]] = ({}, {})
+        self.heads: dict[int, Block] = {}
+        self._pending: list[Block] = []
+        self._all = Figures()
+        self._figures = {True: Figures(self._all), False: Figures(self._all)}
+        self._oversize = {"oversize_allocations": Figures(), "oversize_segments": Figures()}
+        self._numbers = dict.fromkeys(_NUMBERS, 0)
+        self._searches = 0
+        self._end = _FIRST_ADDRESS
+        self.configure(DEFAULT)
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Make a new lock in a forked child, where nobody releases a lock that another thread held at the fork."""
+        self._lock = threading.RLock()
+
+    def configure(self, settings: Settings) -> None:
+        """Use other settings from now on. Blocks and segments stay as they are."""
+        self.settings = settings
+        self._oversized = settings.max_split_size
+        # Where every setting has its default, a request of the size of the block freed last is quickly answered.
+        self._is_plain = settings == DEFAULT
+
+    # ---- blocks ------------------------------------------------------------------------------------------------------
+
+    def allocate(self, requested: int, stream: int = 0) -> Block:
+        """Return a block for a request of ``requested`` bytes on a stream.
+
+        Raises:
+            torch.OutOfMemoryError: The device has too little memory left. The text is CUDA's.
+        """
+        with self._lock:
+            freed = self.freed
+            if freed:
+                if len(freed) == 1 and freed[0].requested == requested and self._stays(freed[0], stream):
+                    block = freed.popleft()
+                    figures = block.pool.figures
+                    figures.total_allocated += block.size
+                    figures.total_requested += requested
+                    figures.total_count += 1
+                    return block
+                self._settle()
+            size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else self.settings.rounded(requested)
+            pool = self._pool(size <= SMALL, stream)
+            found = self._find(pool, size) or self._obtain(pool, size)
+            return self._give(found, size, requested)
+
+    def _pool(self, is_small: bool, stream: int) -> Pool:
+        for owner, takes in self.routes:
+            if takes():
+                return self._pool_of(stream, is_small, owner, False)
+        found = self._usual[is_small].get(stream)
+        if found is None:
+            found = self._usual[is_small][stream] = self._pool_of(stream, is_small, NOBODY, False)
+        return found
+
+    def _pool_of(self, stream: int, is_small: bool, owner: Owner, expands: bool) -> Pool:
+        key = (stream, is_small, owner, expands)
+        found = self._pools.get(key)
+        return found or self._pools.setdefault(key, Pool(stream, is_small, owner, expands, self._figures[is_small]))
+
+    def _stays(self, block: Block, stream: int) -> bool:
+        """Return whether a request of a freed block's size gets this block, and count what happens on the way.
+
+        Nothing else changes then: the block would be freed, be found first, and have its rest split off again.
+        """
+        pool, size, previous, after = block.pool, block.size, block.previous, block.next
+        if not pool.is_usual or pool.stream != stream or not self._is_plain or self.routes or block.uses:
+            return False
+        if previous is not None and previous.state == FREE:
+            return False
+        wanted = (block.requested + MINIMUM - 1) & -MINIMUM
+        rest = after.size if after is not None and after.state == FREE else 0
+        if rest and (size != wanted or not (pool.is_small or rest > SMALL)):
+            return False
+        keys, address = pool.keys, block.address
+        at = bisect_left(keys, wanted << SHIFT)
+        if at < len(keys):
+            found = keys[at]
+            if rest and found == rest << SHIFT | (address + size):  # the rest itself
+                found = keys[at + 1] if at + 1 < len(keys) else found << SHIFT
+            if found < (size + rest) << SHIFT | address:
+                return False
+        if previous is not None or (after is not None and (not rest or after.next is not None)):
+            pool.figures.bounce(0 if rest else 1, size)
+        elif rest:
+            pool.figures.total_inactive_count += 1
+            pool.figures.total_inactive += rest
+        return True
+
+    def _find(self, pool: Pool, size: int) -> Block | None:
+        """Take the free block that fits a request best out of its pool; None if none fits."""
+        if self._is_plain:
+            keys = pool.keys
+            at = bisect_left(keys, size << SHIFT)
+            return pool.blocks.pop(keys.pop(at)) if at < len(keys) else None
+        self._searches += not pool.is_small and pool.owner == NOBODY
+        found = self._fitting(pool, size)
+        if found is not None:
+            found.pool.take(found)
+        return found
+
+    def _fitting(self, pool: Pool, size: int) -> Block | None:
+        found = pool.first(size)
+        if self.settings.expandable_segments:
+            expanded = expandable_segments.best(self._pool_of(pool.stream, pool.is_small, pool.owner, True), size)
+            if found is None or (expanded is not None and expanded.key < found.key):
+                found = expanded
+        limit = self._oversized
+        if found is None or limit is None:
+            return found
+        too_large = found.size >= (limit if size < limit else size + self.settings.max_non_split_rounding)
+        return None if too_large else found
+
+    def _give(self, block: Block, size: int, requested: int) -> Block:
+        """Return a block that is in no pool, without what it has beyond ``size``, as one that a tensor has."""
+        pool, rest, was_split = block.pool, block.size - size, block.is_split
+        if rest and self._splits(pool, size, rest):
+            cut(block, size, FREE)
+            if not pool.expands:
+                pool.figures.split(*((0, -size) if was_split else (1, rest)))
+        elif was_split and not pool.expands:
+            pool.figures.split(-1, -block.size)
+        block.state = USED
+        block.requested = requested
+        size = block.size
+        pool.figures.add(size, requested)
+        if self._oversized is not None and size >= self._oversized:
+            self._oversize["oversize_allocations"].change("count", 1)
+        return block
+
+    def _splits(self, pool: Pool, size: int, rest: int) -> bool:
+        if pool.owner != NOBODY and not self._privates[pool.owner].splits:
+            return False
+        if pool.is_small or self.settings.expandable_segments:
+            return rest >= MINIMUM
+        return rest > SMALL and (self._oversized is None or size < self._oversized)
+
+    def _settle(self) -> None:
+        """Free the blocks whose storages have ended."""
+        while self.freed:
+            block = self.freed.popleft()
+            if self._oversized is not None and block.size >= self._oversized:
+                self._oversize["oversize_allocations"].change("count", -1)
+            if block.uses:
+                block.state = PENDING
+                block.pool.figures.suspend(block.size)
+                self._pending.append(block)
+            else:
+                self._free(block)
+
+    def _free(self, block: Block) -> None:
+        """Put a block into its pool, with its free neighbours."""
+        pool, count, inactive = block.pool, 0, 0
+        pool.figures.remove(block.size, block.requested)
+        after, previous = block.next, block.previous
+        if after is not None and after.state == FREE:
+            pool.take(after)
+            count, inactive = -1, -after.size
+            joined(block, after)
+        if previous is not None and previous.state == FREE:
+            pool.take(previous)
+            count, inactive = count - 1, inactive - previous.size
+            block = joined(previous, block)
+        pool.put(block)
+        if block.is_split:
+            count, inactive = count + 1, inactive + block.size
+        elif self.settings.garbage_collection_threshold:
+            pool.ages[block.key] = self._searches
+        if (count or inactive) and not pool.expands:
+            pool.figures.split(count, inactive)
+
+    def use(self, block: Block, stream: Any) -> None:
+        """Note that another stream uses a block, which defers its reuse until the host has waited for the device."""
+        if stream != (self.index, block.pool.stream):
+            block.uses = (block.uses or set()) | {stream}
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there may be blocks that another stream uses and that are freed."""
+        return bool(self._pending or self.freed)
+
+    def host_waited(self) -> None:
+        """Free the blocks that were freed while another stream used them: the host has waited for the device."""
+        with self._lock:
+            self._settle()
+            pending, self._pending = self._pending, []
+            for block in pending:
+                block.uses = None
+                block.pool.figures.resume(block.size)
+                self._free(block)
+
+    # ---- segments ----------------------------------------------------------------------------------------------------
+
+    def _obtain(self, pool: Pool, size: int) -> Block:
+        """Return a block of a new segment, for which the cache is emptied if that is necessary."""
+        limits, wanted = Limits(*self._limits(self.index)), self.settings.segment_size(size)
+        if limits.allowed is not None:
+            self._collect_garbage(limits.allowed)
+        found = self._new(pool, size, wanted, limits)
+        if found is None and self._release_oversize(pool, size):
+            found = self._new(pool, size, wanted, limits)
+        if found is None:
+            self._release_all()
+            self._numbers["num_alloc_retries"] += 1
+            found = self._new(pool, size, wanted, limits) or self._borrowed(pool, size)
+        if found is None:
+            self._numbers["num_ooms"] += 1
+            raise torch.OutOfMemoryError(self._out_of_memory(wanted, limits))
+        return found
+
+    def _new(self, pool: Pool, size: int, wanted: int, limits: Limits) -> Block | None:
+        """Return a block of a new segment of ``wanted`` bytes, or of an expandable one; None without memory for it."""
+        if limits.allowed is not None and self._all.reserved + wanted > limits.allowed:
+            return None
+        if self.settings.expandable_segments:
+            within = self._pool_of(pool.stream, pool.is_small, pool.owner, True)
+            unit = self.settings.unit(is_small=pool.is_small)
+            return expandable_segments.expand(self, within, size, unit, limits.total)
+        if not self.reserve(pool, wanted, limits.total):
+            return None
+        pool.figures.change("segments", 1)
+        if self._oversized is not None and wanted >= self._oversized:
+            self._oversize["oversize_segments"].change("count", 1)
+        block = self.begin_segment(pool, wanted, USED)
+        self.tell("segment_alloc", block.address, wanted, pool.stream)
+        return block
+
+    def begin_segment(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
+        """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
+        self._end = -(-self._end // unit) * unit
+        block = self.heads[self._end] = Block(self._end, size, pool, state)
+        self._end += size
+        return block
+
+    def reserve(self, pool: Pool, size: int, total: int | None) -> bool:
+        """Count memory that a pool gets from the driver. Return whether the driver has as much."""
+        if total is not None and self._all.reserved + size > total:
+            return False
+        self._numbers["num_device_alloc"] += 1
+        pool.figures.change("reserved", size)
+        return True
+
+    def give_back(self, pool: Pool, size: int) -> None:
+        """Count memory that a pool returns to the driver."""
+        self._numbers["num_device_free"] += 1
+        pool.figures.change("reserved", -size)
+
+    def _borrowed(self, pool: Pool, size: int) -> Block | None:
+        """Take a block of a private pool that serves other allocations when memory runs out."""
+        for owner, private in self._privates.items():
+            if private.serves_all:
+                found = self._find(self._pool_of(pool.stream, pool.is_small, owner, False), size)
+                if found is not None:
+                    return found
+        return None
+
+    def _release(self, block: Block) -> None:
+        """Return a free block that is a whole segment to the driver."""
+        pool = block.pool
+        pool.take(block)
+        pool.ages.pop(block.key, None)
+        self.give_back(pool, block.size)
+        pool.figures.change("segments", -1)
+        if self._oversized is not None and block.size >= self._oversized:
+            self._oversize["oversize_segments"].change("count", -1)
+        del self.heads[block.address]
+        self.tell("segment_free", block.address, block.size, pool.stream)
+
+    def _release_pool(self, pool: Pool) -> None:
+        for key in list(pool.keys):
+            block = pool.blocks[key]
+            if pool.expands:
+                expandable_segments.unmap(self, block, self.settings.unit(is_small=pool.is_small))
+            elif not block.is_split:
+                self._release(block)
+
+    def _release_all(self) -> None:
+        """Wait for the device, and return the segments without a block in use to the driver."""
+        self._numbers["num_sync_all_streams"] += 1
+        self.host_waited()
+        for pool in list(self._pools.values()):
+            private = self._privates.get(pool.owner)
+            if private is None or not private.uses:
+                self._release_pool(pool)
+
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
+        """Release blocks that are too large to be split, enough for a request. Return whether there were enough."""
+        limit = self._oversized
+        if limit is None:
+            return False
+        wanted = max(size, limit)
+        first = pool.first(wanted)
+        if first is not None:
+            self._release(first)
+            return True
+        released = 0
+        for key in reversed(pool.keys):
+            block = pool.blocks[key]
+            if released >= wanted or block.size < limit:
+                break
+            released += block.size
+            if not block.is_split:
+                self._release(block)
+        return released >= wanted
+
+    def _collect_garbage(self, allowed: int) -> None:
+        """Release large blocks that have been free for long, where reserved memory exceeds the threshold."""
+        most = int(self.settings.garbage_collection_threshold * allowed)
+        if not most or self._all.reserved <= most:
+            return
+        excess = self._all.reserved - most
+        pools = [pool for pool in self._usual[False].values() if not pool.expands]
+        left = {b: self._searches - p.ages.get(k, 0) for p in pools for k, b in p.blocks.items() if not b.is_split}
+        while excess > 0 and left:
+            mean = sum(left.values()) / len(left)
+            for block in [block for block, age in left.items() if age >= mean]:
+                excess -= block.size
+                del left[block]
+                self._release(block)
+
+    def empty_cache(self) -> None:
+        """Return the segments without a block in use to the driver."""
+        with self._lock:
+            self._release_all()
+
+    # ---- private pools -----------------------------------------------------------------------------------------------
+
+    def keep_private(self, owner: Owner, *, serves_all: bool = False, splits: bool = True) -> None:
+        """Count one more use of a private pool, which is made if there is none of this id."""
+        with self._lock:
+            self._privates.setdefault(owner, Private(serves_all, splits)).uses += 1
+
+    def release_private(self, owner: Owner) -> None:
+        """Count one use of a private pool less. Its segments may be returned to the driver after the last."""
+        with self._lock:
+            private = self._privates.get(owner)
+            if private is not None:
+                private.uses -= 1
+
+    def uses_of(self, owner: Owner) -> int:
+        """Return how often a private pool is in use."""
+        private = self._privates.get(owner)
+        return private.uses if private is not None else 0
+
+    # ---- figures -----------------------------------------------------------------------------------------------------
+
+    def figures(self) -> Memory:
+        """Return the current values and the peaks, in bytes."""
+        with self._lock:
+            self._settle()
+            whole = self._all
+            return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
+        with self._lock:
+            self._settle()
+            return {
+                **shown({"all": self._all, "small_pool": self._figures[True], "large_pool": self._figures[False]}),
+                **{name: figures.stat("count") for name, figures in self._oversize.items()},
+                **self._numbers,
+                "max_split_size": -1 if self._oversized is None else self._oversized,
+            }
+
+    def reset_peak(self) -> None:
+        """Reset the peaks to the current values."""
+        self._for_each_figures(Figures.forget_peaks)
+
+    def reset_accumulated(self) -> None:
+        """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0."""
+        self._for_each_figures(Figures.forget_totals)
+        self._numbers = dict.fromkeys(_NUMBERS, 0)
+
+    def _for_each_figures(self, change: Callable[[Figures], None]) -> None:
+        with self._lock:
+            self._settle()
+            for figures in (self._all, *self._figures.values(), *self._oversize.values()):
+                change(figures)
+
+    def segments(self, data: Mapping[Block, int]) -> list[Segment]:
+        """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
+        with self._lock:
+            self._settle()
+            return [
+                self._segment(run, data)
+                for _, head in sorted(self.heads.items())
+                for state, run in itertools.groupby(chain_of(head), lambda block: block.state == UNMAPPED)
+                if not state
+            ]
+
+    def _segment(self, run: Iterable[Block], data: Mapping[Block, int]) -> Segment:
+        blocks = list(run)
+        pool = blocks[0].pool
+        parts = [
+            Part(each.address, each.size, each.requested, _STATES[each.state], data.get(each, 0)) for each in blocks
+        ]
+        return Segment(self.index, pool.stream, not pool.is_small, pool.expands, pool.owner, tuple(parts))
+
+    def _out_of_memory(self, wanted: int, limits: Limits) -> str:
+        """Return the error text of CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp)."""
+        whole, total = self._all, limits.total or 0
+        cached = sum(key >> SHIFT for pool in self._pools.values() if pool.owner != NOBODY for key in pool.keys)
+        allowed = "" if limits.allowed is None else f"{written(limits.allowed)} allowed; "
+        private = f"with {written(cached)} allocated in private pools (e.g., CUDA Graphs), " if cached else ""
+        return (
+            f"CUDA out of memory. Tried to allocate {written(wanted)}. GPU {self.index} has a total capacity of "
+            f"{written(total)} of which {written(max(0, total - whole.reserved))} is free. Including non-PyTorch "
+            f"memory, this process has {written(whole.reserved)} memory in use. {allowed}Of the allocated memory "
+            f"{written(whole.allocated + cached)} is allocated by PyTorch, {private}and "
+            f"{written(whole.reserved - whole.allocated - cached)} is reserved by PyTorch but unallocated. If reserved "
+            f"but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
+            f"fragmentation.  See documentation for Memory Management  "
+            f"(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        )
+
+
+_STATES = {USED: "active_allocated", PENDING: "active_pending_free", FREE: "inactive"}
+
+
+def written(size: int) -> str:
+    """Return a size as CUDA's allocator writes it."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"

@@ -1,0 +1,227 @@
+"""The statistics of a device's allocator: current values, peaks, and the sums of increases and decreases."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torchdevice.devices.runtime import Stat
+
+_FIGURES = (
+    "allocated",
+    "requested",
+    "count",
+    "pending",
+    "pending_count",
+    "inactive",
+    "inactive_count",
+    "reserved",
+    "segments",
+)
+
+
+class Figures:
+    """Statistics of one kind of pool. Each has a current value, a peak (``peak_...``) and the sum of all increases.
+
+    Attributes:
+        allocated: Bytes of blocks that tensors have.
+        requested: Bytes that were requested of the blocks in use.
+        count: Blocks that tensors have.
+        pending: Bytes of blocks that were freed while another stream may use them.
+        pending_count: Number of these blocks.
+        inactive: Bytes of free parts of segments that are in use, which the allocator cannot return to the driver.
+        inactive_count: Number of these parts.
+        reserved: Bytes of segments.
+        segments: Number of segments.
+        peak_active: The peak of ``allocated`` and ``pending`` together while blocks were pending.
+        peak_active_count: The peak of ``count`` and ``pending_count`` together while blocks were pending.
+    """
+
+    allocated: int
+    peak_allocated: int
+    total_allocated: int
+    requested: int
+    peak_requested: int
+    total_requested: int
+    count: int
+    peak_count: int
+    total_count: int
+    pending: int
+    pending_count: int
+    inactive: int
+    peak_inactive: int
+    total_inactive: int
+    inactive_count: int
+    peak_inactive_count: int
+    total_inactive_count: int
+    reserved: int
+    peak_reserved: int
+    segments: int
+
+    def __init__(self, whole: Figures | None = None) -> None:
+        """Make figures of 0. What they count is counted by ``whole`` too, except sums of increases."""
+        self._whole = whole
+        self._parts: list[Figures] = []
+        if whole is not None:
+            whole._parts.append(self)
+        for name in _FIGURES:
+            for each in (name, f"peak_{name}", f"total_{name}"):
+                setattr(self, each, 0)
+        self.peak_active = self.peak_active_count = 0
+        self.forget_totals()
+
+    def add(self, size: int, requested: int) -> None:
+        """Add a block."""
+        self.total_allocated += size
+        self.total_requested += requested
+        self.total_count += 1
+        self._add(size, requested)
+        if self._whole is not None:
+            self._whole._add(size, requested)
+
+    def _add(self, size: int, requested: int) -> None:
+        count = self.count = self.count + 1
+        requested = self.requested = self.requested + requested
+        allocated = self.allocated = self.allocated + size
+        if allocated > self.peak_allocated:
+            self.peak_allocated = allocated
+        if requested > self.peak_requested:
+            self.peak_requested = requested
+        if count > self.peak_count:
+            self.peak_count = count
+        if self.pending:
+            self._raise_active()
+
+    def remove(self, size: int, requested: int) -> None:
+        """Subtract a block that a tensor had, and that is free again."""
+        self.allocated -= size
+        self.requested -= requested
+        self.count -= 1
+        whole = self._whole
+        if whole is not None:
+            whole.allocated -= size
+            whole.requested -= requested
+            whole.count -= 1
+
+    def suspend(self, size: int) -> None:
+        """Count a block that no tensor has any more as pending."""
+        self.allocated -= size
+        self.count -= 1
+        self.pending += size
+        self.pending_count += 1
+        self._raise_active()
+        if self._whole is not None:
+            self._whole.suspend(size)
+
+    def resume(self, size: int) -> None:
+        """Count a pending block as one that a tensor has."""
+        self.pending -= size
+        self.pending_count -= 1
+        self.allocated += size
+        self.count += 1
+        if self._whole is not None:
+            self._whole.resume(size)
+
+    def _raise_active(self) -> None:
+        self.peak_active = max(self.peak_active, self.allocated + self.pending)
+        self.peak_active_count = max(self.peak_active_count, self.count + self.pending_count)
+
+    def change(self, name: str, by: int) -> None:
+        """Add to a current value, raise its peak, and count an increase."""
+        value = getattr(self, name) + by
+        setattr(self, name, value)
+        if by > 0:
+            setattr(self, f"total_{name}", getattr(self, f"total_{name}") + by)
+            setattr(self, f"peak_{name}", max(getattr(self, f"peak_{name}"), value))
+        if self._whole is not None:
+            self._whole.change(name, by)
+
+    def split(self, count: int, size: int) -> None:
+        """Change the free parts of segments in use by so many parts and bytes."""
+        if count > 0:
+            self.total_inactive_count += count
+        if size > 0:
+            self.total_inactive += size
+        self._split(count, size)
+        if self._whole is not None:
+            self._whole._split(count, size)
+
+    def _split(self, count: int, size: int) -> None:
+        inactive = self.inactive = self.inactive + size
+        inactive_count = self.inactive_count = self.inactive_count + count
+        if inactive > self.peak_inactive:
+            self.peak_inactive = inactive
+        if inactive_count > self.peak_inactive_count:
+            self.peak_inactive_count = inactive_count
+
+    def bounce(self, count: int, size: int) -> None:
+        """Count free parts of segments in use that appear and vanish again."""
+        self.total_inactive_count += count
+        self.total_inactive += size
+        self._raise_inactive(count, size)
+        if self._whole is not None:
+            self._whole._raise_inactive(count, size)
+
+    def _raise_inactive(self, count: int, size: int) -> None:
+        if self.inactive + size > self.peak_inactive:
+            self.peak_inactive = self.inactive + size
+        if self.inactive_count + count > self.peak_inactive_count:
+            self.peak_inactive_count = self.inactive_count + count
+
+    def forget_peaks(self) -> None:
+        """Reset the peaks to the current values."""
+        for name in _FIGURES:
+            setattr(self, f"peak_{name}", getattr(self, name))
+        self.peak_active = self.peak_active_count = 0
+        self._raise_active()
+
+    def forget_totals(self) -> None:
+        """Reset the sums of increases and decreases to 0."""
+        self._forgotten = {name: self._totals(name) for name in _FIGURES}
+        self._waited = {name: getattr(self, name) for name in ("pending", "pending_count")}
+
+    def _totals(self, name: str) -> tuple[int, int]:
+        """Return the sums of a value's increases and decreases since the beginning."""
+        if self._parts:
+            sums = [part._totals(name) for part in self._parts]
+            return sum(up for up, _ in sums), sum(down for _, down in sums)
+        total: int = getattr(self, f"total_{name}")
+        return total, total - getattr(self, name)
+
+    def stat(self, name: str) -> Stat:
+        """Return one statistic."""
+        up, down = (now - then for now, then in zip(self._totals(name), self._forgotten[name], strict=True))
+        return Stat(getattr(self, name), getattr(self, f"peak_{name}"), up, down)
+
+    def active(self, name: str, pending: str, peak: str) -> Stat:
+        """Return one statistic of the blocks that tensors have and of those that are pending."""
+        stat, waiting = self.stat(name), getattr(self, pending)
+        freed = stat.freed - waiting + self._waited[pending]
+        return Stat(stat.current + waiting, max(stat.peak, getattr(self, peak)), stat.allocated, freed)
+
+
+class _Shown(NamedTuple):
+    key: str
+    name: str
+
+
+_SHOWN = (
+    _Shown("allocated_bytes", "allocated"),
+    _Shown("requested_bytes", "requested"),
+    _Shown("allocation", "count"),
+    _Shown("inactive_split_bytes", "inactive"),
+    _Shown("inactive_split", "inactive_count"),
+    _Shown("reserved_bytes", "reserved"),
+    _Shown("segment", "segments"),
+)
+
+
+def shown(pools: dict[str, Figures]) -> dict[str, dict[str, Stat]]:
+    """Return the statistics of pools under the keys of ``torch.cuda.memory_stats``."""
+    found = {each.key: {pool: figures.stat(each.name) for pool, figures in pools.items()} for each in _SHOWN}
+    active = {
+        "active_bytes": ("allocated", "pending", "peak_active"),
+        "active": ("count", "pending_count", "peak_active_count"),
+    }
+    for key, names in active.items():
+        found[key] = {pool: figures.active(*names) for pool, figures in pools.items()}
+    return found

@@ -1,0 +1,52 @@
+"""``Tensor.record_stream`` on simulated devices: the memory of a tensor that another stream uses is not reused at once.
+
+CUDA's allocator reuses such memory when the other stream has done its work. Here that counts as done when the host next
+waits for a device in any way: a synchronisation, an event, a number or a copy that comes to the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchdevice.context import Context
+from torchdevice.devices.stream_order import Stream, StreamObserver
+from torchdevice.simulation import allocator
+from torchdevice.simulation.allocator_settings import DEFAULT
+
+
+class StreamUses(StreamObserver):
+    """Tells the allocator which streams use a tensor's memory, and when the host has waited for the devices."""
+
+    def memory_used(self, tensor: Any, stream: Stream) -> None:
+        with torch._C.DisableTorchFunction():
+            block = allocator.block_of(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+        if block is not None:
+            allocator.device(tensor.get_device()).use(block, stream)
+
+    def event_synchronized(self, event: int) -> None:
+        allocator.host_waited()
+
+    def stream_synchronized(self, stream: Stream) -> None:
+        allocator.host_waited()
+
+    def device_synchronized(self, index: int) -> None:
+        allocator.host_waited()
+
+    event_queried = event_synchronized
+    stream_queried = stream_synchronized
+
+
+def begin(context: Context) -> None:
+    """Let a context defer the reuse of memory. May be called again."""
+    if not any(isinstance(each, StreamUses) for each in context.stream_observers):
+        context.stream_observers.append(StreamUses())
+        for device in allocator.devices():  # what earlier scopes have set and cached is not of this one
+            device.configure(DEFAULT)
+            device.empty_cache()
+
+
+def end(context: Context) -> None:
+    """Defer nothing any more. May be called again."""
+    context.stream_observers[:] = [each for each in context.stream_observers if not isinstance(each, StreamUses)]
