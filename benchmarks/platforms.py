@@ -41,7 +41,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 HEADER = """# Where it has run
 
 Written by `python -m benchmarks.platforms --write PYTHON...`, which runs a part of the suite with each interpreter:
-{tests}. With `--whole` it runs all of it, with `--engine mode wrap` on both engines. A run replaces the row of the same
+{tests}. With `--whole` it runs all of it, with `--engine both` on both engines. A run replaces the row of the same
 environment and engine. One command makes an environment for every supported Python and every release of torch, and
 runs the suite in each:
 
@@ -229,14 +229,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--make", type=Path, metavar="FOLDER", help="make environments in a folder first")
     parser.add_argument("--environments", nargs="+", default=ENVIRONMENTS, metavar="PYTHON:TORCH", help="what to make")
     parser.add_argument("--index", default=CPU_INDEX, metavar="URL", help="the package index of torch")
-    parser.add_argument("--engine", nargs="+", default=["mode"], choices=["mode", "wrap"], help="engines to run on")
+    parser.add_argument("--engine", default="mode", choices=["mode", "wrap", "both"], help="on which engine")
     parser.add_argument("--write", action="store_true", help="also record the runs and write docs/platforms.md")
     parser.add_argument("--whole", action="store_true", help="run the whole suite, which takes ten minutes each")
     parser.add_argument("--workers", default="auto", metavar="N", help="how many processes run the whole suite")
     options = parser.parse_args(argv)
     tests, ran = (("-n", options.workers), "the whole") if options.whole else (TESTS, "a part")
+    engines = ("mode", "wrap") if options.engine == "both" else (options.engine,)
     made = make(options.make, options.environments, options.index) if options.make else []
-    runs = [(interpreter, engine) for interpreter in [*options.interpreters, *made] for engine in options.engine]
+    runs = [(interpreter, engine) for interpreter in [*options.interpreters, *made] for engine in engines]
     rows = []
     for interpreter, engine in track(runs, "environments"):
         rows.append(run(interpreter, tests, engine, ran))

@@ -138,7 +138,7 @@ def test_platforms_are_compared(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import pytest\ndef test_good(): ...\ndef test_bad(): assert 0\ndef test_left(): pytest.skip('x is absent')\n"
     )
-    ran = run_python("-c", PLATFORMS, str(tmp_path), "--write", "--engine", "mode", "wrap", cwd=ROOT)
+    ran = run_python("-c", PLATFORMS, str(tmp_path), "--write", "--engine", "both", cwd=ROOT)
     lines = ran.stdout.splitlines()
     version, day = f"| {platform.python_version()} | {torch.__version__} |", datetime.date.today().isoformat()
     assert ran.returncode == 1, ran.stdout + ran.stderr

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import plain_torch
 
 import torchdevice
 
@@ -219,6 +220,23 @@ def test_what_waits_for_the_device_cannot_be_captured(waits: Any) -> None:
         with pytest.raises(RuntimeError, match="without a preceding successful capture"):
             graph.replay()
         assert x.sum().item() == 3.0
+
+
+def test_annotations_are_off_although_cudas_bindings_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA builds of torch bring the bindings' package along; what would be annotated is the work of a driver."""
+    pytest.importorskip("torch.cuda._graph_annotations", reason="torch annotates graphs since 2.12")
+    annotations = torch.cuda._graph_annotations
+    monkeypatch.setattr(annotations, "_HAS_CUDA_BINDINGS", True)
+    monkeypatch.setattr(annotations, "_tools_id_available", True)
+    with plain_torch():
+        assert not annotations._is_tools_id_unavailable()
+    assert annotations._is_tools_id_unavailable()
+    x = torch.ones(2, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, enable_annotations=True), annotations.mark_kernels("part"):
+        y = x + 1
+    graph.replay()
+    assert y.tolist() == [2.0, 2.0] and not annotations.get_kernel_annotations()
 
 
 def test_a_replay_draws_from_the_states_of_the_capture() -> None:

@@ -46,7 +46,18 @@ class TestOneMore:
             """
 
         assert inspect.signature(portable).parameters["flavour"].default == "plain"
-        assert "flavour: How it tastes." in (portable.__doc__ or "")
+        found = portable.__doc__ or ""
+        assert found.index("flavour: How it tastes.") - found.rindex("\n", 0, found.index("flavour:")) > 4
+        assert "See below" not in found
+
+    def test_in_a_docstring_that_python_has_indented_less(self) -> None:
+        """Python 3.13 takes the common indentation out of docstrings."""
+
+        def portable(**options: Any) -> None: ...
+
+        portable.__doc__ = "Run.\n\nArgs:\n    **options: See below.\n\nMore."
+        lines = (record.takes_options(record=Extended)(portable).__doc__ or "").splitlines()
+        assert "    flavour: How it tastes." in lines and lines[:3] == ["Run.", "", "Args:"] and lines[-1] == "More."
 
     def test_as_a_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCHDEVICE_FLAVOUR", "sweet")

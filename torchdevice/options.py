@@ -573,11 +573,13 @@ def takes_options(
                 continue
             kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
             parameters.append(inspect.Parameter(field.name, kind, default=field.default, annotation=field.type))
-            lines.append(f"        {field.name}: {field.metadata['option'].text}")
+            lines.append(f"{field.name}: {field.metadata['option'].text}")
         parameters.sort(key=lambda parameter: parameter.kind)
         returns = inspect.signature(function).return_annotation
         function.__signature__ = inspect.Signature(parameters, return_annotation=returns)
-        function.__doc__ = (function.__doc__ or "").replace("        **options: See below.", "\n".join(lines))
+        # Python 3.13 indents docstrings less, and -OO leaves them out.
+        marker, documented = re.compile(r"( *)\*\*options: See below\."), function.__doc__ or ""
+        function.__doc__ = marker.sub(lambda found: "\n".join(found[1] + line for line in lines), documented)
         return function
 
     return complete

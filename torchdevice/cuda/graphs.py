@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +16,7 @@ from torchdevice.context import Context
 from torchdevice.cuda import streams
 from torchdevice.cuda.graph_capture import Capture, invalidated, not_permitted
 from torchdevice.fidelity import Fidelity
+from torchdevice.importing import WhenImported
 from torchdevice.patching import Callback, Patch, replaced_function
 from torchdevice.supplied import supplied_function
 from torchdevice.torch_internals import require
@@ -63,6 +65,7 @@ class GraphStandIn:
         self._pool: Any = None
         self._retained: list[Any] = []
         self._generators: list[torch.Generator] = []
+        self._recorded_exec_ids: set[int] = set()  # torch.cuda.graph adds to it (torch 2.15 and later)
         self._is_debugged = False
         for moment in _HOOKED:
             setattr(self, f"_{moment}_hooks", collections.OrderedDict())
@@ -202,4 +205,10 @@ def patches() -> list[Patch]:
         replaced_function(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _is_capturing, native_to="cuda"),
         replaced_function(torch.cuda.graphs, "_graph_pool_handle", _pool_handle, native_to="cuda"),
         replaced_function(torch.cuda.CUDAGraph, "__new__", _new_graph, native_to="cuda"),
+        WhenImported("torch.cuda._graph_annotations", _patches_of_annotations),
     ]
+
+
+def _patches_of_annotations(module: ModuleType) -> list[Patch]:
+    # torch 2.14 takes any answer of the package cuda-bindings but one for the driver's, also where there is no driver.
+    return [replaced_function(module, "_is_tools_id_unavailable", lambda context, original: True, native_to="cuda")]
