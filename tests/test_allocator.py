@@ -6,7 +6,9 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
+import torchdevice
 from torchdevice.simulation import allocator
 
 pytestmark = pytest.mark.one_engine
@@ -127,6 +129,32 @@ def test_random_histories(seed: int) -> None:
 @pytest.mark.parametrize(("size", "block"), [(0, 0), (1, 512), (511, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)])
 def test_sizes_are_rounded_as_by_cudas_allocator(size: int, block: int) -> None:
     assert allocator.rounded(size) == block
+
+
+def addresses(index: int) -> set[int]:
+    return {block.address for block in allocator.blocks(index)}
+
+
+def test_a_block_is_listed_until_its_last_tensor_ends() -> None:
+    with torchdevice.simulate("cuda", count=2):
+        tensor = torch.ones(3, device="cuda:1")
+        view, address = tensor[1:], tensor.data_ptr()
+        del tensor
+        assert address in addresses(1) and address not in addresses(0)
+        del view
+        assert address not in addresses(1)
+
+
+def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
+    with torchdevice.simulate("cuda"):
+        tensor = torch.ones(3, device="cuda")
+        before, allocated = addresses(0), torch.cuda.memory_allocated()
+        tensor.untyped_storage().resize_(0)
+        assert addresses(0) < before and torch.cuda.memory_allocated() == allocated - BLOCK
+        tensor.untyped_storage().resize_(12)
+        assert len(addresses(0)) == len(before) and torch.cuda.memory_allocated() == allocated
+        del tensor
+        assert len(addresses(0)) == len(before) - 1 and torch.cuda.memory_allocated() == allocated - BLOCK
 
 
 def test_a_device_is_counted_once() -> None:
