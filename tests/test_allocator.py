@@ -157,5 +157,42 @@ def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
         assert len(addresses(0)) == len(before) - 1 and torch.cuda.memory_allocated() == allocated - BLOCK
 
 
+class Told:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, int]] = []
+
+    def allocated(self, block: Any) -> None:
+        self.said.append(("allocated", block.address))
+
+    def freed(self, address: int) -> None:
+        self.said.append(("freed", address))
+
+
+def test_an_observer_is_told_of_every_block_that_has_memory() -> None:
+    told = Told()
+    with torchdevice.simulate("cuda"):
+        allocator.observers.append(told)
+        try:
+            tensor, nothing = torch.ones(3, device="cuda"), torch.ones(0, device="cuda")
+            address = tensor.data_ptr()
+            del tensor, nothing
+        finally:
+            allocator.forget(told)
+        torch.ones(3, device="cuda")
+    assert told.said == [("allocated", address), ("freed", address)]
+
+
+def test_memory_that_ran_out_is_counted() -> None:
+    device = allocator.Device(0)
+    assert device.statistics()["num_ooms"] == 0
+    with torchdevice.simulate("cuda", memory="1MiB"):
+        before = torch.cuda.memory_stats()["num_ooms"]
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.ones(1 << 20, device="cuda")
+        assert torch.cuda.memory_stats()["num_ooms"] == before + 1
+
+
 def test_a_device_is_counted_once() -> None:
     assert allocator.device(7) is allocator.device(7) and allocator.device(7) is not allocator.device(6)
