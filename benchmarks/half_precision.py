@@ -5,6 +5,7 @@ With the variables ``ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2`` torch us
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,18 +21,19 @@ _BY_TORCH = ", products by torch"
 
 _TOKENS = 128
 _SMALL: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 1000}
+_TINY: dict[str, Any] = {**_SMALL, "num_hidden_layers": 2, "hidden_size": 256}
 
 
-def _llama() -> torch.nn.Module:
+def _llama(size: dict[str, Any] = _SMALL) -> torch.nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(intermediate_size=1376, num_key_value_heads=4, **_SMALL)).eval()
+    return LlamaForCausalLM(LlamaConfig(intermediate_size=1376, num_key_value_heads=4, **size)).eval()
 
 
-def _gpt2() -> torch.nn.Module:
+def _gpt2(size: dict[str, Any] = _SMALL) -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(n_positions=_TOKENS, **_SMALL)).eval()
+    return GPT2LMHeadModel(GPT2Config(n_positions=_TOKENS, bos_token_id=0, eos_token_id=0, **size)).eval()
 
 
 def _linear(dtype: torch.dtype) -> Callable[[], object]:
@@ -47,23 +49,43 @@ def _prefill(make: Callable[[], torch.nn.Module], tokens: int) -> Callable[[torc
     return prepare
 
 
-def _autocast_step(dtype: torch.dtype) -> Callable[[], object]:
-    torch.manual_seed(0)
+def _layer() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, device="cuda")
-    x, optimizer = torch.randn(4, 64, 256, device="cuda"), torch.optim.SGD(layer.parameters(), lr=1e-3)
-
-    def step() -> None:
-        with torch.autocast("cuda", dtype=dtype, enabled=dtype is not torch.float32):
-            loss = layer(x).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    x = torch.randn(4, 64, 256, device="cuda")
+    return layer, lambda: layer(x).float().square().mean()
 
 
-def _training(step: Callable[[torch.dtype], Callable[[], object]]) -> Callable[[torch.dtype], Callable[[], object]]:
-    return lambda dtype: torch.enable_grad()(step(dtype))
+def _language_model(make: Callable[[dict[str, Any]], torch.nn.Module]) -> Callable[[], tuple[torch.nn.Module, Any]]:
+    def prepare() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
+        model = make(_TINY).train().cuda()
+        tokens = torch.randint(1000, (4, 64), device="cuda")
+        return model, lambda: model(tokens, labels=tokens).loss
+
+    return prepare
+
+
+def _mixed_step(
+    make: Callable[[], tuple[torch.nn.Module, Callable[[], torch.Tensor]]],
+) -> Callable[[torch.dtype], Callable[[], object]]:
+    """Return a training step as programs write it: with a scaler in float16, and without autocast in float32."""
+
+    def prepare(dtype: torch.dtype) -> Callable[[], object]:
+        torch.manual_seed(0)
+        model, loss_of = make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
+
+        def step() -> None:
+            with torch.autocast("cuda", dtype=dtype, enabled=dtype is not torch.float32):
+                loss = loss_of()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+        return torch.enable_grad()(step)
+
+    return prepare
 
 
 CASES: dict[str, Callable[[torch.dtype], Callable[[], object]]] = {
@@ -72,7 +94,9 @@ CASES: dict[str, Callable[[torch.dtype], Callable[[], object]]] = {
     f"GPT-2, prefill of {_TOKENS} tokens": _prefill(_gpt2, _TOKENS),
     "Llama, one token": _prefill(_llama, 1),
     "GPT-2, one token": _prefill(_gpt2, 1),
-    "training step of a layer, autocast": _training(_autocast_step),
+    "training step of a layer, autocast": _mixed_step(_layer),
+    "training step of a tiny GPT-2, autocast": _mixed_step(_language_model(_gpt2)),
+    "training step of a tiny Llama, autocast": _mixed_step(_language_model(_llama)),
 }
 
 
@@ -90,4 +114,4 @@ def _timings(prepare: Callable[[torch.dtype], Callable[[], object]], rounds: int
     for name, condition in conditions.items():
         with condition():
             calls[name] = torch.no_grad()(prepare(_DTYPES[name.removesuffix(_BY_TORCH)]))
-    return compare(conditions, calls, rounds=rounds, seconds=0.1)
+    return compare(conditions, calls, rounds=rounds, seconds=0.1, clock=time.process_time_ns)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import torchdevice
+from torchdevice.devices.allocation_events import Block as AllocatedBlock
 from torchdevice.devices.allocation_events import Segment
 from torchdevice.simulation import allocator
 from torchdevice.simulation.allocator_settings import DEFAULT, Settings, parsed
@@ -423,3 +425,70 @@ def test_sizes_of_segments(size: int, segment: int) -> None:
 
 def test_a_device_is_counted_once() -> None:
     assert allocator.device(7) is allocator.device(7) and allocator.device(7) is not allocator.device(6)
+
+
+def addresses(index: int) -> set[int]:
+    return set(allocator.blocks(index).values())
+
+
+def test_a_block_is_listed_until_its_last_tensor_ends() -> None:
+    with torchdevice.simulate("cuda", count=2):
+        tensor = torch.ones(3, device="cuda:1")
+        view, address = tensor[1:], tensor.data_ptr()
+        del tensor
+        assert address in addresses(1) and address not in addresses(0)
+        del view
+        assert address not in addresses(1)
+
+
+def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
+    with torchdevice.simulate("cuda"):
+        tensor = torch.ones(3, device="cuda")
+        before, allocated = addresses(0), torch.cuda.memory_allocated()
+        tensor.untyped_storage().resize_(0)
+        assert addresses(0) < before and torch.cuda.memory_allocated() == allocated - 512
+        tensor.untyped_storage().resize_(12)
+        assert len(addresses(0)) == len(before) and torch.cuda.memory_allocated() == allocated
+        del tensor
+        assert len(addresses(0)) == len(before) - 1 and torch.cuda.memory_allocated() == allocated - 512
+
+
+class Told:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, int]] = []
+
+    def allocated(self, block: AllocatedBlock) -> None:
+        self.said.append(("allocated", block.address))
+
+    def freed(self, address: int) -> None:
+        self.said.append(("freed", address))
+
+    def segment_changed(self, action: str, segment: AllocatedBlock, stream: int) -> None:
+        self.said.append((action, segment.size))
+
+
+def test_an_observer_is_told_of_every_block_that_has_memory() -> None:
+    told = Told()
+    with torchdevice.simulate("cuda"):
+        allocator.observers.append(told)
+        try:
+            tensor, nothing = torch.ones(3, device="cuda"), torch.ones(0, device="cuda")
+            address = tensor.data_ptr()
+            del tensor, nothing
+        finally:
+            allocator.forget(told)
+        torch.ones(3, device="cuda")
+    said = [each for each in told.said if each[0] in ("allocated", "freed")]
+    assert said == [("allocated", address), ("freed", address)]
+
+
+def test_memory_that_ran_out_is_counted() -> None:
+    device = allocator.Device(0)
+    assert device.statistics()["num_ooms"] == 0
+    with torchdevice.simulate("cuda", memory="1MiB"):
+        before = torch.cuda.memory_stats()["num_ooms"]
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.ones(1 << 20, device="cuda")
+        assert torch.cuda.memory_stats()["num_ooms"] == before + 1
