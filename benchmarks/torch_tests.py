@@ -48,7 +48,7 @@ RULES: dict[str, str] = {
     ),
     "allocator: checkpoints of its state": r"getCheckpointState|checkPoolLiveAllocations",
     "allocator: memory pools": (
-        r"(?i)MemPool|cudagraph_segments|_(begin|end)Allocate|::.*graph.*(memory|successive|propagates)"
+        r"(?i)MemPool|cudagraph_segments|_(begin|end)Allocate|::.*(graph.*(memory|successive|propagates)|_and_graphs)"
     ),
     "allocator: raw memory": r"raw_alloc",
     "allocator: when freed memory is used again": r"allocation (not|re-used|not re-used)",
@@ -245,10 +245,16 @@ def page(results: Sequence[Result], release: str, sample: Sequence[str]) -> str:
         files=table(results),
         causes=causes(failed),
         reasons=reasons(each for each in results if each.outcome == "skipped"),
-        size=sample[0],
-        seed=sample[1],
-        sampled=", ".join(f"`{name}`" for name in SAMPLED),
+        sampled=_said_of_samples(results, *sample),
     )
+
+
+def _said_of_samples(results: Sequence[Result], size: str, seed: str) -> str:
+    files = [f"`{name}`" for name in SAMPLED if any(each.file == name for each in results)]
+    if not files:
+        return ""
+    made = f"Of the tests that torch makes for each type of device ({', '.join(files)}),"
+    return f"{made} {size} of each file were drawn with seed {seed}.\n"
 
 
 _PAGE = """# PyTorch's own CUDA tests
@@ -260,8 +266,7 @@ It starts a process for each file, and another one after a test that ends its pr
 
 PyTorch's tests of `torch.cuda` run here as they are, on two simulated GPUs of 5 GB, with the installed torch {torch}
 and the tests of PyTorch {release}. Where these are two releases, some tests expect what torch no longer does.
-Of the tests that torch makes for each type of device ({sampled}), {size} of each file were drawn with seed {seed}.
-
+{sampled}
 {files}
 
 ## Failures by cause

@@ -81,7 +81,9 @@ def test_causes_and_figures(results: list[Result]) -> None:
     page = torch_tests.page(results, "0.0", ("0", "0"))
     assert "| `test_small.py` | 7 | 1 | 6 | 2 | 33.3% |" in page
     assert "| crash: the test ended its process | 1 | `test_4_ends_the_process` |" in page
-    assert "| another platform | 1 |" in page
+    assert "| another platform | 1 |" in page and "drawn with seed" not in page
+    drawn = torch_tests.page([*results, Result("test_nn.py", "TestNNCUDA.test_1", "passed", "")], "0.0", ("60", "7"))
+    assert "(`test_nn.py`), 60 of each file were drawn with seed 7." in drawn
 
 
 def test_a_process_that_writes_nothing_is_out_of_time(tmp_path: Path) -> None:
