@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import torchdevice
 from torchdevice.cli import experiments, main, selftest
+from torchdevice.cli.selftest_checks import CHECKS
 from torchdevice.known_faults.table import FAULTS
 
 TARGETS = ("cpu", "simulated:cuda", "simulated:mps", "mps-on-simulated")
@@ -90,3 +92,15 @@ class TestExperiments:
 
     def test_every_experiment_on_a_guard_is_of_a_guard(self) -> None:
         assert experiments.GUARDED.keys() <= {name for fault in FAULTS for name in fault.operators}
+
+
+def test_the_page_of_features_is_made_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "docs"))
+    import make_matrix
+
+    written = make_matrix.columns_of(make_matrix.PAGE.read_text())
+    assert tuple(written) == make_matrix.TARGETS and all(list(cells) == list(CHECKS) for cells in written.values())
+    monkeypatch.setattr(selftest, "CHECKS", {"one": passes, "other": fails})
+    cells = make_matrix.column("cpu")
+    assert cells == {"one": "passed", "other": "**failed**"}
+    assert make_matrix.columns_of(make_matrix.page({"cpu": cells})) == {"cpu": cells}
