@@ -57,8 +57,10 @@ The seconds depend on what else the machine did.
 
 FOOTER = """
 `.ci/run` runs the whole suite, on both engines, with torch 2.13.0+cpu. {missing}
-Nothing has run on Apple MPS, on Intel XPU, on a real CUDA device, on macOS or on Windows. The runtimes for such devices
-are tested against torch's signatures, with recorded calls.
+Nothing has run on Apple MPS, on Intel XPU, on a real CUDA device, on macOS or on Windows. The runtime of MPS runs on
+[a simulated Mac](mps.md), the others are tested against torch's signatures, with recorded calls. Workflows for macOS
+with MPS, for Windows and for torch's newest build stand in `.github/workflows`; none of them has run yet.
+`torchdevice doctor --selftest` runs the core of the contract tests on any device.
 """
 
 

@@ -418,7 +418,7 @@ class TestCompiledCodeIsShared:
         def compiled(x: torch.Tensor) -> torch.Tensor:
             return x.cuda() + 1
 
-        outside = "simulated" if kind == "mps" else kind  # no scope is a simulated Mac here
+        outside = "simulated" if target == "mps-on-simulated" else kind  # no scope is a simulated Mac here
         for _ in range(2):
             assert all(f(torch.ones(2)).device.type == outside for f in (inside, decorated, compiled))
 
@@ -493,10 +493,10 @@ class TestTracing:
             compiled = torch.compile(transform, backend="aot_eager", fullgraph=True)(x)
             assert torch.allclose(compiled.cpu(), 2 * x.cpu().sum(1) if expected is None else expected)
 
-    def test_fake_tensors(self, cuda: torchdevice.Scope, kind: str) -> None:
+    def test_fake_tensors(self, cuda: torchdevice.Scope, target: str, kind: str) -> None:
         with FakeTensorMode():
             a, b = torch.ones(3).cuda(), torch.ones(3, device="cuda:0")
-            of_fake = "simulated" if kind == "mps" else kind  # a fake tensor names torch's own device
+            of_fake = "simulated" if target == "mps-on-simulated" else kind  # a fake tensor names torch's own device
             assert (a + b).device.type == of_fake == a.to("cuda").device.type
 
     @pytest.mark.one_engine

@@ -19,7 +19,9 @@ examples:
   torchdevice doctor
   torchdevice doctor --target simulated:mps
   torchdevice doctor train.py
-  torchdevice doctor --json"""
+  torchdevice doctor --json
+  torchdevice doctor --selftest
+  torchdevice doctor --selftest --target mps-on-simulated"""
 
 
 def add(commands: Any) -> None:
@@ -32,10 +34,17 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="check these sources, as 'torchdevice check'")
     check.add_flags(parser, None)
+    parser.add_argument(
+        "--selftest",
+        action="store_true",
+        help="run the core of the contract tests on the device, and print a text for an issue; status 1 if one fails",
+    )
     parser.set_defaults(action=functools.partial(_doctor, parser))
 
 
 def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.selftest:
+        return _selftest(parser, options)
     if options.paths:
         return _check(options)
     if options.select or options.ignore or options.sarif:
@@ -56,6 +65,15 @@ def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
         if finding.remedy:
             print(f"  {'':8} {'':{width}}  -> {finding.remedy}")
     return int(not well)
+
+
+def _selftest(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.paths or options.select or options.ignore or options.sarif:
+        parser.error("--selftest takes no PATH, --select, --ignore and --sarif")
+    with refusals(), switched_off():
+        from torchdevice.cli import selftest
+
+        return selftest.selftest(options.target, as_json=options.json)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -1,0 +1,106 @@
+"""``torchdevice doctor --selftest``: its checks, its text, and its experiments on a simulated Mac."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.cli import experiments, main, selftest
+from torchdevice.cli.selftest_checks import CHECKS
+from torchdevice.known_faults.table import FAULTS
+
+TARGETS = ("cpu", "simulated:cuda", "simulated:mps", "mps-on-simulated")
+
+
+@pytest.mark.parametrize("target", [pytest.param(target, marks=pytest.mark.sampled(1)) for target in TARGETS])
+def test_all_checks_pass(target: str) -> None:
+    assert [result for result in selftest.run(target) if result.error] == []
+
+
+def selftested(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], check: Callable[[], None], *flags: str
+) -> tuple[int, str]:
+    monkeypatch.setattr(selftest, "CHECKS", {"something": check})
+    status = main.main(["doctor", "--selftest", "--target", "cpu", *flags])
+    return status, capsys.readouterr().out
+
+
+def fails() -> None:
+    raise ValueError(f"two lines\nof {torch.ones(1, device='cuda').tolist()}")
+
+
+def passes() -> None:
+    assert torch.cuda.is_available()
+
+
+def test_the_text_for_an_issue(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = selftested(monkeypatch, capsys, fails)
+    assert status == 1 and "0 passed, 1 failed" in text and "FAILED  something" in text
+    assert "ValueError: two lines" in text and "of [1.0]" in text and f"torch {torch.__version__}" in text
+    status, text = selftested(monkeypatch, capsys, passes)
+    assert status == 0 and "1 passed, 0 failed" in text and "passed  something" in text
+
+
+def test_the_results_as_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = selftested(monkeypatch, capsys, fails, "--json")
+    data = json.loads(text)
+    assert status == 1 and data["ok"] is False and data["target"] == "cpu"
+    assert data["results"][0]["feature"] == "something" and data["results"][0]["error"].startswith("ValueError")
+    assert data["experiments"] == {}, "there is nothing to decide on a CPU"
+
+
+def test_it_takes_no_paths(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["doctor", "--selftest", "train.py"])
+    assert "--selftest takes no PATH" in capsys.readouterr().err
+
+
+class TestExperiments:
+    @pytest.fixture(autouse=True)
+    def mac(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.delenv("PYTORCH_ENABLE_MPS_FALLBACK", raising=False)
+        with torchdevice.simulate("mps", written_for="mps"):
+            yield
+
+    def test_what_the_simulated_mac_answers(self) -> None:
+        answers = dict(experiments.decide())
+        assert answers["does MPS have linalg_svd?"] == "no; in a scope it runs on the CPU"
+        assert answers["does MPS have linalg_qr?"] in ("yes", "no; in a scope it runs on the CPU")
+        assert answers["is the wrong result of addcmul_ present here?"] == "no"
+        assert answers["does a device's index matter in x.device?"] == "mps:0"
+        raised = [question for question, answer in answers.items() if "raises" in answer]
+        assert raised == ["is the wrong result of _linalg_solve_ex present here?"]  # whose backward it lacks
+
+    @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+    @pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
+    def test_a_fault_that_is_there_is_found(self) -> None:
+        library = torch.library.Library("aten", "IMPL")
+        with torchdevice.thread_state.suspended():
+            library.impl("addcmul_", lambda self, *args, **kwargs: self, "PrivateUse1")
+        try:
+            answers: dict[str, Any] = dict(experiments.decide())
+        finally:
+            library._destroy()
+        assert answers["is the wrong result of addcmul_ present here?"] == "yes"
+        assert answers["is the wrong result of addcdiv_ present here?"] == "no"
+
+    def test_every_experiment_on_a_guard_is_of_a_guard(self) -> None:
+        assert experiments.GUARDED.keys() <= {name for fault in FAULTS for name in fault.operators}
+
+
+def test_the_page_of_features_is_made_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "docs"))
+    import make_matrix
+
+    written = make_matrix.columns_of(make_matrix.PAGE.read_text())
+    assert tuple(written) == make_matrix.TARGETS and all(list(cells) == list(CHECKS) for cells in written.values())
+    monkeypatch.setattr(selftest, "CHECKS", {"one": passes, "other": fails})
+    cells = make_matrix.column("cpu")
+    assert cells == {"one": "passed", "other": "**failed**"}
+    assert make_matrix.columns_of(make_matrix.page({"cpu": cells})) == {"cpu": cells}

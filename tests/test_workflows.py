@@ -1,0 +1,76 @@
+"""The workflows of continuous integration parse, and call what exists: files, tests, commands and flags."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from torchdevice import choosing
+from torchdevice.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def steps(path: Path) -> Iterator[dict[str, Any]]:
+    for job in yaml.safe_load(path.read_text())["jobs"].values():
+        yield from job["steps"]
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Return each command of the workflows, as words, with the file that has it."""
+    found = []
+    for path in WORKFLOWS:
+        for step in steps(path):
+            for line in step.get("run", "").splitlines():
+                line = re.sub(r"\$\{\{.*?\}\}", "1", line)
+                found.append((path.name, shlex.split(line, comments=True)))
+    return [(name, words) for name, words in found if words]
+
+
+def test_there_is_one_for_each_kind_of_machine() -> None:
+    text = "".join(path.read_text() for path in WORKFLOWS)
+    assert all(word in text for word in ("ubuntu-latest", "macos-", "windows-latest", "cron:", "nightly/cpu"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_each_step_does_something(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["name"] and workflow[True]  # YAML reads the key "on" as a truth value
+    assert all(job["runs-on"] for job in workflow["jobs"].values())
+    assert all(("run" in step) is not ("uses" in step) for step in steps(path))
+
+
+def test_the_files_that_they_name_exist() -> None:
+    named = [
+        word
+        for _, words in commands()
+        for word in words
+        if re.fullmatch(r"(tests|\.ci|torchdevice|docs)/[\w./]+", word)
+    ]
+    assert named and [word for word in named if not (ROOT / word).exists()] == []
+
+
+def test_pytest_has_their_flags(pytestconfig: pytest.Config) -> None:
+    flags = [word for _, words in commands() if words[0] == "pytest" for word in words if word.startswith("--")]
+    assert flags
+    for flag in flags:
+        pytestconfig.getoption(flag)  # raises ValueError for a flag that is not there
+
+
+def test_the_command_line_takes_their_arguments() -> None:
+    calls = [words[1:] for _, words in commands() if words[0] == "torchdevice"]
+    assert calls
+    for arguments in calls:
+        given = main.parser().parse_args(arguments)
+        target = getattr(given, "target", None)
+        assert (
+            target is None or choosing.is_simulated(target) or target in (*choosing.target_names(), "mps-on-simulated")
+        )

@@ -1,0 +1,114 @@
+"""``torchdevice doctor --selftest``: the core of the contract tests on one's own device, and a text for an issue."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from torchdevice import activation, choosing
+from torchdevice import options as _options
+from torchdevice.cli import experiments
+from torchdevice.cli.selftest_checks import CHECKS
+from torchdevice.devices.mps import MpsRuntime
+from torchdevice.errors import PortabilityWarning
+from torchdevice.version import versions
+
+
+class Result(NamedTuple):
+    """What a check found.
+
+    Attributes:
+        feature: What was checked.
+        error: The error, "" where the check passed.
+        seconds: How long it took.
+        on_cpu: How many calls ran on the CPU, because the device cannot make them.
+    """
+
+    feature: str
+    error: str
+    seconds: float
+    on_cpu: int
+
+
+def run(target: str | None) -> Iterator[Result]:
+    """Run each check in a scope of its own on a target; None for the one that a scope would choose."""
+    for feature, check in CHECKS.items():
+        start, error = time.perf_counter(), ""
+        scope = activation.portable(target)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PortabilityWarning)
+            try:
+                with scope:
+                    check()
+            except Exception as raised:
+                error = f"{type(raised).__name__}: {str(raised).strip() or 'no text'}"
+        fell_back = sum(entry.count for entry in scope.journal.degraded if entry.fidelity.value == "fell back")
+        yield Result(feature, error, time.perf_counter() - start, fell_back)
+
+
+def selftest(target: str | None, *, as_json: bool) -> int:
+    """Run all checks and experiments, show them, and return the status: 1 where a check failed."""
+    found = choosing.resolve(_options.chosen({"target": target}))[0]
+    results = list(_shown(run(target)))
+    is_mac = isinstance(found, MpsRuntime) and found.machine is None
+    answers = dict(experiments.decide()) if is_mac else {}
+    failed = [result for result in results if result.error]
+    if as_json:
+        about = {"target": found.target, "device": found.name(0), "platform": platform.platform()}
+        print(
+            json.dumps(
+                {
+                    "ok": not failed,
+                    "versions": versions(),
+                    **about,
+                    "results": [result._asdict() for result in results],
+                    "experiments": answers,
+                },
+                indent=1,
+            )
+        )
+        return int(bool(failed))
+    print(_text(found.target, found.name(0), results, answers))
+    return int(bool(failed))
+
+
+def _shown(results: Iterator[Result]) -> Iterator[Result]:
+    """Yield results, with a progress bar where the error stream is a terminal."""
+    if not sys.stderr.isatty():
+        yield from results
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("selftest", total=len(CHECKS))
+        for result in results:
+            progress.update(task, advance=1, description=result.feature)
+            yield result
+
+
+def _text(target: str, name: str, results: list[Result], answers: dict[str, str]) -> str:
+    """Return what a user pastes into an issue."""
+    failed = sum(bool(result.error) for result in results)
+    lines = [
+        "torchdevice selftest",
+        f"platform: {platform.platform()}",
+        ", ".join(f"{package} {version}" for package, version in versions().items())
+        + f", torch build {torch.version.git_version}",
+        f"target: {target} ({name})",
+        f"{len(results) - failed} passed, {failed} failed, in {sum(result.seconds for result in results):.0f} s",
+        "",
+    ]
+    for result in results:
+        on_cpu = f" ({result.on_cpu} calls on the CPU)" if result.on_cpu else ""
+        lines.append(f"  {'FAILED' if result.error else 'passed'}  {result.feature}{on_cpu}")
+        lines += [f"          {line}" for line in result.error.splitlines()[:5]]
+    lines += ["", *(f"  {question} {answer}" for question, answer in answers.items())] if answers else []
+    return "\n".join(lines)
