@@ -161,8 +161,8 @@ class TestActivation:
         """Neither a broken installation nor an invalid variable has any effect then."""
         (tmp_path / "psutil.py").write_text("raise RuntimeError('psutil is broken')")
         result = run_python("-c", OWN_MODULES, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCHDEVICE_DEVICES="many")
-        assert result.stdout == "['torchdevice', 'torchdevice.autoload', 'torchdevice.switch']\n", result.stderr
-        assert result.stderr == ""
+        imported = ["torchdevice", "torchdevice.autoload", "torchdevice.switch", "torchdevice_autoload"]
+        assert (result.stdout, result.stderr) == (f"{imported}\n", "")
 
     @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
@@ -188,6 +188,19 @@ class TestActivation:
         assert result.stderr.startswith("torchdevice: TORCHDEVICE=1 asks for a scope, which could not be activated: ")
         assert reason in result.stderr and result.stderr.count("\n") == 1
         assert result.stderr.endswith("Unset TORCHDEVICE to run without this message.\n")
+
+    @pytest.mark.sampled(2)
+    @pytest.mark.parametrize("asked", [False, True])
+    @pytest.mark.parametrize("how", ["deleted", "broken"])
+    def test_torch_is_imported_without_the_package(self, how: str, asked: bool, tmp_path: Path) -> None:
+        """The metadata, which names what torch calls, stays where somebody deletes the folder of the package."""
+        (tmp_path / "torchdevice").mkdir()
+        (tmp_path / "torchdevice" / "__init__.py").write_text("this is no Python\n")
+        away = "sys.modules['torchdevice'] = None" if how == "deleted" else f"sys.path.insert(0, {str(tmp_path)!r})"
+        program = f"import sys; {away}; import torch; print(torch.ones(2).sum().item())"
+        result = run_python("-c", program, **({"TORCHDEVICE": "1"} if asked else {}))
+        assert (result.returncode, result.stdout) == (0, "2.0\n"), result.stderr
+        assert result.stderr.count("\n") == asked and ("Install torchdevice-portable again" in result.stderr) is asked
 
     @pytest.mark.parametrize("name", ["_is_torch_function_all_disabled", "_AutoDispatchBelowAutograd"])
     def test_a_torch_without_what_is_required(self, name: str) -> None:

@@ -216,7 +216,7 @@ class TestDistribution:
         assert ours == {
             path.relative_to(there) for path in there.rglob("*") if path.is_file() and path.suffix != ".pyc"
         }
-        assert Path("py.typed") in ours
+        assert Path("py.typed") in ours and there.with_name("torchdevice_autoload.py").exists()
 
     def test_its_ways_in_work(self, installed: Path, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text("import torch; print(torch.ones(2).cuda().sum().item())")

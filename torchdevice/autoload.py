@@ -1,8 +1,8 @@
 """Activation by environment: ``TORCHDEVICE=1`` makes ``import torch`` enable a scope.
 
-torch calls :func:`activate` through the ``torch.backends`` entry point at the end of its import, wherever this package
-is installed. So this module reads the variable before it imports the rest of the package, and it never makes the import
-of torch fail.
+torch calls :func:`activate` through its entry point in ``torch.backends``, ``torchdevice_autoload``, at the end of
+its import, wherever this package is installed. So this module reads the variable before it imports the rest of the
+package, and it never makes the import of torch fail.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def _activation() -> list[Finding]:
         remedy = "unset it: child processes do not follow `torchdevice run` without it"
         return [Finding("children", "warning", "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set", remedy)]
     points = importlib.metadata.entry_points(group="torch.backends")
-    if any(point.value == "torchdevice.autoload:activate" for point in points):
+    if any(point.value == "torchdevice_autoload:activate" for point in points):
         return [Finding("children", "ok", f"torch finds the package: {SWITCH}=1 and child processes work")]
     said = f"torch does not find the package: {SWITCH}=1 and child processes have no scope"
     return [Finding("children", "problem", said, "install the package with pip, which tells torch of it")]
