@@ -223,7 +223,8 @@ def test_running_out_is_observed_and_recorded() -> None:
 def test_snapshots_of_several_devices() -> None:
     with torchdevice.simulate(count=2):
         torch.cuda.memory._record_memory_history()
-        kept = [torch.ones(5, device="cuda:1"), torch.ones(5, device="cuda:0")]
+        # More than the segments of what earlier tests left have room for.
+        kept = [torch.ones(16 * MIB, device="cuda:1"), torch.ones(16 * MIB, device="cuda:0")]
         traces = torch.cuda.memory._snapshot()["device_traces"]
         assert [[event["action"] for event in trace] for trace in traces] == [["segment_alloc", "alloc"]] * 2
         assert len(kept) == 2

@@ -236,13 +236,13 @@ def as_text(values: dict[str, Any]) -> dict[str, str]:
     return {name: record.declarations()[name].show(getattr(record.Options(**values), name)) for name in values}
 
 
-# "devices" contradicts the number in a target's name, "verify" contradicts "asynchronous", and no engine but the
-# suite's may be used here.
+# "devices" contradicts the number in a target's name, "verify" contradicts "asynchronous" and "compute", and no engine
+# but the suite's may be used here.
 GIVEN = {**OTHER_VALUES, "target": "simulated:mps"}
 
 
 def test_every_option_is_a_flag(tmp_path: Path) -> None:
-    given = as_text({name: value for name, value in GIVEN.items() if name not in ("devices", "asynchronous")})
+    given = as_text({name: value for name, value in GIVEN.items() if name not in ("devices", "asynchronous", "compute")})
     words = [
         record.pytest_flag_of(name) + ("" if type(GIVEN[name]) is bool else f"={text}") for name, text in given.items()
     ]

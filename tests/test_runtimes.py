@@ -150,7 +150,7 @@ class TestMpsOnTheSimulatedMac:
         x = torch.ones(1 << 20, device="mps")
         with_it = runtime.memory(0)
         assert with_it.allocated - before.allocated == 4 << 20 == with_it.peak_allocated - before.allocated
-        assert runtime.free_memory(0) == free - (4 << 20)
+        assert free - runtime.free_memory(0) == with_it.reserved - before.reserved >= 4 << 20
         del x
         assert runtime.memory(0).allocated == before.allocated
         assert runtime.memory(0).peak_allocated == with_it.allocated

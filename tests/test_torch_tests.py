@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parent.parent))  # last, so that the installed package is the one that is tested
+
 from benchmarks import torch_tests
 from benchmarks.torch_tests import Options, Result
 

@@ -38,8 +38,8 @@ def leaf() -> torch.Tensor:
 
 def test_the_devices_own_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "0")
-    with torchdevice.simulate(memory="4MiB"):
-        y = (leaf() * 2).exp()
+    with torchdevice.simulate(memory="100MiB"):
+        y = (torch.ones(8 << 20, device="cuda", requires_grad=True) * 2).exp()
         with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
             y.sum().backward()
     with torchdevice.simulate("mps"):

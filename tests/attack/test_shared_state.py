@@ -89,6 +89,7 @@ class TestThreads:
     def test_a_thread_does_not_resolve_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[int] = []
         with torchdevice.simulate(count=3):
+            torch.cuda.init()  # before that, CUDA reads the variable at each call
             assert torch.cuda.device_count() == 3
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
             thread = threading.Thread(target=lambda: seen.append(torch.cuda.device_count()))

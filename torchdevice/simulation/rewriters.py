@@ -31,7 +31,10 @@ def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _has_no_values(tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
-        return tensor.layout is torch.strided and not tensor.is_nested and has_no_values(tensor.untyped_storage())
+        try:
+            return tensor.layout is torch.strided and not tensor.is_nested and has_no_values(tensor.untyped_storage())
+        except NotImplementedError:  # a wrapper of functorch has no storage
+            return False
 
 
 def _without_values(tensor: torch.Tensor) -> str:
