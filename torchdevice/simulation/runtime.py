@@ -15,6 +15,7 @@ from torchdevice.context import Context
 from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.mps import says_refused
+from torchdevice.devices.private_pools import PrivatePools
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 from torchdevice.simulation import (
     allocator,
@@ -211,6 +212,12 @@ class SimulatedRuntime(Runtime):
     def empty_cache(self) -> None:
         for index in range(self._count):
             allocator.device(index).empty_cache()
+
+    def private_pools(self, index: int) -> PrivatePools:
+        return allocator.device(index)
+
+    def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        return allocator.twin(tensor)
 
     def set_allocator(self, text: str) -> bool:
         settings = allocator_settings.parsed(text)
