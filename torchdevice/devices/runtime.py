@@ -175,8 +175,12 @@ class Runtime:
         """Torch function -> the rewriter that it needs on this device, in addition to those for all devices."""
         return {}
 
-    def compiler(self, gm: torch.fx.GraphModule) -> Callable[..., Any] | str | None:
+    def compiler(self, gm: torch.fx.GraphModule, *, computes: bool) -> Callable[..., Any] | str | None:
         """Return what compiles a graph of Dynamo's in the place of Inductor itself.
+
+        Args:
+            gm: The graph.
+            computes: Whether tensors have values; else the scope computes shapes only.
 
         Returns:
             A function of Inductor's options, the graph and its example inputs; a text that says why the graph runs

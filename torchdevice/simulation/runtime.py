@@ -100,7 +100,9 @@ class SimulatedRuntime(Runtime):
     def target(self) -> str:
         return f"{self.device_type}:{self.profile.name}:{self._count}"
 
-    def compiler(self, gm: torch.fx.GraphModule) -> Callable[..., Any] | str:
+    def compiler(self, gm: torch.fx.GraphModule, *, computes: bool) -> Callable[..., Any] | str:
+        if not computes:
+            return "Inductor's code needs values, and compute='meta' computes none"
         if self.profile.lacks_anything:
             return f"Inductor's code has what {self.profile.name!r} lacks"
         return inductor.obstacle(gm) or inductor.compile_graph
