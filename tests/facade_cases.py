@@ -706,7 +706,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.caching_allocator_delete": lambda: c.caching_allocator_delete(1),
     "torch.cuda.change_current_allocator": lambda: c.change_current_allocator(c.memory._CUDAAllocator(None)),
     "torch.cuda.CUDAPluggableAllocator": lambda: c.CUDAPluggableAllocator("none.so", "alloc", "free"),
-    "torch.cuda.MemPool": lambda: c.MemPool(),
+    "torch.cuda.MemPool": lambda: c.MemPool().use_count() == 1,
     "torch.cuda.use_mem_pool": lambda: inside(c.use_mem_pool(_Pool())),
     # ---- random numbers
     "torch.cuda.default_generators": _generators,

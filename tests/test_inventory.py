@@ -29,7 +29,7 @@ FAMILIES = r"_cuda\w*|_Cuda\w+|_CUDA\w+|_cudart\w*|_nvtx\w*|_nccl\w+|_cudnn\w*|_
 
 SUPPLIED_OTHERWISE = {
     "_CUDAGraph": "the class above it makes a stand-in (cuda/graphs.py)",
-    "_MemPool": "the class above it refuses (cuda/memory_pools.py)",
+    "_MemPool": "the class above it makes a stand-in (cuda/memory_pools.py)",
     "_CudaEventBase": "the class above it makes a stand-in (cuda/streams.py)",
     "_CudaStreamBase": "the class above it makes a stand-in (cuda/streams.py)",
     "_MPSStreamBase": "the class above it makes a stand-in (mps.py)",

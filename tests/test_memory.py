@@ -255,10 +255,12 @@ def test_list_gpu_processes(cuda: torchdevice.Scope) -> None:
     assert f"process {os.getpid():>10d} uses" in text and "MB GPU memory" in text and kept.numel() == MIB
 
 
-def test_pools_and_allocators_name_the_way_out(cuda: torchdevice.Scope) -> None:
+def test_pools_and_allocators_name_the_way_out(cuda: torchdevice.Scope, kind: str) -> None:
     from torchdevice.errors import NotSupportedError
 
-    calls: list[Any] = [torch.cuda.MemPool, lambda: torch.cuda.change_current_allocator(_Allocator())]  # type: ignore[arg-type]
+    calls: list[Any] = [lambda: torch.cuda.change_current_allocator(_Allocator())]  # type: ignore[arg-type]
+    if kind != "simulated":  # which has pools
+        calls.append(torch.cuda.MemPool)
     for call in calls:
         with pytest.raises(NotSupportedError, match="tensors are allocated as usual"):
             call()
@@ -331,6 +333,25 @@ def test_settings_change_the_allocator(variable: str | None, monkeypatch: pytest
     with torchdevice.simulate():
         other = torch.empty(3 * MIB, device="cuda")
         assert not torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"] and other.numel()
+
+
+def test_a_nested_scope_leaves_the_settings_of_the_outer_one() -> None:
+    def found() -> tuple[int, float]:
+        settings = torch.cuda.memory._snapshot()["allocator_settings"]
+        return settings["max_split_size"], settings["garbage_collection_threshold"]
+
+    with torchdevice.simulate():
+        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:40")
+        for options in ({}, {"count": 3, "memory": "1GiB"}):
+            del (cached := [torch.zeros(8, device="cuda")])[:]
+            reserved = torch.cuda.memory_reserved()
+            with torchdevice.simulate(**options):
+                assert found() == (40 * MIB, 0.0) and torch.cuda.memory_reserved() == reserved and not cached
+                torch._C._accelerator_setAllocatorSettings("garbage_collection_threshold:0.5")
+                assert found() == (-1, 0.5)
+            assert found() == (40 * MIB, 0.0)
+    with torchdevice.simulate():
+        assert found() == (-1, 0.0)
 
 
 @pytest.mark.parametrize(

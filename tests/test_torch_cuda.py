@@ -452,9 +452,8 @@ class TestProfilingAndInternals:
             lambda: torch.cuda.caching_allocator_alloc(8),
             lambda: torch.cuda.CUDAGraph().raw_cuda_graph(),
             lambda: torch.cuda.memory.CUDAPluggableAllocator("x.so", "a", "b"),
-            lambda: torch.cuda.MemPool(),
         ],
-        ids=["blas handle", "raw memory", "raw graph", "allocator", "pool"],
+        ids=["blas handle", "raw memory", "raw graph", "allocator"],
     )
     def test_functions_without_an_equivalent_raise(self, call: Any) -> None:
         with pytest.raises(NotSupportedError):

@@ -158,3 +158,27 @@ def test_memory_comes_back() -> None:
 def test_options_that_contradict_it(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)), torchdevice.portable(**options):
         pass
+
+
+def test_compiled_code_computes_no_values_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's code reads memory, so it must not be made; not for constants of the graph either."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("Inductor was called")
+
+    monkeypatch.setattr("torchdevice.simulation.inductor.compile_graph", refuse)
+    with torchdevice.simulate(memory="64GiB", compute="meta") as scope:
+        before = torch.cuda.memory_allocated()
+        weight = torch.rand(1 << 15, 1 << 15, device="cuda", requires_grad=True)  # 4 GiB
+        scale = torch.rand(1 << 15, device="cuda")
+
+        @torch.compile
+        def step(x: torch.Tensor) -> torch.Tensor:
+            return (x @ weight).relu() * scale * torch.tensor(2.0, device="cuda")
+
+        step(torch.rand(8, 1 << 15, device="cuda")).sum().backward()
+        assert weight.grad is not None and weight.grad.shape == weight.shape
+        assert torch.cuda.memory_allocated() - before >= 8 << 30
+        with pytest.raises(NoValueError):
+            weight.grad.sum().item()
+        assert any("compute='meta' computes none" in str(entry) for entry in scope.journal.entries)

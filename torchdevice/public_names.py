@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from torchdevice.cuda.memory import APPROXIMATE_FIGURES, LIMITS
 from torchdevice.cuda.memory_history import APPROXIMATE_SNAPSHOT
+from torchdevice.cuda.memory_pools import NO_POOLS
 from torchdevice.fidelity import Declared, Fidelity, declared
 from torchdevice.installed import FAMILY_MODULES
 
@@ -179,7 +180,7 @@ _declare(_C, "CUDAGraph graph", "Record operators once and run them again, into 
 _declare(_C, "make_graphed_callables", "Make graphs of the forward and backward passes.")
 
 
-_declare(_C, "graph_pool_handle", "Return a new identifier of a pool, from which no memory is allocated.")
+_declare(_C, "graph_pool_handle", "Return a new identifier of a pool.")
 
 
 _declare(_C, "is_current_stream_capturing", "Return whether this thread captures a graph.")
@@ -271,11 +272,13 @@ _declare(
 
 _declare(
     _C,
-    "caching_allocator_alloc caching_allocator_delete change_current_allocator CUDAPluggableAllocator MemPool "
-    "use_mem_pool",
+    "caching_allocator_alloc caching_allocator_delete change_current_allocator CUDAPluggableAllocator",
     "Replace CUDA's allocator.",
     UNSUPPORTED,
 )
+
+
+_declare(_C, "MemPool use_mem_pool", "Allocate from a pool of the program's own.", on=NO_POOLS)
 
 
 _declare(_C, "default_generators", "Hold the target's default generators.")

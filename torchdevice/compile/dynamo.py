@@ -304,7 +304,7 @@ def _instead_of_inductor(context: Context, gm: torch.fx.GraphModule) -> Callable
     if not (context.runtime.compiles and _has_code_for(context, gm)):
         return f"Inductor makes no code for {context.runtime.device_type!r}"
     with thread_state.suspended(compiling=True):
-        return context.runtime.compiler(gm)
+        return context.runtime.compiler(gm, computes=context.options.compute != "meta")
 
 
 def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:

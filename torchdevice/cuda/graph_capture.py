@@ -84,6 +84,7 @@ class Capture(TorchDispatchMode):
             program registered.
         numbers_of: Returns the generator that draws the numbers for one that may share its state. A replay draws from
             the state that a generator had at the capture.
+        same_memory: Returns another tensor with the memory of a tensor.
 
     Attributes:
         failed: Whether the program called an operator that cannot be captured.
@@ -94,9 +95,11 @@ class Capture(TorchDispatchMode):
         device_type: str | None,
         generators: Sequence[torch.Generator],
         numbers_of: Callable[[torch.Generator], torch.Generator],
+        same_memory: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
     ):
         super().__init__()
         self._numbers_of = numbers_of
+        self._same_memory = same_memory
         self.failed = False
         self._random_states = [(generator, generator.get_state()) for generator in generators]
         self._device_type = device_type
@@ -178,7 +181,7 @@ class Capture(TorchDispatchMode):
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
         if made or writes:  # a view need not be made again: its memory is written by a recorded operator
             args, kwargs = pytree.tree_map_only(torch._C.Generator, self._numbers_of, (args, kwargs))
-            self._steps.append(_Step(func, *_same_memory((args, kwargs, made))))
+            self._steps.append(_Step(func, *_others((args, kwargs, made), self._same_memory)))
 
     @property
     def has_work(self) -> bool:
@@ -244,7 +247,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _same_memory(tree: Any) -> Any:
+def _others(tree: Any, same_memory: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a tree of other tensors that share the memory and keep their sizes when the program changes its own."""
     known: dict[int, torch.Tensor] = {}
 
@@ -252,7 +255,7 @@ def _same_memory(tree: Any) -> Any:
         if type(tensor) not in _PLAIN:
             return tensor
         if id(tensor) not in known:
-            known[id(tensor)] = tensor.detach()
+            known[id(tensor)] = same_memory(tensor)
         return known[id(tensor)]
 
     return pytree.tree_map_only(torch.Tensor, other, tree)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -15,6 +17,7 @@ from torchdevice.call_sites import program_line, warn_at
 from torchdevice.context import Context
 from torchdevice.cuda import streams
 from torchdevice.cuda.graph_capture import Capture, invalidated, not_permitted
+from torchdevice.devices.private_pools import PrivatePools, new_id
 from torchdevice.fidelity import Fidelity
 from torchdevice.importing import WhenImported
 from torchdevice.patching import Callback, Patch, replaced_function
@@ -29,9 +32,8 @@ def host_empty_cache(context: Context) -> None:
 
 @supplied_function("_graph_pool_handle")
 def graph_pool_handle(context: Context) -> tuple[int, int]:
-    """Return a new identifier of a memory pool. No memory is allocated from a pool."""
-    context.settings["graph_pools"] = context.settings.get("graph_pools", 0) + 1
-    return 0, context.settings["graph_pools"]
+    """Return a new identifier of a memory pool."""
+    return new_id()
 
 
 _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "replay_end")
@@ -52,6 +54,10 @@ _EMPTY = (
 _NO_DEBUG_MODE = "CUDA Graphs debug not enabled, please call with [graph].enable_debug_mode()"
 
 
+def _release_nothing() -> None:
+    """Do nothing: the graph keeps no pool."""
+
+
 class GraphStandIn:
     """Stands in for ``torch.cuda.CUDAGraph``: records operators once and runs them again."""
 
@@ -63,6 +69,8 @@ class GraphStandIn:
         self._capture: Capture | None = None
         self._captured: Capture | None = None
         self._pool: Any = None
+        self._release: Callable[[], Any] = _release_nothing
+        self._pools: PrivatePools | None = None
         self._retained: list[Any] = []
         self._generators: list[torch.Generator] = []
         self._recorded_exec_ids: set[int] = set()  # torch.cuda.graph adds to it (torch 2.15 and later)
@@ -108,19 +116,38 @@ class GraphStandIn:
                 "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
             )
         runtime = self._context.runtime
-        generator = runtime.default_generator(self._context.device(thread.device_index).index or 0)
-        self._pool = graph_pool_handle(self._context) if pool is None else pool
+        index = self._context.device(thread.device_index).index or 0
+        generator = runtime.default_generator(index)
+        self._pool = new_id(for_graph=True) if pool is None else tuple(pool)
         told_apart = None if runtime.shares_host_memory else runtime.device_type
-        self._capture = thread.capture = Capture(told_apart, [generator, *self._generators], runtime.numbers_of)
+        self._capture = thread.capture = Capture(
+            told_apart, [generator, *self._generators], runtime.numbers_of, runtime.same_memory
+        )
         thread.at_exit.append(self._abandon)
+        self._allocate_from_pool(index)
         self._capture.__enter__()
         self._run_hooks("capture_start")
+
+    def _allocate_from_pool(self, index: int) -> None:
+        """Let what the capture allocates come from the graph's pool, which is kept as long as the graph."""
+        context, capture, self._pools = self._context, self._capture, self._context.runtime.private_pools(index)
+        if self._pools is not None:
+            self._release()
+            self._pools.keep_private(self._pool)
+            self._release = weakref.finalize(self, self._pools.release_private, self._pool)
+            self._pools.route(self._pool, lambda: context.thread.capture is capture)
+
+    def _end_allocation(self) -> None:
+        if self._pools is not None:
+            self._pools.unroute(self._pool)
 
     def _abandon(self) -> None:
         """Leave a capture that the program did not end before it left the scope."""
         capture, self._capture, self._context.thread.capture = self._capture, None, None
         if capture is not None:
+            self._end_allocation()
             capture.abandon()
+            self._release()
 
     def capture_end(self) -> None:
         """End the capture."""
@@ -130,8 +157,10 @@ class GraphStandIn:
         self._context.thread.at_exit.remove(self._abandon)
         capture.__exit__(None, None, None)
         self._context.thread.capture = None
+        self._end_allocation()
         capture.put_back()
         if capture.failed:
+            self._release()
             raise invalidated()
         if not capture.has_work:
             warn_at(program_line(), UserWarning(_EMPTY), UserWarning)
@@ -158,9 +187,10 @@ class GraphStandIn:
         self._captured = None
         self._retained.clear()
         self._generators.clear()
+        self._release()
 
     def pool(self) -> Any:
-        """Return the identifier of a memory pool. No memory is allocated from a pool."""
+        """Return the identifier of the memory pool from which a simulated device allocates during the capture."""
         return self._pool
 
     def enable_debug_mode(self) -> None:

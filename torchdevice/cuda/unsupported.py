@@ -35,17 +35,12 @@ REMEDIES = {
     ),
     **dict.fromkeys(
         (
-            "_cuda_beginAllocateCurrentStreamToPool",
-            "_cuda_beginAllocateCurrentThreadToPool",
-            "_cuda_beginAllocateToPool",
             "_cuda_changeCurrentAllocator",
             "_cuda_checkPoolLiveAllocations",
             "_cuda_cudaHostAllocator",
             "_cuda_customAllocator",
-            "_cuda_endAllocateToPool",
             "_cuda_getAllocator",
             "_cuda_getCheckpointState",
-            "_cuda_releasePool",
             "_cuda_setCheckpointPoolState",
         ),
         POOL,

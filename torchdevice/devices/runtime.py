@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, Part, Segment, held_by_python
+from torchdevice.devices.private_pools import PrivatePools
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes of half precision."""
@@ -174,8 +175,12 @@ class Runtime:
         """Torch function -> the rewriter that it needs on this device, in addition to those for all devices."""
         return {}
 
-    def compiler(self, gm: torch.fx.GraphModule) -> Callable[..., Any] | str | None:
+    def compiler(self, gm: torch.fx.GraphModule, *, computes: bool) -> Callable[..., Any] | str | None:
         """Return what compiles a graph of Dynamo's in the place of Inductor itself.
+
+        Args:
+            gm: The graph.
+            computes: Whether tensors have values; else the scope computes shapes only.
 
         Returns:
             A function of Inductor's options, the graph and its example inputs; a text that says why the graph runs
@@ -292,6 +297,17 @@ class Runtime:
 
     def empty_cache(self) -> None:
         """Release cached memory that is not in use."""
+
+    def private_pools(self, index: int) -> PrivatePools | None:
+        """Return the private pools of a device's allocator; None where it has none."""
+        return None
+
+    def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return another tensor with the memory of ``tensor``, which does not keep that memory from being freed.
+
+        Where the device's allocator cannot tell the two, the other tensor keeps it.
+        """
+        return tensor.detach()
 
     def set_allocator(self, text: str) -> bool:
         """Change the settings of the device's allocator. Return whether it has CUDA's settings.

@@ -129,8 +129,59 @@ def forget(observer: Observer) -> None:
 
 def _ended(owner: _Owner) -> None:
     if _owners.get(owner.address) is owner:
-        del _owners[owner.address]
+        _give_up(owner.address)
     _freed(owner)
+
+
+def _give_up(address: int) -> None:
+    """Let the twin of a storage, where it has one, be the only storage with its memory."""
+    other = _twins.get(address)
+    if other is not None and other() is not None:
+        _owners[address] = other
+    else:
+        del _owners[address]
+
+
+_twins: dict[int, _Owner] = {}
+"""Address of the memory -> a storage with the same memory and without a block (:func:`twin`)."""
+
+
+def _twin_ended(owner: _Owner) -> None:
+    for table in (_twins, _owners):
+        if table.get(owner.address) is owner:
+            del table[owner.address]
+
+
+def twin(tensor: torch.Tensor) -> torch.Tensor:
+    """Return another tensor of the device with the memory of ``tensor``, which keeps the values and not the block.
+
+    So a graph has its values as long as it may be replayed, and the allocator sees memory as freed when the program
+    has dropped it. A tensor of another device, layout or without values is returned detached.
+    """
+    index = tensor.get_device()
+    plain = index >= 0 and tensor.layout is torch.strided and not tensor.is_quantized
+    owner = _owners.get(tensor.untyped_storage().data_ptr()) if plain else None
+    if owner is None or owner.index != index or isinstance(owner, _Dataless):
+        return tensor.detach()
+    storage = _twin_storage(owner)
+    with torch.inference_mode(tensor.is_inference()):
+        other = on_device(torch.empty(0, dtype=tensor.dtype, device="cpu"), owner.index)
+        other = set_storage(other, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return with_bits(other, tensor)
+
+
+def _twin_storage(owner: _Owner) -> Any:
+    known = _twins.get(owner.address)
+    storage = known() if known is not None else None
+    if storage is None:
+        if owner.tensor.storage_offset():
+            _import_again(owner)
+        storage = on_device(owner.tensor, owner.index).untyped_storage()
+        new = _twins[owner.address] = _Owner(storage, _twin_ended)
+        new.address, new.block, new.freed, new.index = owner.address, None, owner.freed, owner.index
+        new.tensor = new.view = owner.tensor
+        new.viewer = 0
+    return storage
 
 
 def _freed(owner: _Owner) -> None:
@@ -287,7 +338,9 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     on = device(index)
     block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
     emptied = -storage._cdata
-    owner = _owners.pop(storage.data_ptr() or emptied, None)
+    owner = _owners.get(storage.data_ptr() or emptied)
+    if owner is not None:
+        _give_up(owner.address)
     if owner is None:
         owner, old = _Owner(storage, _ended), None
     else:

@@ -462,6 +462,25 @@ class Device:
         private = self._privates.get(owner)
         return private.uses if private is not None else 0
 
+    def empty_private(self, owner: Owner) -> None:
+        """Return the segments of a private pool without a block in use to the driver, if the pool is not in use."""
+        with self._lock:
+            self.host_waited()
+            for pool in [each for each in self._pools.values() if each.owner == owner and not self.uses_of(owner)]:
+                self._release_pool(pool)
+
+    def route(self, owner: Owner, takes: Callable[[], bool]) -> None:
+        """Let a private pool serve the allocations of a thread where ``takes()`` is true."""
+        with self._lock:
+            self.routes.append((owner, takes))
+
+    def unroute(self, owner: Owner) -> None:
+        """End the first route of a private pool."""
+        with self._lock:
+            found = next((each for each in self.routes if each[0] == owner), None)
+            if found is not None:
+                self.routes.remove(found)
+
     # ---- figures -----------------------------------------------------------------------------------------------------
 
     def figures(self) -> Memory:

@@ -15,6 +15,7 @@ from torchdevice.context import Context
 from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.mps import says_refused
+from torchdevice.devices.private_pools import PrivatePools
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 from torchdevice.simulation import (
     allocator,
@@ -99,7 +100,9 @@ class SimulatedRuntime(Runtime):
     def target(self) -> str:
         return f"{self.device_type}:{self.profile.name}:{self._count}"
 
-    def compiler(self, gm: torch.fx.GraphModule) -> Callable[..., Any] | str | None:
+    def compiler(self, gm: torch.fx.GraphModule, *, computes: bool) -> Callable[..., Any] | str | None:
+        if not computes:
+            return "Inductor's code needs values, and compute='meta' computes none"
         if self.profile.lacks_anything:
             return f"Inductor's code has what {self.profile.name!r} lacks"
         return inductor.obstacle(gm) or inductor.compile_graph
@@ -211,6 +214,12 @@ class SimulatedRuntime(Runtime):
     def empty_cache(self) -> None:
         for index in range(self._count):
             allocator.device(index).empty_cache()
+
+    def private_pools(self, index: int) -> PrivatePools:
+        return allocator.device(index)
+
+    def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        return allocator.twin(tensor)
 
     def set_allocator(self, text: str) -> bool:
         settings = allocator_settings.parsed(text)

@@ -13,7 +13,7 @@ import torch
 from torchdevice.context import Context
 from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.simulation import allocator
-from torchdevice.simulation.allocator_settings import DEFAULT
+from torchdevice.simulation.allocator_settings import DEFAULT, Settings
 
 
 class StreamUses(StreamObserver):
@@ -38,15 +38,29 @@ class StreamUses(StreamObserver):
     stream_queried = stream_synchronized
 
 
+_outer: dict[Context, dict[int, Settings]] = {}
+"""Active context -> the settings of each device's allocator before it."""
+
+
 def begin(context: Context) -> None:
-    """Let a context defer the reuse of memory. May be called again."""
-    if not any(isinstance(each, StreamUses) for each in context.stream_observers):
-        context.stream_observers.append(StreamUses())
-        for device in allocator.devices():  # what earlier scopes have set and cached is not of this one
+    """Let a context defer the reuse of memory. May be called again.
+
+    A context begins without the settings and the cached segments of earlier ones, and with those of one that is active.
+    """
+    if any(isinstance(each, StreamUses) for each in context.stream_observers):
+        return
+    context.stream_observers.append(StreamUses())
+    if not _outer:
+        for device in allocator.devices():
             device.configure(DEFAULT)
             device.empty_cache()
+    _outer[context] = {device.index: device.settings for device in allocator.devices()}
 
 
 def end(context: Context) -> None:
-    """Defer nothing any more. May be called again."""
+    """Defer nothing any more, and put the settings of the context around this one back. May be called again."""
     context.stream_observers[:] = [each for each in context.stream_observers if not isinstance(each, StreamUses)]
+    before = _outer.pop(context, None)
+    if before is not None and _outer:
+        for device in allocator.devices():
+            device.configure(before.get(device.index, DEFAULT))

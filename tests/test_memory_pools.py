@@ -1,0 +1,253 @@
+"""Memory pools of the program's own and of CUDA graphs, on simulated devices."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.errors import NotSupportedError
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def scope() -> Iterator[torchdevice.Scope]:
+    with torchdevice.simulate("cuda", count=2) as entered:
+        gc.collect()
+        torch.cuda.empty_cache()
+        yield entered
+
+
+def mebibyte() -> torch.Tensor:
+    return torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+
+
+def segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
+    return torch.cuda.memory_snapshot(pool)
+
+
+def states(pool: tuple[int, int]) -> list[str]:
+    return [block["state"] for segment in segments(pool) for block in segment["blocks"]]
+
+
+def test_a_pool_serves_allocations_where_it_is_used() -> None:
+    pool = torch.cuda.MemPool()
+    assert isinstance(pool, torch.cuda.MemPool) and pool.id[0] == 0 and pool.allocator is None
+    before = torch.cuda.memory_reserved()
+    with torch.cuda.use_mem_pool(pool):
+        assert pool.use_count() == 2
+        kept = [mebibyte() for _ in range(3)]
+        assert len(pool.snapshot()) == 2 and {each["segment_pool_id"] for each in pool.snapshot()} == {pool.id}
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            pass
+    assert pool.use_count() == 1
+    outside = mebibyte()
+    assert len(pool.snapshot()) == 2 and torch.cuda.memory_reserved() == before + 6 * MIB
+    del kept
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == before + 6 * MIB  # the pool keeps what it has
+    del pool
+    gc.collect()
+    assert torch.cuda.memory_reserved() == before + 2 * MIB
+    del outside
+
+
+def test_a_pool_ends_before_its_tensors() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = mebibyte().fill_(3)
+    name = pool.id
+    del pool
+    gc.collect()
+    assert len(segments(name)) == 1 and bool((kept == 3).all())
+    del kept
+    torch.cuda.empty_cache()
+    assert not segments(name)
+
+
+def test_a_pool_is_one_of_a_device_and_a_thread() -> None:
+    pool = torch.cuda.MemPool()
+    others: list[torch.Tensor] = []
+    with torch.cuda.use_mem_pool(pool):
+        others.append(torch.zeros(8, device="cuda:1"))
+        thread = threading.Thread(target=lambda: others.append(mebibyte()))
+        thread.start()
+        thread.join()
+    assert not pool.snapshot()
+    with torch.cuda.use_mem_pool(pool, device=1):
+        others.append(torch.zeros(8, device="cuda:1"))
+    assert [each["device"] for each in pool.snapshot()] == [1]
+
+
+def test_ways_to_route_allocations() -> None:
+    pool = torch.cuda.graph_pool_handle()
+    side = torch.cuda.Stream()
+    kept = []
+    with torch.cuda.stream(side):
+        torch._C._cuda_beginAllocateCurrentStreamToPool(0, pool)
+        kept.append(mebibyte())
+    kept.append(mebibyte())
+    assert [each["stream"] for each in segments(pool)] == [side.stream_id]
+    torch._C._cuda_endAllocateToPool(0, pool)
+    with torch.cuda.stream(side):
+        kept.append(mebibyte())
+    assert states(pool) == ["active_allocated", "inactive"]
+    torch._C._cuda_releasePool(0, pool)
+    torch._C._cuda_beginAllocateToPool(0, pool)
+    thread = threading.Thread(target=lambda: kept.append(mebibyte()))
+    thread.start()
+    thread.join()
+    torch._C._cuda_endAllocateToPool(0, pool)
+    torch._C._cuda_releasePool(0, pool)
+    assert len(segments(pool)) == 2
+    kept.clear()
+    torch.cuda.empty_cache()
+    assert not segments(pool)
+
+
+def test_a_pool_for_emergencies_and_one_that_splits_nothing() -> None:
+    with torchdevice.simulate("cuda", memory="40MiB"):
+        torch.cuda.empty_cache()
+        spare = torch.cuda.MemPool(use_on_oom=True)
+        with torch.cuda.use_mem_pool(spare):
+            del (first := [torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")])[0]
+        kept = torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")
+        last = torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")
+        assert not first and states(spare.id) == ["active_allocated"]
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            mebibyte()
+        del kept, last, spare
+
+
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="no no_split before")
+def test_a_pool_that_splits_nothing() -> None:
+    pool = torch.cuda.MemPool(no_split=True)
+    with torch.cuda.use_mem_pool(pool):
+        kept = [mebibyte(), mebibyte()]
+    assert len(pool.snapshot()) == 2 and kept
+
+
+def test_pluggable_allocators_and_pools_of_other_targets_are_refused() -> None:
+    with pytest.raises(NotSupportedError):
+        torch.cuda.MemPool(object())
+    pool = torch.cuda.MemPool()
+    with torchdevice.portable("cpu"):
+        for call in (torch.cuda.MemPool, lambda: torch.cuda.use_mem_pool(pool).__enter__()):
+            with pytest.raises(NotSupportedError):
+                call()
+
+
+def test_a_graph_keeps_its_memory_reserved_until_it_ends() -> None:
+    x = torch.ones(1000, device="cuda")
+    before = torch.cuda.memory_reserved()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x + 1
+        for _ in range(5):
+            y = y * 2
+    pool = graph.pool()
+    assert pool[1] == 0 and states(pool).count("active_allocated") == 1  # the values between are free for others
+    for value in (2, 3):
+        x.fill_(value)
+        graph.replay()
+        assert float(y[0]) == (value + 1) * 32
+    del y
+    torch.cuda.empty_cache()
+    assert states(pool) == ["inactive"]
+    graph.replay()
+    del graph
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert not segments(pool) and torch.cuda.memory_reserved() == before
+
+
+def test_graphs_that_share_a_pool_reuse_its_memory() -> None:
+    x = torch.ones(2 * MIB, dtype=torch.uint8, device="cuda")
+    graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
+    pool = torch.cuda.graph_pool_handle()
+    results = []
+    for at, graph in enumerate(graphs):
+        with torch.cuda.graph(graph, pool=pool):
+            results.append((x + at) * 2)
+    assert len(segments(pool)) == 1 and all(graph.pool() == pool for graph in graphs)
+    for graph in reversed(graphs):
+        graph.replay()
+    assert [int(each[0]) for each in results] == [2, 4, 6]
+    graphs[0].reset()
+    del results
+    torch.cuda.empty_cache()
+    assert len(segments(pool)) == 1
+    graphs.clear()
+    del graph
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert not segments(pool)
+
+
+def test_streams_of_a_capture_use_the_pool() -> None:
+    x = torch.ones(8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        y = x + 1
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            z = y + 1
+        torch.cuda.current_stream().wait_stream(side)
+    assert len({each["stream"] for each in segments(graph.pool())}) == 2 and z.shape == y.shape
+
+
+def test_a_capture_that_fails_releases_its_pool() -> None:
+    graph = torch.cuda.CUDAGraph()
+    pool = torch.cuda.graph_pool_handle()
+    with pytest.raises(RuntimeError), torch.cuda.graph(graph, pool=pool):
+        y = torch.ones(8, device="cuda") + 1
+        y.sum().item()
+    del y
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert not segments(pool)
+    assert torch.cuda.memory_snapshot()[:0] == [] and mebibyte().sum() == 0
+
+
+@pytest.mark.parametrize("change", ["resize", "view", "out", "inplace", "conj"])
+def test_a_graph_has_the_memory_of_dropped_tensors(change: str) -> None:
+    x = torch.arange(24.0, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x + 1
+        if change == "resize":
+            z = (y * 2).resize_(6, 4)[1:].clone()
+        elif change == "view":
+            z = y.view(6, 4).t()[1:3].contiguous() * 2
+        elif change == "out":
+            held = torch.empty(24, device="cuda")
+            torch.mul(y, 2, out=held)
+            z = held + 1
+            del held
+        elif change == "inplace":
+            y[3:].mul_(2)
+            z = y.clone()
+        else:
+            z = torch.view_as_real(torch.complex(y, y).conj() * 1j)
+        del y
+    expected = []
+    for value in (1.0, 5.0):
+        x.copy_(torch.arange(24.0) * value)
+        graph.replay()
+        expected.append(z.cpu())
+    w = torch.arange(24.0) * 5 + 1
+    plain = {
+        "resize": lambda: (w * 2).view(6, 4)[1:],
+        "view": lambda: w.view(6, 4).t()[1:3] * 2,
+        "out": lambda: w * 2 + 1,
+        "inplace": lambda: torch.cat([w[:3], w[3:] * 2]),
+        "conj": lambda: torch.view_as_real(torch.complex(w, w).conj() * 1j),
+    }[change]()
+    assert torch.equal(expected[1], plain) and not torch.equal(expected[0], plain)
