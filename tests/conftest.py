@@ -13,6 +13,7 @@ import textwrap
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -47,11 +48,16 @@ REHEARSING = frozenset(
         "cpp_extension",
         "data",
         "device_arguments",
+        "engines",
         "errors",
+        "inventory",
         "memory",
+        "profiling",
         "scope",
         "streams",
         "torch_cuda",
+        "transfer",
+        "written_for_xpu",
     )
 )
 
@@ -171,7 +177,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "target" in metafunc.fixturenames and not chosen:
         given = metafunc.config.getoption("--targets")
         rehearsed = (REHEARSED,) if metafunc.module.__name__ in REHEARSING else ()
-        metafunc.parametrize("target", given.split(",") if given else (*TARGETS, *rehearsed), scope="session")
+        lacked = dict(mark.args for mark in metafunc.definition.iter_markers("lacked_by"))
+        if given:
+            targets = [_unless_lacked(each, lacked.get(each)) for each in given.split(",")]
+        else:
+            targets = [each for each in (*TARGETS, *rehearsed) if each not in lacked]
+        metafunc.parametrize("target", targets, scope="session")
+
+
+def _unless_lacked(target: str, what: str | None) -> Any:
+    return target if what is None else pytest.param(target, marks=pytest.mark.skip(f"{target} has no {what}"))
 
 
 @pytest.fixture

@@ -247,11 +247,20 @@ def _custom() -> bool:
     return x.grad is not None and x.grad.tolist() == [2.0] * 4
 
 
+def _held(module: Any, name: str) -> Any:
+    """Return the type of what a legacy constructor makes on the target: MPS holds no float64."""
+    return module.FloatTensor if name == "DoubleTensor" and ones().device.type == "mps" else getattr(module, name)
+
+
 def _sparse_type(name: str) -> Callable[[], bool]:
     def use() -> bool:
         kind = getattr(torch.cuda.sparse, name)
         made = kind(torch.tensor([[0, 2]]), getattr(torch, name)([1, 2]), torch.Size([3]))
-        return isinstance(made, kind) and made.is_sparse and made.to_dense().tolist() == [1, 0, 2]
+        return (
+            isinstance(made, _held(torch.cuda.sparse, name))
+            and made.is_sparse
+            and made.to_dense().tolist() == [1, 0, 2]
+        )
 
     return use
 
@@ -315,7 +324,7 @@ def _params() -> Any:
 
 
 def _tensor_type(name: str) -> Callable[[], bool]:
-    return lambda: isinstance(getattr(torch.cuda, name)(3), getattr(torch.cuda, name))
+    return lambda: isinstance(getattr(torch.cuda, name)(3), _held(torch.cuda, name))
 
 
 def _storage_type(name: str) -> Callable[[], bool]:

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from conftest import run_program, run_python
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import torchdevice
 from torchdevice.errors import FidelityError, PortabilityWarning
@@ -19,6 +21,8 @@ from torchdevice.fidelity import Fidelity
 from torchdevice.on_cpu.doubles import HostDouble
 
 F64 = torch.float64
+
+TARGETS = ("simulated:mps", "mps-on-simulated")
 
 Road = Callable[[], torch.Tensor]
 
@@ -49,6 +53,10 @@ def host(*values: float) -> torch.Tensor:
 
 def card(*values: float) -> torch.Tensor:
     return torch.tensor(values or (1.0, 2.0), device="cuda")
+
+
+def packed(dtype: torch.dtype) -> PackedSequence:
+    return pack_padded_sequence(torch.ones(2, 2, 1, dtype=dtype), torch.tensor([2, 1]))
 
 
 ROADS: dict[str, Road] = {
@@ -104,6 +112,29 @@ ROADS: dict[str, Road] = {
     "load": lambda: torch.load(saved(host()), map_location="cuda"),
     "load, pickle": lambda: torch.load(saved(host()), map_location="cuda", weights_only=False),
     "load, a parameter": lambda: torch.load(saved(torch.nn.Parameter(host())), map_location="cuda"),
+    "logspace": lambda: torch.logspace(0, 1, 3, dtype=F64, device="cuda"),
+    "windows": lambda: torch.signal.windows.hann(3, dtype=F64, device="cuda"),
+    "new_tensor, dtype": lambda: card().new_tensor([1.0], dtype=F64),
+    "as_tensor of a tensor there": lambda: torch.as_tensor(card(), dtype=F64),
+    "asarray of a tensor there": lambda: torch.asarray(card(), dtype=F64),
+    "tensor of NumPy scalars": lambda: torch.tensor([np.float64(1)], dtype=F64, device="cuda"),
+    "from half precision": lambda: card().half().double(),
+    "from integers": lambda: card().long().double(),
+    "to complex128": lambda: card().to(torch.complex128),
+    "from complex numbers on the CPU": lambda: torch.polar(host(), host()).to("cuda"),
+    "from a buffer": lambda: torch.frombuffer(bytearray(16), dtype=F64).to("cuda"),
+    "from DLPack": lambda: torch.from_dlpack(np.ones(2)).to("cuda"),
+    "a batch of NumPy scalars": lambda: torch.utils.data.default_collate([np.float64(1), np.float64(2)]).to("cuda"),
+    "a packed sequence": lambda: packed(F64).to("cuda").data,
+    "a packed sequence, double": lambda: packed(torch.float32).cuda().double().data,
+    "prod": lambda: card().prod(dtype=F64),
+    "nansum": lambda: card().nansum(dtype=F64),
+    "cumprod": lambda: card().cumprod(0, dtype=F64),
+    "log_softmax": lambda: torch.log_softmax(card(), 0, dtype=F64),
+    "vector_norm": lambda: torch.linalg.vector_norm(card(), dtype=F64),
+    "module, type": lambda: torch.nn.Linear(1, 1).cuda().type(F64).weight,
+    "module, to_empty": lambda: torch.nn.Linear(1, 1, dtype=F64, device="meta").to_empty(device="cuda").weight,
+    "sparse, to": lambda: torch.sparse_coo_tensor([[0]], [1.0], (2,), dtype=F64).to("cuda"),
     "default device": lambda: on_default_device(lambda: torch.zeros(2, dtype=F64)),
     "default device, tensor": lambda: on_default_device(lambda: torch.tensor(np.ones(2))),
     "default device, as_tensor": lambda: on_default_device(lambda: torch.as_tensor(np.ones(2))),
@@ -120,15 +151,23 @@ RANDOM = [ROADS[name] for name in ROADS if name.startswith(("rand", "normal", "m
 """Roads whose values depend on the dtype, or on a module's random weights."""
 
 
-@pytest.fixture
-def mps() -> Iterator[torchdevice.Scope]:
-    with torchdevice.simulate("mps") as scope:
+def on_mps(target: str, **options: Any) -> torchdevice.Scope:
+    """Return a scope for a CUDA program on MPS, simulated, or as its own runtime on a simulated Mac.
+
+    In both the program sees ``cuda``.
+    """
+    return torchdevice.portable(target, identity="program", **options)
+
+
+@pytest.fixture(params=TARGETS)
+def mps(request: pytest.FixtureRequest) -> Iterator[torchdevice.Scope]:
+    with on_mps(request.param) as scope:
         yield scope
 
 
-@pytest.fixture
-def on_cpu() -> Iterator[torchdevice.Scope]:
-    with torchdevice.simulate("mps", float64="cpu") as scope, warnings.catch_warnings():
+@pytest.fixture(params=TARGETS)
+def on_cpu(request: pytest.FixtureRequest) -> Iterator[torchdevice.Scope]:
+    with on_mps(request.param, float64="cpu") as scope, warnings.catch_warnings():
         warnings.simplefilter("ignore", PortabilityWarning)
         yield scope
 
@@ -146,12 +185,13 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("road", ROADS.values(), ids=ROADS)
 class TestEachRoad:
-    def test_float32_with_the_values_and_one_warning_here(self, road: Road) -> None:
+    def test_float32_with_the_values_and_one_warning_here(self, target: str, road: Road) -> None:
         expected = _on_plain_cpu(road)
         torch.manual_seed(0)
-        with torchdevice.simulate("mps"):
+        with on_mps(target):
             with pytest.warns(PortabilityWarning, match=r"has no torch\.\w+; .* is used") as caught:
                 made = road()
             assert [warning.filename for warning in caught] == [__file__]
@@ -160,10 +200,10 @@ class TestEachRoad:
             if road not in RANDOM:
                 torch.testing.assert_close(_values(made), _values(expected), check_dtype=False)
 
-    def test_on_the_cpu_in_full(self, road: Road) -> None:
+    def test_on_the_cpu_in_full(self, target: str, road: Road) -> None:
         expected = _on_plain_cpu(road)
         torch.manual_seed(0)
-        with torchdevice.simulate("mps", float64="cpu") as scope:
+        with on_mps(target, float64="cpu") as scope:
             with pytest.warns(PortabilityWarning, match="kept on the CPU") as caught:
                 made = road()
             assert {warning.filename for warning in caught} == {__file__} and len(caught) == 1
@@ -173,16 +213,16 @@ class TestEachRoad:
                 assert torch.equal(_values(made), _values(expected))
             assert any(entry.fidelity is Fidelity.FELL_BACK for entry in scope.journal.entries)
 
-    def test_torchs_own_error(self, road: Road) -> None:
+    def test_torchs_own_error(self, target: str, road: Road) -> None:
         with (
-            torchdevice.simulate("mps", float64="error"),
+            on_mps(target, float64="error"),
             pytest.raises(TypeError, match=r"Cannot convert a MPS Tensor to (float64|complex128) dtype"),
         ):
             road()
 
     @pytest.mark.parametrize("policy", ["float32", "cpu"])
-    def test_a_strict_scope_refuses(self, road: Road, policy: str) -> None:
-        with torchdevice.simulate("mps", strict=True, float64=policy), pytest.raises(FidelityError):
+    def test_a_strict_scope_refuses(self, target: str, road: Road, policy: str) -> None:
+        with on_mps(target, strict=True, float64=policy), pytest.raises(FidelityError):
             road()
 
 
@@ -208,16 +248,18 @@ class TestWarnings:
 class TestTypePromotion:
     """Python's operators reach the mode only: with ``engine="wrap"`` they raise torch's error."""
 
+    @pytest.mark.parametrize("target", TARGETS)
     @pytest.mark.parametrize("policy", ["float32", "cpu"])
-    def test_integers_and_float64_scalars(self, policy: Any) -> None:
-        with torchdevice.simulate("mps", float64=policy, engine="mode"), pytest.warns(PortabilityWarning):
+    def test_integers_and_float64_scalars(self, target: str, policy: str) -> None:
+        with on_mps(target, float64=policy, engine="mode"), pytest.warns(PortabilityWarning):
             made = torch.ones(2, device="cuda", dtype=torch.int64) * torch.tensor(2.5, dtype=F64)
             assert made.dtype is (torch.float32 if policy == "float32" else F64) and made.is_cuda
             assert made.tolist() == [2.5, 2.5]
 
+    @pytest.mark.parametrize("target", TARGETS)
     @pytest.mark.parametrize("policy", ["float32", "cpu"])
-    def test_integers_under_a_default_of_float64(self, policy: Any) -> None:
-        with torchdevice.simulate("mps", float64=policy, engine="mode"), pytest.warns(PortabilityWarning):
+    def test_integers_under_a_default_of_float64(self, target: str, policy: str) -> None:
+        with on_mps(target, float64=policy, engine="mode"), pytest.warns(PortabilityWarning):
             made = with_default_dtype(lambda: torch.ones(2, device="cuda", dtype=torch.int64) / 2)
             assert made.tolist() == [0.5, 0.5] and made.is_cuda
 
@@ -228,11 +270,13 @@ class TestTypePromotion:
         assert not mps.journal.degraded
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("policy", ["float32", "cpu", "error"])
 class TestTorchsOwnFloat64:
     """What torch computes in float64 on CUDA, and otherwise on MPS, is no float64 of the program's."""
 
-    def test_gradient_scaling(self) -> None:
-        with torchdevice.simulate("mps", float64="error", strict=True):
+    def test_gradient_scaling(self, target: str, policy: str) -> None:
+        with on_mps(target, float64=policy, strict=True):
             model = torch.nn.Linear(2, 2).cuda()
             optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cuda", init_scale=3.0)
             before = model.weight.detach().clone()
@@ -242,8 +286,8 @@ class TestTorchsOwnFloat64:
             assert torch.allclose(before - model.weight, 0.1 * card().expand(2, 2), atol=1e-6)
 
     @pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}, {"foreach": True}], ids=str)
-    def test_adam(self, options: dict[str, bool]) -> None:
-        with torchdevice.simulate("mps", float64="error", strict=True):
+    def test_adam(self, target: str, policy: str, options: dict[str, bool]) -> None:
+        with on_mps(target, float64=policy, strict=True):
             weight = card().requires_grad_()
             optimizer = torch.optim.Adam([weight], **options)
             for _ in range(2):
@@ -252,11 +296,13 @@ class TestTorchsOwnFloat64:
             assert weight.tolist() < [1.0, 2.0]
 
     @pytest.mark.parametrize("options", [{}, {"rtol": 1e-3}, {"atol": 1e-3, "rtol": 1e-3}], ids=str)
-    def test_tolerances_of_linear_algebra(self, options: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tolerances_of_linear_algebra(
+        self, target: str, policy: str, options: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # the singular values
         matrix = torch.randn(4, 3)
         matrix[:, 2] = matrix[:, 0]
-        with torchdevice.simulate("mps", float64="error"):
+        with on_mps(target, float64=policy):
             there = matrix.cuda().requires_grad_()
             assert torch.linalg.matrix_rank(there, **options).item() == 2
             inverse = torch.linalg.pinv(there, **options)
@@ -393,3 +439,36 @@ class TestCompiledCode:
         with torchdevice.simulate("mps", float64="cpu"):
             made = torch.compile(function, backend="eager")(card())
             assert made.dtype is F64 and made.is_cuda and made.tolist() == [2.0, 3.0]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("policy", ["float32", "cpu", "error"])
+class TestWaysIn:
+    """The flags of the command line and of pytest."""
+
+    EXPECTED: ClassVar[dict[str, str]] = {"float32": "torch.float32", "cpu": "torch.float64", "error": "TypeError"}
+
+    def test_the_command(self, policy: str, tmp_path: Path) -> None:
+        program = """
+            import numpy, torch
+            try:
+                print(torch.tensor(numpy.ones(2), device="cuda").dtype)
+            except TypeError as error:
+                print(type(error).__name__)
+        """
+        options = ("--target", "mps-on-simulated", "--float64", policy)
+        result = run_program(tmp_path, program, options=options)
+        assert result.returncode == 0 and result.stdout.strip() == self.EXPECTED[policy], result.stderr
+        warned = [line for line in result.stderr.splitlines() if "PortabilityWarning" in line]
+        assert len(warned) == (policy != "error") and all("program.py:4:" in line for line in warned)
+
+    def test_pytest(self, policy: str, tmp_path: Path) -> None:
+        (tmp_path / "test_program.py").write_text(
+            "import numpy, torch\n"
+            "def test():\n"
+            "    dtype = torch.tensor(numpy.ones(2), device='cuda').dtype\n"
+            "    assert str(dtype) == 'told'\n"
+        )
+        flags = ("--torchdevice=mps-on-simulated", f"--torchdevice-float64={policy}")
+        result = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *flags, cwd=tmp_path)
+        assert result.returncode == 1 and self.EXPECTED[policy] in result.stdout, result.stdout + result.stderr

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_known_faults import PLANTED, planted
 
 import torchdevice
 from torchdevice.cli import experiments, main, selftest
@@ -61,6 +62,10 @@ def test_it_takes_no_paths(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--selftest takes no PATH" in capsys.readouterr().err
 
 
+CHOSEN_ON_A_MAC = {"_scaled_dot_product_attention_math_for_mps"}
+"""Operators that torch calls for tensors of a real Mac only, where it chooses among kernels."""
+
+
 class TestExperiments:
     @pytest.fixture(autouse=True)
     def mac(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -79,16 +84,17 @@ class TestExperiments:
 
     @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
     @pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
-    def test_a_fault_that_is_there_is_found(self) -> None:
-        library = torch.library.Library("aten", "IMPL")
-        with torchdevice.thread_state.suspended():
-            library.impl("addcmul_", lambda self, *args, **kwargs: self, "PrivateUse1")
-        try:
+    @pytest.mark.parametrize("operator", sorted(experiments.GUARDED.keys() - CHOSEN_ON_A_MAC))
+    def test_a_fault_that_is_there_is_found(self, operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # the backward of a solution
+        fault = next(each for each in PLANTED.values() if operator in each.operators)
+        assert experiments._is_present(experiments.GUARDED[operator]) == "no"
+        with planted(fault.operators, fault.kernel):
             answers: dict[str, Any] = dict(experiments.decide())
-        finally:
-            library._destroy()
-        assert answers["is the wrong result of addcmul_ present here?"] == "yes"
-        assert answers["is the wrong result of addcdiv_ present here?"] == "no"
+        question = "is the wrong result of {} present here?"
+        assert answers[question.format(operator)] == "yes"
+        others = experiments.GUARDED.keys() - {operator}
+        assert all(answers[question.format(other)] == "no" for other in others)
 
     def test_every_experiment_on_a_guard_is_of_a_guard(self) -> None:
         assert experiments.GUARDED.keys() <= {name for fault in FAULTS for name in fault.operators}

@@ -118,6 +118,7 @@ def test_every_way_to_name_a_device(target: str, kind: str, tmp_path: Path) -> N
     assert result.stdout.count("ran ") == 15
 
 
+@pytest.mark.lacked_by("mps-on-simulated", "device of its own that TorchScript takes from a list")
 def test_a_device_that_cannot_be_known_is_torchs_error_with_the_line(cuda: torchdevice.Scope) -> None:
     """A tuple of devices is left as it is; the error names the operator and the line."""
 

@@ -16,9 +16,9 @@ def xpu(target: str) -> Iterator[torchdevice.Scope]:
         yield scope
 
 
-def test_what_is_available(xpu: torchdevice.Scope) -> None:
+def test_what_is_available(xpu: torchdevice.Scope, kind: str) -> None:
     assert torch.xpu.is_available() and torch.xpu.device_count() == 2 and torch.xpu.is_initialized()
-    assert not torch.cuda.is_available() and not torch.backends.mps.is_available()
+    assert not torch.cuda.is_available() and torch.backends.mps.is_available() is (kind == "mps")
     assert torch.xpu.get_device_name() and torch.xpu.get_device_properties(1).total_memory > 0
     assert torch.xpu.is_bf16_supported() and torch.get_device_module("xpu") is torch.xpu
     assert torch.get_device_module(torch.device("xpu:1")) is torch.xpu

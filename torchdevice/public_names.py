@@ -45,11 +45,14 @@ def _declare(
     PUBLIC_NAMES.update(declared(module, names, note, fidelity, on))
 
 
-_TENSORS = "BFloat16 Byte Char Double Float Half Int Long Short"
+_DTYPES = "BFloat16 Byte Char Float Half Int Long Short"
 
 
 def _types(suffix: str, *more: str) -> str:
-    return " ".join(f"{name}{suffix}" for name in (*_TENSORS.split(), *more))
+    return " ".join(f"{name}{suffix}" for name in (*_DTYPES.split(), *more))
+
+
+_IN_FLOAT32 = {"mps": (APPROXIMATE, "A tensor of float32, by the policy for float64.")}
 
 
 _C = "torch.cuda"
@@ -58,10 +61,18 @@ _C = "torch.cuda"
 _declare(_C, _types("Tensor", "Bool"), "Make a tensor of that dtype on the target; `isinstance` tests for one.")
 
 
+_declare(_C, "DoubleTensor", "Make a tensor of float64 on the target; `isinstance` tests for one.", on=_IN_FLOAT32)
+
+
 _declare(f"{_C}.sparse", _types("Tensor"), "Make a sparse tensor of that dtype; `isinstance` tests for one.")
 
 
-_declare(_C, _types("Storage", "Bool", "ComplexDouble", "ComplexFloat"), "Make a typed storage on the target.")
+_declare(f"{_C}.sparse", "DoubleTensor", "Make a sparse tensor of float64; `isinstance` tests for one.", on=_IN_FLOAT32)
+
+
+_declare(
+    _C, _types("Storage", "Bool", "Double", "ComplexDouble", "ComplexFloat"), "Make a typed storage on the target."
+)
 
 
 _declare(_C, "is_available", "Return whether the program is written for CUDA.")
