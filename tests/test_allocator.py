@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
+import sweeping
 import torch
 
 import torchdevice
@@ -492,3 +496,84 @@ def test_memory_that_ran_out_is_counted() -> None:
         with pytest.raises(torch.cuda.OutOfMemoryError):
             torch.ones(1 << 20, device="cuda")
         assert torch.cuda.memory_stats()["num_ooms"] == before + 1
+
+
+OF_THE_ALLOCATOR = ("caching_allocator.py", "memory_blocks.py", "memory_figures.py", "expandable_segments.py")
+
+
+RECOVERING = ("_recover", "_lay_out_anew", "clear", "count_anew")
+
+
+class Interrupting:
+    """Lets an interrupt come at the line of the allocator with this number; counts the lines."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.lines = number, 0
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.endswith(OF_THE_ALLOCATOR) or frame.f_code.co_name in RECOVERING:
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.number:
+                raise KeyboardInterrupt
+        return self
+
+    def during(self, step: Callable[[], Any]) -> Any:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            return step()
+        except KeyboardInterrupt:
+            return None
+        finally:
+            sys.settrace(before)
+
+
+def assert_consistent(device: Device, held: list[Block]) -> None:
+    parts = [part for segment in device.segments({}) for part in segment.parts]
+    in_use = {part.address: part.size for part in parts if part.state == "active_allocated"}
+    assert in_use == {block.address: block.size for block in held}
+    figures, stats = device.figures(), device.statistics()
+    assert figures.allocated == sum(in_use.values()) and figures.reserved == sum(part.size for part in parts)
+    assert stats["allocation"]["all"].current == len(held)
+    assert stats["requested_bytes"]["all"].current == sum(block.requested for block in held)
+    ends = [part.address + part.size for part in parts]
+    assert all(end <= part.address for end, part in zip(ends, parts[1:], strict=False))
+
+
+def history_with_an_interrupt(text: str, number: int) -> int:
+    """Return the lines of the allocator that ran in a random history, in which an interrupt comes at one of them."""
+    choose, device, held = random.Random(3), Device(0, lambda index: (200 * MIB, None)), []
+    device.configure(parsed(text))
+    device.in_use = lambda: list(held)
+    interrupting = Interrupting(number)
+    for step in range(60):
+        if choose.random() < 0.6 or not held:
+            size, stream = choose.choice((1, 700, MIB, 3 * MIB, 12 * MIB, 30 * MIB)), choose.choice((0, 0, 1))
+            try:
+                block = interrupting.during(lambda size=size, stream=stream: device.allocate(size, stream))
+            except torch.OutOfMemoryError:
+                interrupting.during(device.empty_cache)
+                continue
+            if block is not None:
+                held.append(block)
+        else:
+            block = held.pop(choose.randrange(len(held)))
+            if step % 3 == 0:
+                device.use(block, (0, 2))
+            device.freed.append(block)
+        if step % 5 == 0:
+            interrupting.during(device.host_waited)
+        if number:
+            device.host_waited()
+            assert_consistent(device, held)
+    return interrupting.lines
+
+
+@pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:40"])
+def test_an_interrupt_leaves_what_tensors_have(text: str, sweep: tuple[bool, int]) -> None:
+    lines = history_with_an_interrupt(text, 0)
+    assert lines > 500
+    for number in sweeping.choose(range(1, lines), sweep, 60):
+        history_with_an_interrupt(text, number)

@@ -242,7 +242,9 @@ GIVEN = {**OTHER_VALUES, "target": "simulated:mps"}
 
 
 def test_every_option_is_a_flag(tmp_path: Path) -> None:
-    given = as_text({name: value for name, value in GIVEN.items() if name not in ("devices", "asynchronous", "compute")})
+    given = as_text(
+        {name: value for name, value in GIVEN.items() if name not in ("devices", "asynchronous", "compute")}
+    )
     words = [
         record.pytest_flag_of(name) + ("" if type(GIVEN[name]) is bool else f"={text}") for name, text in given.items()
     ]

@@ -46,6 +46,7 @@ def device(index: int) -> Device:
     if found is None:
         found = Device(index, enforcement.memory_limits, enforcement.error_of_mps)
         found.tell = functools.partial(_tell, index)
+        found.in_use = functools.partial(blocks, index)
         found = _devices.setdefault(index, found)
     return found
 
@@ -252,10 +253,15 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
             # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
             return set_storage(view, storage, 0, result.shape, result.stride())
     on = _devices.get(index) or device(index)
-    block = on.allocate(requested, _stream(index))
-    tensor = on_device(result, index)
-    _own(_Owner(tensor.untyped_storage(), _ended), on, result, address, block)
-    return tensor
+    block = None
+    try:
+        block = on.allocate(requested, _stream(index))
+        tensor = on_device(result, index)
+        _own(_Owner(tensor.untyped_storage(), _ended), on, result, address, block)
+        return tensor
+    except BaseException:
+        _free_unowned(on, address, block)
+        raise
 
 
 def _emptied(meta: torch.Tensor) -> torch.Tensor:
@@ -270,13 +276,25 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
         view = on_device(torch.empty(0, dtype=meta.dtype, device="cpu"), index)
         return set_storage(view, storage, meta.storage_offset(), meta.shape, meta.stride())
     on = device(index)
-    block = on.allocate(meta.nbytes, _stream(index))
-    tensor = without_values(meta, block.address, index)
-    owner = _Dataless(tensor.untyped_storage(), _ended_without_values)
-    _own(owner, on, _NOTHING, block.address, block)
-    owner.meta = meta
-    _by_meta[meta.untyped_storage()._cdata] = owner
-    return tensor
+    block = None
+    try:
+        block = on.allocate(meta.nbytes, _stream(index))
+        tensor = without_values(meta, block.address, index)
+        owner = _Dataless(tensor.untyped_storage(), _ended_without_values)
+        owner.meta = meta
+        _own(owner, on, _NOTHING, block.address, block)
+        _by_meta[meta.untyped_storage()._cdata] = owner
+        return tensor
+    except BaseException:
+        _free_unowned(on, 0 if block is None else block.address, block)
+        raise
+
+
+def _free_unowned(on: Device, address: int, block: memory_blocks.Block | None) -> None:
+    """Free a block for a storage of which an interrupt came before it had the block."""
+    owner = _owners.get(address)
+    if block is not None and (owner is None or owner.block is not block):
+        on.freed.append(block)
 
 
 def _ended_without_values(owner: _Owner) -> None:

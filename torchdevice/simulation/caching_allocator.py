@@ -9,11 +9,12 @@ Source: torch's notes on CUDA's memory management, and the comments of c10/cuda/
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -96,6 +97,7 @@ class Device:
         settings: The settings of the allocator.
         heads: Address -> the first block of each segment.
         tell: Called with each change of a segment: what happened, address, size and stream.
+        in_use: Returns the blocks that storages have.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Device:
         self.freed: deque[Block] = deque()
         self.routes: list[tuple[Owner, Callable[[], bool]]] = []
         self.tell: Callable[[str, int, int, int], None] = _tell_nobody
+        self.in_use: Callable[[], Collection[Block]] = tuple
         self._limits = limits
         self._error = error
         self._privates: dict[Owner, Private] = {}
@@ -135,6 +138,50 @@ class Device:
         # Where every setting has its default, a request of the size of the block freed last is quickly answered.
         self._is_plain = settings == DEFAULT
 
+    # ---- interrupts --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock, and lay the memory out anew if an interrupt ends the change."""
+        try:
+            with self._lock:
+                yield
+        except Exception:
+            raise
+        except BaseException:
+            self._recover()
+            raise
+
+    def _recover(self) -> None:
+        """Lay the memory out anew after an interrupt, which may have come between any two lines of a change.
+
+        What is certain is which blocks storages have. Each becomes a segment of its own, and nothing is cached.
+        """
+        with self._lock:
+            self._lay_out_anew()
+
+    def _lay_out_anew(self) -> None:
+        used = set(self.in_use())
+        for _ in range(len(self.freed)):  # storages may end meanwhile, and append theirs
+            block = self.freed.popleft()
+            if block in used:
+                self.freed.append(block)
+        self._pending = []
+        for pool in self._pools.values():
+            pool.clear()
+        for block in used:
+            pool = block.pool
+            block.pool = self._pool_of(pool.stream, pool.is_small, pool.owner, False)
+            block.previous = block.next = None
+            block.state = USED
+        self.heads = {block.address: block for block in used}
+        for is_small, figures in self._figures.items():
+            figures.count_anew([block for block in used if block.pool.is_small is is_small])
+        self._all.count_anew(used)
+        oversize = [block for block in used if self._oversized is not None and block.size >= self._oversized]
+        for figures in self._oversize.values():
+            figures.count_anew(oversize)
+
     # ---- blocks ------------------------------------------------------------------------------------------------------
 
     def allocate(self, requested: int, stream: int = 0) -> Block:
@@ -143,21 +190,30 @@ class Device:
         Raises:
             torch.OutOfMemoryError: The device has too little memory left. The text is CUDA's.
         """
-        with self._lock:
-            freed = self.freed
-            if freed:
-                if len(freed) == 1 and freed[0].requested == requested and self._stays(freed[0], stream):
-                    block = freed.popleft()
-                    figures = block.pool.figures
-                    figures.total_allocated += block.size
-                    figures.total_requested += requested
-                    figures.total_count += 1
-                    return block
-                self._settle()
-            size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else self.settings.rounded(requested)
-            pool = self._pool(size <= SMALL, stream)
-            found = self._find(pool, size) or self._obtain(pool, size)
-            return self._give(found, size, requested)
+        try:
+            with self._lock:
+                return self._allocate(requested, stream)
+        except Exception:
+            raise
+        except BaseException:  # also after the block was found: nobody has it then
+            self._recover()
+            raise
+
+    def _allocate(self, requested: int, stream: int) -> Block:
+        freed = self.freed
+        if freed:
+            if len(freed) == 1 and freed[0].requested == requested and self._stays(freed[0], stream):
+                block = freed.popleft()
+                figures = block.pool.figures
+                figures.total_allocated += block.size
+                figures.total_requested += requested
+                figures.total_count += 1
+                return block
+            self._settle()
+        size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else self.settings.rounded(requested)
+        pool = self._pool(size <= SMALL, stream)
+        found = self._find(pool, size) or self._obtain(pool, size)
+        return self._give(found, size, requested)
 
     def _pool(self, is_small: bool, stream: int) -> Pool:
         for owner, takes in self.routes:
@@ -296,7 +352,7 @@ class Device:
 
     def host_waited(self) -> None:
         """Free the blocks that were freed while another stream used them: the host has waited for the device."""
-        with self._lock:
+        with self._changing():
             self._settle()
             pending, self._pending = self._pending, []
             for block in pending:
@@ -440,19 +496,19 @@ class Device:
 
     def empty_cache(self) -> None:
         """Return the segments without a block in use to the driver."""
-        with self._lock:
+        with self._changing():
             self._release_all()
 
     # ---- private pools -----------------------------------------------------------------------------------------------
 
     def keep_private(self, owner: Owner, *, serves_all: bool = False, splits: bool = True) -> None:
         """Count one more use of a private pool, which is made if there is none of this id."""
-        with self._lock:
+        with self._changing():
             self._privates.setdefault(owner, Private(serves_all, splits)).uses += 1
 
     def release_private(self, owner: Owner) -> None:
         """Count one use of a private pool less. Its segments may be returned to the driver after the last."""
-        with self._lock:
+        with self._changing():
             private = self._privates.get(owner)
             if private is not None:
                 private.uses -= 1
@@ -464,19 +520,19 @@ class Device:
 
     def empty_private(self, owner: Owner) -> None:
         """Return the segments of a private pool without a block in use to the driver, if the pool is not in use."""
-        with self._lock:
+        with self._changing():
             self.host_waited()
             for pool in [each for each in self._pools.values() if each.owner == owner and not self.uses_of(owner)]:
                 self._release_pool(pool)
 
     def route(self, owner: Owner, takes: Callable[[], bool]) -> None:
         """Let a private pool serve the allocations of a thread where ``takes()`` is true."""
-        with self._lock:
+        with self._changing():
             self.routes.append((owner, takes))
 
     def unroute(self, owner: Owner) -> None:
         """End the first route of a private pool."""
-        with self._lock:
+        with self._changing():
             found = next((each for each in self.routes if each[0] == owner), None)
             if found is not None:
                 self.routes.remove(found)
@@ -485,14 +541,14 @@ class Device:
 
     def figures(self) -> Memory:
         """Return the current values and the peaks, in bytes."""
-        with self._lock:
+        with self._changing():
             self._settle()
             whole = self._all
             return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
 
     def statistics(self) -> dict[str, Any]:
         """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
-        with self._lock:
+        with self._changing():
             self._settle()
             return {
                 **shown({"all": self._all, "small_pool": self._figures[True], "large_pool": self._figures[False]}),
@@ -511,14 +567,14 @@ class Device:
         self._numbers = dict.fromkeys(_NUMBERS, 0)
 
     def _for_each_figures(self, change: Callable[[Figures], None]) -> None:
-        with self._lock:
+        with self._changing():
             self._settle()
             for figures in (self._all, *self._figures.values(), *self._oversize.values()):
                 change(figures)
 
     def segments(self, data: Mapping[Block, int]) -> list[Segment]:
         """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
-        with self._lock:
+        with self._changing():
             self._settle()
             return [
                 self._segment(run, data)

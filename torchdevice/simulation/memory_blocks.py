@@ -87,6 +87,11 @@ class Pool:
         self.unmapped: list[Block] = []
         self.ages: dict[int, int] = {}
 
+    def clear(self) -> None:
+        """Forget all blocks."""
+        for blocks in (self.keys, self.blocks, self.unmapped, self.ages):
+            blocks.clear()  # type: ignore[attr-defined]
+
     def put(self, block: Block) -> None:
         """Add a free block."""
         block.state = FREE

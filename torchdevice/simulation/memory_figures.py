@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from torchdevice.devices.runtime import Stat
 
@@ -166,6 +167,16 @@ class Figures:
             self.peak_inactive = self.inactive + size
         if self.inactive_count + count > self.peak_inactive_count:
             self.peak_inactive_count = self.inactive_count + count
+
+    def count_anew(self, blocks: Collection[Any]) -> None:
+        """Count blocks that tensors have, each of which is a segment, in the place of what was counted."""
+        size = sum(block.size for block in blocks)
+        self.allocated = self.reserved = size
+        self.requested = sum(block.requested for block in blocks)
+        self.count = self.segments = len(blocks)
+        self.pending = self.pending_count = self.inactive = self.inactive_count = 0
+        for name in _FIGURES:
+            setattr(self, f"peak_{name}", max(getattr(self, f"peak_{name}"), getattr(self, name)))
 
     def forget_peaks(self) -> None:
         """Reset the peaks to the current values."""
