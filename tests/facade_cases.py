@@ -464,6 +464,26 @@ def _stream_of_mps_set() -> bool:
     return inner == stream != before == torch.mps.current_stream()
 
 
+def _raw_memory() -> bool:
+    before = torch.cuda.memory_allocated()
+    address = torch.cuda.caching_allocator_alloc(8)
+    if not isinstance(address, int) or address < 2:
+        return False
+    during = torch.cuda.memory_allocated()
+    torch.cuda.caching_allocator_delete(address)
+    return (during, torch.cuda.memory_allocated()) == (before + 512, before)
+
+
+def _raw_delete() -> bool:
+    try:
+        torch.cuda.caching_allocator_delete(1)
+    except RuntimeError as error:
+        if "invalid device pointer" not in str(error):
+            raise
+        return _raw_memory()
+    return False
+
+
 def _caching_allocator() -> bool:
     read = []
     for value in (False, True):
@@ -711,8 +731,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.get_allocator_backend": lambda: c.get_allocator_backend() == "native",
     "torch.cuda.caching_allocator_enable": _caching_allocator,
     "torch.cuda.caching_allocator_disabled": _caching_allocator_off,
-    "torch.cuda.caching_allocator_alloc": lambda: c.caching_allocator_alloc(8),
-    "torch.cuda.caching_allocator_delete": lambda: c.caching_allocator_delete(1),
+    "torch.cuda.caching_allocator_alloc": _raw_memory,
+    "torch.cuda.caching_allocator_delete": _raw_delete,
     "torch.cuda.change_current_allocator": lambda: c.change_current_allocator(c.memory._CUDAAllocator(None)),
     "torch.cuda.CUDAPluggableAllocator": lambda: c.CUDAPluggableAllocator("none.so", "alloc", "free"),
     "torch.cuda.MemPool": lambda: c.MemPool().use_count() == 1,

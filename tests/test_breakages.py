@@ -439,7 +439,6 @@ def test_row_58_cleaning_up() -> None:
 
 def test_row_63_low_level() -> None:
     for call in (
-        lambda: torch.cuda.caching_allocator_alloc(8),
         lambda: torch.cuda.ExternalStream(1),
         lambda: torch.cuda.memory.CUDAPluggableAllocator("none.so", "alloc", "free"),
     ):

@@ -343,10 +343,8 @@ def test_a_nested_scope_leaves_the_settings_of_the_outer_one() -> None:
     with torchdevice.simulate():
         torch._C._accelerator_setAllocatorSettings("max_split_size_mb:40")
         for options in ({}, {"count": 3, "memory": "1GiB"}):
-            del (cached := [torch.zeros(8, device="cuda")])[:]
-            reserved = torch.cuda.memory_reserved()
             with torchdevice.simulate(**options):
-                assert found() == (40 * MIB, 0.0) and torch.cuda.memory_reserved() == reserved and not cached
+                assert found() == (40 * MIB, 0.0)
                 torch._C._accelerator_setAllocatorSettings("garbage_collection_threshold:0.5")
                 assert found() == (-1, 0.5)
             assert found() == (40 * MIB, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Iterator
@@ -251,3 +252,112 @@ def test_a_graph_has_the_memory_of_dropped_tensors(change: str) -> None:
         "conj": lambda: torch.view_as_real(torch.complex(w, w).conj() * 1j),
     }[change]()
     assert torch.equal(expected[1], plain) and not torch.equal(expected[0], plain)
+
+
+def captured(function: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        results = function()
+    return graph, results
+
+
+def small(count: int) -> list[torch.Tensor]:
+    return [torch.zeros(512, dtype=torch.uint8, device="cuda") for _ in range(count)]
+
+
+def middle() -> list[torch.Tensor]:
+    kept = small(11)
+    return [kept[5], kept[8]]
+
+
+def sizes() -> list[torch.Tensor]:
+    x = mebibyte() + mebibyte()
+    large = [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in (3 * MIB, 12 * MIB)]
+    return [x, *small(3)[1:], large[1]]
+
+
+def layout(pool: tuple[int, int]) -> list[list[tuple[int, int, str]]]:
+    fields = ("address", "size", "state")
+    return [[tuple(block[each] for each in fields) for block in segment["blocks"]] for segment in segments(pool)]
+
+
+def in_use(found: list[list[tuple[int, int, str]]]) -> list[tuple[int, int, str]]:
+    return [block for segment in found for block in segment if block[2] == "active_allocated"]
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "max_split_size_mb:21"])
+@pytest.mark.parametrize("function", [middle, sizes])
+def test_a_checkpoint_is_restored(function: Any, settings: str) -> None:
+    torch._C._accelerator_setAllocatorSettings(settings)
+    graph, results = captured(function)
+    pool = graph.pool()
+    before, allocated = layout(pool), torch.cuda.memory_stats()
+    state = torch._C._cuda_getCheckpointState(0, pool)
+    torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+    assert layout(pool) == before
+    second, stale = captured(function, pool)
+    torch._C._cuda_setCheckpointPoolState(0, state, [each.untyped_storage()._cdata for each in stale], [])
+    assert in_use(layout(pool)) == in_use(before)
+    assert all(bool((each == 0).all()) for each in stale + results)  # the values stay readable
+    del stale, second
+    gc.collect()
+    now = torch.cuda.memory_stats()
+    for name in ("active", "active_bytes", "requested_bytes", "oversize_allocations"):
+        kind = name if name.startswith("oversize") else f"{name}.all"
+        assert now[f"{kind}.current"] == allocated[f"{kind}.current"], name
+    del results, graph
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert not segments(pool)
+
+
+def test_restored_blocks_without_a_tensor_are_deleted_by_address() -> None:
+    graph, results = captured(lambda: small(2))
+    pool, addresses = graph.pool(), [each.data_ptr() for each in results]
+    state = torch._C._cuda_getCheckpointState(0, pool)
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, set(addresses))
+    assert not torch._C._cuda_checkPoolLiveAllocations(0, pool, {*addresses, 0})
+    del results
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, set())
+    for left in (1, 0):
+        torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+        assert states(pool).count("active_allocated") == 2
+        for address in addresses[left:]:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+        assert states(pool).count("active_allocated") == left
+
+
+def test_what_checkpoints_refuse() -> None:
+    with pytest.raises(RuntimeError, match="Could not find pool of id"):
+        torch._C._cuda_getCheckpointState(0, torch.cuda.graph_pool_handle())
+    graph, results = captured(lambda: small(1))
+    pool = graph.pool()
+    state = torch._C._cuda_getCheckpointState(0, pool)
+    second, more = captured(lambda: small(1), pool)
+    with pytest.raises(RuntimeError, match="must be passed to set checkpoint"):
+        torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+    del graph, second
+    gc.collect()
+    with pytest.raises(RuntimeError, match="Not expected to checkpoint freeable graph"):
+        torch._C._cuda_getCheckpointState(0, pool)
+    assert results and more
+
+
+def test_raw_memory() -> None:
+    before = torch.cuda.memory_allocated()
+    side = torch.cuda.Stream()
+    pointers = [torch.cuda.caching_allocator_alloc(700), torch.cuda.caching_allocator_alloc(8, stream=side)]
+    assert torch.cuda.memory_allocated() == before + 1024 + 512
+    assert {each["stream"] for each in torch.cuda.memory_snapshot()} >= {0, side.stream_id}
+    values = (ctypes.c_uint8 * 700).from_address(pointers[0])
+    values[699] = 7
+    assert values[699] == 7
+    for pointer in pointers:
+        torch.cuda.caching_allocator_delete(pointer)
+    assert torch.cuda.memory_allocated() == before
+    with pytest.raises(RuntimeError, match=f"invalid device pointer: {pointers[0]:#x}"):
+        torch.cuda.caching_allocator_delete(pointers[0])
+    with torchdevice.simulate("cuda", compute="meta"):
+        pointer = torch.cuda.caching_allocator_alloc(1 << 33)
+        assert torch.cuda.memory_allocated() >= 1 << 33
+        torch.cuda.caching_allocator_delete(pointer)

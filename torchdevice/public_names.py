@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from torchdevice.cuda.memory import APPROXIMATE_FIGURES, LIMITS
 from torchdevice.cuda.memory_history import APPROXIMATE_SNAPSHOT
-from torchdevice.cuda.memory_pools import NO_POOLS
+from torchdevice.cuda.memory_pools import NO_ADDRESSES, NO_POOLS
 from torchdevice.fidelity import Declared, Fidelity, declared
 from torchdevice.installed import FAMILY_MODULES
 
@@ -283,9 +283,17 @@ _declare(
 
 _declare(
     _C,
-    "caching_allocator_alloc caching_allocator_delete change_current_allocator CUDAPluggableAllocator",
+    "change_current_allocator CUDAPluggableAllocator",
     "Replace CUDA's allocator.",
     UNSUPPORTED,
+)
+
+
+_declare(
+    _C,
+    "caching_allocator_alloc caching_allocator_delete",
+    "Allocate and free memory by its address.",
+    on=NO_ADDRESSES,
 )
 
 

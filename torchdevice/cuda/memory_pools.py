@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import torch
 
 from torchdevice import thread_state
 from torchdevice.context import Context
-from torchdevice.cuda.unsupported import POOL
-from torchdevice.devices.private_pools import PoolId, PrivatePools, new_id
+from torchdevice.cuda import streams
+from torchdevice.cuda.unsupported import POINTER, POOL
+from torchdevice.devices.private_pools import PoolId, PrivatePools, RawMemory, new_id
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.supplied import supplied_function
 
 NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))
 """The fidelity of memory pools on targets that have another allocator."""
+
+NO_ADDRESSES = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POINTER))
+"""The fidelity of addresses on such targets."""
 
 _NAME = "torch.cuda.MemPool"
 
@@ -107,6 +111,56 @@ def end_allocate_to_pool(context: Context, device: int, mempool_id: PoolId) -> N
 def release_pool(context: Context, device: int, mempool_id: PoolId) -> None:
     """Count one use of a pool less."""
     _pools(context, device).release_private(mempool_id)
+
+
+def _raw(context: Context, device: int, name: str, remedy: str) -> RawMemory:
+    found = context.runtime.raw_memory(context.device(device).index or 0)
+    return found if found is not None else thread_state.refuse(name, remedy)
+
+
+@supplied_function("_cuda_getCheckpointState", on=NO_POOLS)
+def get_checkpoint_state(context: Context, device: int, id: PoolId) -> object:
+    """Return which blocks of a pool are in use."""
+    return _raw(context, device, "torch._C._cuda_getCheckpointState", POOL).checkpoint(id)
+
+
+@supplied_function("_cuda_setCheckpointPoolState", on=NO_POOLS)
+def set_checkpoint_pool_state(
+    context: Context,
+    device: int,
+    state: Any,
+    stale_storages: Collection[int],
+    storages_to_add_deleters_to: Collection[int] = (),
+) -> None:
+    """Use the blocks of a pool that were in use at a checkpoint, and no others."""
+    memory = _raw(context, device, "torch._C._cuda_setCheckpointPoolState", POOL)
+    memory.restore(state, stale_storages, storages_to_add_deleters_to)
+
+
+@supplied_function("_cuda_checkPoolLiveAllocations", on=NO_POOLS)
+def check_pool_live_allocations(
+    context: Context, device: int, mempool_id: PoolId, expected_live_allocations: Collection[int]
+) -> bool:
+    """Return whether the blocks of a pool that are in use have these addresses."""
+    memory = _raw(context, device, "torch._C._cuda_checkPoolLiveAllocations", POOL)
+    return memory.live(mempool_id) == set(expected_live_allocations)
+
+
+@supplied_function("_cuda_cudaCachingAllocator_raw_alloc", on=NO_ADDRESSES)
+def raw_alloc(context: Context, size: int, cuda_stream: int) -> int:
+    """Return the address of new memory of this thread's current device."""
+    device = context.thread.device_index
+    memory = _raw(context, device, "torch.cuda.caching_allocator_alloc", POINTER)
+    stream, _, _ = streams.get_stream_from_external(context, cuda_stream, device)
+    return memory.allocate(size, stream)
+
+
+@supplied_function("_cuda_cudaCachingAllocator_raw_delete", on=NO_ADDRESSES)
+def raw_delete(context: Context, mem_ptr: int) -> None:
+    """Free memory that was allocated by its address."""
+    memory = _raw(context, context.thread.device_index, "torch.cuda.caching_allocator_delete", POINTER)
+    if mem_ptr and not memory.delete(mem_ptr):
+        raise RuntimeError(f"invalid device pointer: {mem_ptr:#x}")  # CUDACachingAllocator.cpp
 
 
 def _no_allocator(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:

@@ -9,7 +9,7 @@ from torchdevice.context import Context
 from torchdevice.fidelity import Fidelity
 from torchdevice.supplied import supplied_function
 
-_POINTER = "It hands out a CUDA pointer or handle. Use torch tensors and functions instead."
+POINTER = "It hands out a CUDA pointer or handle. Use torch tensors and functions instead."
 
 
 POOL = "Memory pools and pluggable allocators replace CUDA's allocator. Leave them out; tensors are allocated as usual."
@@ -26,22 +26,17 @@ REMEDIES = {
         (
             "_cuda_getCurrentBlasHandle",
             "_cuda_getCurrentSolverHandle",
-            "_cuda_cudaCachingAllocator_raw_alloc",
-            "_cuda_cudaCachingAllocator_raw_delete",
             "_cuda_busy_wait_for_flag",
             "_cuda_clear_flag",
         ),
-        _POINTER,
+        POINTER,
     ),
     **dict.fromkeys(
         (
             "_cuda_changeCurrentAllocator",
-            "_cuda_checkPoolLiveAllocations",
             "_cuda_cudaHostAllocator",
             "_cuda_customAllocator",
             "_cuda_getAllocator",
-            "_cuda_getCheckpointState",
-            "_cuda_setCheckpointPoolState",
         ),
         POOL,
     ),

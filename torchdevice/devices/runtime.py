@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, Part, Segment, held_by_python
-from torchdevice.devices.private_pools import PrivatePools
+from torchdevice.devices.private_pools import PrivatePools, RawMemory
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes of half precision."""
@@ -300,6 +300,10 @@ class Runtime:
 
     def private_pools(self, index: int) -> PrivatePools | None:
         """Return the private pools of a device's allocator; None where it has none."""
+        return None
+
+    def raw_memory(self, index: int) -> RawMemory | None:
+        """Return access to a device's memory by addresses; None where there is none."""
         return None
 
     def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:

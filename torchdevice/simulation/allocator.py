@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -193,10 +193,35 @@ def _freed(owner: _Owner) -> None:
         observer.freed(owner.address)
 
 
+def owners_of(index: int, *, with_block: bool = True) -> list[_Owner]:
+    """Return the storages of a device that have a block, or those that have none."""
+    return [
+        owner for owner in list(_owners.values()) if owner.index == index and (owner.block is not None) is with_block
+    ]
+
+
 def blocks(index: int) -> dict[memory_blocks.Block, int]:
     """Return the blocks of a device that are in use, with the address of the values of each."""
-    owners = [owner for owner in list(_owners.values()) if owner.index == index]
-    return {owner.block: owner.address for owner in owners if owner.block is not None}
+    of_storages = {owner.block: owner.address for owner in owners_of(index) if owner.block is not None}
+    return of_storages | {each.block: address for address, each in raw.items() if each.device == index}
+
+
+class Raw(NamedTuple):
+    """A block in use that no storage has.
+
+    Attributes:
+        device: The index of its device.
+        block: The block.
+        memory: The CPU tensor with its values; None where there are none.
+    """
+
+    device: int
+    block: memory_blocks.Block
+    memory: torch.Tensor | None = None
+
+
+raw: dict[int, Raw] = {}
+"""Address of the values -> a block in use that no storage has."""
 
 
 def shown(index: int, block: memory_blocks.Block, address: int) -> Block:

@@ -21,7 +21,7 @@ import torch
 
 from torchdevice.devices.allocation_events import Part, Segment
 from torchdevice.devices.runtime import Memory
-from torchdevice.simulation import expandable_segments
+from torchdevice.simulation import expandable_segments, pool_checkpoints
 from torchdevice.simulation.allocator_settings import DEFAULT, MINIMUM, SMALL, Settings
 from torchdevice.simulation.memory_blocks import (
     FREE,
@@ -38,6 +38,7 @@ from torchdevice.simulation.memory_blocks import (
     joined,
 )
 from torchdevice.simulation.memory_figures import Figures, shown
+from torchdevice.simulation.pool_checkpoints import Checkpoint
 
 _FIRST_ADDRESS, _ADDRESSES = 1 << 51, 1 << 45
 """The addresses of device 0 begin at the first number, and each device has as many as the second. No process has memory
@@ -536,6 +537,47 @@ class Device:
             found = next((each for each in self.routes if each[0] == owner), None)
             if found is not None:
                 self.routes.remove(found)
+
+    def checkpoint(self, owner: Owner, data: Mapping[Block, int]) -> Checkpoint:
+        """Return which blocks of a private pool are in use. ``data`` has the addresses of their values.
+
+        Raises:
+            RuntimeError: The pool does not exist, or has ended. The texts are CUDA's.
+        """
+        with self._lock:
+            self._check_private(owner)
+            self.host_waited()
+            return pool_checkpoints.taken(self, owner, data)
+
+    def restore(self, checkpoint: Checkpoint) -> dict[Block, int]:
+        """Free the blocks of a private pool, and use those that were in use at a checkpoint.
+
+        Returns:
+            The blocks in use, with the address of the values of each at the checkpoint.
+        """
+        with self._lock:
+            self._check_private(checkpoint.owner)
+            return pool_checkpoints.restored(self, checkpoint)
+
+    def in_use(self, owner: Owner) -> list[Block]:
+        """Return the blocks of a private pool that are in use."""
+        with self._lock:
+            self._check_private(owner)
+            self._settle()
+            return pool_checkpoints.in_use(self, owner)
+
+    def _check_private(self, owner: Owner) -> None:
+        if owner not in self._privates:
+            raise RuntimeError("Could not find pool of id")
+        if not self.uses_of(owner):
+            raise RuntimeError("Not expected to checkpoint freeable graph")
+
+    def occupy(self, block: Block, requested: int) -> None:
+        """Use the whole of a block that is in no pool."""
+        block.state, block.requested = USED, requested
+        block.pool.figures.add(block.size, requested)
+        if self._oversized is not None and block.size >= self._oversized:
+            self._oversize["oversize_allocations"].change("count", 1)
 
     # ---- figures -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from torchdevice.context import Context
 from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.mps import says_refused
-from torchdevice.devices.private_pools import PrivatePools
+from torchdevice.devices.private_pools import PrivatePools, RawMemory
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 from torchdevice.simulation import (
     allocator,
@@ -29,6 +29,7 @@ from torchdevice.simulation import (
     page_locked,
     races,
     random,
+    raw_memory,
     rewriters,
     stream_uses,
     without_values,
@@ -54,7 +55,7 @@ class _ThreadEntries(threading.local):
     """
 
     def __init__(self) -> None:
-        self.entries: set[object] = set()
+        self.entries: set[Any] = set()
         self.switched_off = False
         self.multithreading = True
 
@@ -131,7 +132,7 @@ class SimulatedRuntime(Runtime):
             enforcement.watch(entry)
         if entry.context not in enforcement.recorders:
             _begin(entry.context)
-        stream_uses.begin(entry.context)
+        stream_uses.begin(entry.context, is_nested=any(each.context is not entry.context for each in _thread.entries))
         sanitizer.begin(entry.context)
 
     def leave_thread(self, entry: Any) -> None:
@@ -217,6 +218,9 @@ class SimulatedRuntime(Runtime):
 
     def private_pools(self, index: int) -> PrivatePools:
         return allocator.device(index)
+
+    def raw_memory(self, index: int) -> RawMemory:
+        return raw_memory.of_device(index)
 
     def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         return allocator.twin(tensor)

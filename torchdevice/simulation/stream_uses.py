@@ -39,28 +39,29 @@ class StreamUses(StreamObserver):
 
 
 _outer: dict[Context, dict[int, Settings]] = {}
-"""Active context -> the settings of each device's allocator before it."""
+"""Active context inside another -> the settings of each device's allocator before it."""
 
 
-def begin(context: Context) -> None:
+def begin(context: Context, *, is_nested: bool) -> None:
     """Let a context defer the reuse of memory. May be called again.
 
-    A context begins without the settings and the cached segments of earlier ones, and with those of one that is active.
+    A context begins without cached segments, and with the settings of the one around it, or else the default ones.
     """
     if any(isinstance(each, StreamUses) for each in context.stream_observers):
         return
     context.stream_observers.append(StreamUses())
-    if not _outer:
-        for device in allocator.devices():
+    if is_nested:
+        _outer[context] = {device.index: device.settings for device in allocator.devices()}
+    for device in allocator.devices():
+        if not is_nested:
             device.configure(DEFAULT)
-            device.empty_cache()
-    _outer[context] = {device.index: device.settings for device in allocator.devices()}
+        device.empty_cache()
 
 
 def end(context: Context) -> None:
     """Defer nothing any more, and put the settings of the context around this one back. May be called again."""
     context.stream_observers[:] = [each for each in context.stream_observers if not isinstance(each, StreamUses)]
     before = _outer.pop(context, None)
-    if before is not None and _outer:
+    if before is not None:
         for device in allocator.devices():
             device.configure(before.get(device.index, DEFAULT))

@@ -1,0 +1,122 @@
+"""Which blocks of a private pool are in use, kept and restored: what torch's trees of CUDA graphs need of an allocator.
+
+Source: ``getCheckpointState`` and ``setCheckpointPoolState`` of c10/cuda/CUDACachingAllocator.cpp.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from torchdevice.simulation.memory_blocks import PENDING, UNMAPPED, USED, Block, Owner, chain_of, cut
+
+
+class Device(Protocol):
+    """What the allocator of a device does for a checkpoint."""
+
+    freed: deque[Block]
+    heads: dict[int, Block]
+
+    def host_waited(self) -> None: ...
+
+    def occupy(self, block: Block, requested: int) -> None: ...
+
+
+class Part(NamedTuple):
+    """A block at a checkpoint.
+
+    Attributes:
+        size: Its size in bytes.
+        requested: The bytes that were requested of it; None where it was free.
+        data: The address of its values, where it was in use.
+    """
+
+    size: int
+    requested: int | None
+    data: int
+
+
+class Checkpoint(NamedTuple):
+    """A private pool at a checkpoint.
+
+    Attributes:
+        owner: The id of the pool.
+        segments: Address -> the blocks from there on, without gaps.
+    """
+
+    owner: Owner
+    segments: dict[int, list[Part]]
+
+    def in_use(self) -> set[int]:
+        """Return the addresses of the blocks that were in use."""
+        return {
+            address + sum(part.size for part in parts[:at])
+            for address, parts in self.segments.items()
+            for at, each in enumerate(parts)
+            if each.requested is not None
+        }
+
+
+def taken(device: Device, owner: Owner, data: Mapping[Block, int]) -> Checkpoint:
+    """Return a checkpoint of a pool. ``data`` has the addresses of the values of blocks in use."""
+    runs = [list(run) for run in _runs(device, owner)]
+    return Checkpoint(owner, {run[0].address: [_part(each, data) for each in run] for run in runs})
+
+
+def _runs(device: Device, owner: Owner) -> Iterator[Iterable[Block]]:
+    """Yield the blocks of a pool, those that follow each other without a gap together."""
+    for _, head in sorted(device.heads.items()):
+        if head.pool.owner == owner:
+            for is_gap, run in itertools.groupby(chain_of(head), lambda block: block.state == UNMAPPED):
+                if not is_gap:
+                    yield run
+
+
+def _part(block: Block, data: Mapping[Block, int]) -> Part:
+    return Part(block.size, block.requested if block.state == USED else None, data.get(block, block.address))
+
+
+def in_use(device: Device, owner: Owner) -> list[Block]:
+    """Return the blocks of a pool that are in use."""
+    return [block for run in _runs(device, owner) for block in run if block.state in (USED, PENDING)]
+
+
+def restored(device: Device, checkpoint: Checkpoint) -> dict[Block, int]:
+    """Free the blocks of a pool, and use those that were in use at the checkpoint.
+
+    Returns:
+        The blocks in use, with the address of the values of each at the checkpoint.
+    """
+    device.freed.extend(in_use(device, checkpoint.owner))
+    device.host_waited()
+    starts = {block.address: block for block in (next(iter(run)) for run in _runs(device, checkpoint.owner))}
+    found: dict[Block, int] = {}
+    for address, parts in checkpoint.segments.items():
+        found.update(_laid_out(device, starts[address], parts))
+    return found
+
+
+def _laid_out(device: Device, free: Block, parts: Iterable[Part]) -> Iterator[tuple[Block, int]]:
+    """Divide a free block. Yield the parts in use, with the addresses of their values."""
+    block: Block | None = free
+    pool = free.pool
+    pool.take(free)
+    for part in parts:
+        assert block is not None
+        rest = cut(block, part.size, USED) if block.size > part.size else None
+        if part.requested is None:
+            _leave(block)
+        else:
+            device.occupy(block, part.requested)
+            yield block, part.data
+        block = rest
+    if block is not None:
+        _leave(block)
+
+
+def _leave(block: Block) -> None:
+    block.pool.put(block)
+    if block.is_split and not block.pool.expands:
+        block.pool.figures.split(1, block.size)
