@@ -56,6 +56,7 @@ REHEARSING = frozenset(
         "scope",
         "streams",
         "torch_cuda",
+        "torchscript",
         "transfer",
         "written_for_xpu",
     )

@@ -159,6 +159,29 @@ def test_factories(name: str, spelling: Any) -> None:
     assert FACTORIES[name](spelling).device.type == "meta"
 
 
+DRAWN = ("empty", "rand", "new_empty")
+"""What the names of factories without fixed values begin with."""
+
+
+@pytest.mark.one_engine
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factories_of_the_simulated_device(name: str) -> None:
+    with torchdevice.simulate("cuda"):
+        made = FACTORIES[name]("cuda")
+        assert made.device.type == "cuda"
+        if not name.startswith(DRAWN) and name not in ("Tensor.cuda", "Tensor.type", "nested_tensor"):
+            expected = FACTORIES[name]("cpu")
+            assert torch.equal(made.cpu().to_dense(), expected.to_dense()) and made.dtype is expected.dtype
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize("arguments", [(5,), (5, False), (5, True, 4.0)], ids=str)
+def test_every_overload_of_kaiser_windows_on_the_simulated_device(arguments: tuple[Any, ...]) -> None:
+    with torchdevice.simulate("cuda"):
+        assert torch.equal(torch.kaiser_window(*arguments, device="cuda").cpu(), torch.kaiser_window(*arguments))
+
+
 def test_every_device_constructor_of_torch_is_covered() -> None:
     """Each function of torch's own list of device constructors is in the table above or has a test of its own."""
     from torch.utils._device import _device_constructors

@@ -16,7 +16,7 @@ from conftest import run_program, run_python
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import torchdevice
-from torchdevice.errors import FidelityError, PortabilityWarning
+from torchdevice.errors import FidelityError, NotSupportedError, PortabilityWarning
 from torchdevice.fidelity import Fidelity
 from torchdevice.on_cpu.doubles import HostDouble
 
@@ -412,6 +412,16 @@ class TestOnTheCpu:
             return torch.cat([first, torch.empty_like(first).uniform_(generator=generator)])
 
         assert torch.equal(draw(), draw()) and draw().unique().numel() == 4
+
+    @pytest.mark.filterwarnings("ignore:Sparse")
+    @pytest.mark.parametrize("convert", ["to_sparse_csr", "to_sparse_csc"])
+    def test_a_compressed_layout_is_refused(self, on_cpu: torchdevice.Scope, convert: str) -> None:
+        matrix = torch.eye(2, dtype=F64)
+        with pytest.raises(NotSupportedError, match=r"float64 in the layout torch\.sparse_cs[rc] .* float32"):
+            getattr(matrix, convert)().to("cuda")
+        with pytest.raises(NotSupportedError, match="in the layout"):
+            getattr(matrix.cuda(), convert)()
+        assert matrix.to_sparse().to("cuda").to_dense().tolist() == matrix.tolist()
 
     def test_a_target_with_float64_keeps_it(self) -> None:
         with torchdevice.simulate("cuda", float64="cpu") as scope:

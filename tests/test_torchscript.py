@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from conftest import run_python
 
 import torchdevice
+from torchdevice.errors import PortabilityWarning
 
 PROGRAM = """
     import io
@@ -129,6 +131,37 @@ def test_a_device_that_cannot_be_known_is_torchs_error_with_the_line(cuda: torch
     assert function(torch.ones(2), [torch.device("cuda")]).numel() == 2  # rewritten when it was made
     with pytest.raises(RuntimeError, match=r"x\.to\(devices\[0\]\)"), torch._C.DisableTorchFunction():
         function(torch.ones(2), [torch.device("cuda", 0)])
+
+
+@pytest.mark.parametrize("target", ["simulated:mps", "mps-on-simulated"])
+@pytest.mark.parametrize("policy", ["float32", "error", "cpu"])
+def test_float64_beside_a_device(target: str, policy: Any) -> None:
+    """Of a graph, ``float64="cpu"`` keeps nothing on the CPU: torch's error is left."""
+
+    def made(x: torch.Tensor) -> list[torch.Tensor]:
+        there = x.to("cuda", torch.float64), torch.zeros(2, dtype=torch.float64, device="cuda")
+        by_keyword = x.to(dtype=torch.complex128, device="cuda:0"), torch.arange(2, device="cuda", dtype=torch.double)
+        host = torch.ones_like(x, dtype=torch.float64, device="cpu")
+        return [there[0], there[1], by_keyword[0], by_keyword[1], host]
+
+    with torchdevice.portable(target, float64=policy) as scope, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PortabilityWarning)
+        program = torch.jit.script(made)
+        if policy != "float32":
+            with pytest.raises(RuntimeError, match="Cannot convert a MPS Tensor to float64"):
+                program(torch.ones(2))
+            return
+        results = program(torch.ones(2))
+        assert [each.dtype for each in results] == [
+            torch.float32,
+            torch.float32,
+            torch.complex64,
+            torch.float32,
+            torch.float64,
+        ]
+        assert [each.tolist() for each in results] == [[1, 1], [0, 0], [1, 1], [0, 1], [1, 1]]
+        assert all(each.device.type != "cpu" for each in results[:4]) and results[4].device.type == "cpu"
+        assert {"torch.float64", "torch.complex128"} <= {entry.requested for entry in scope.journal.degraded}
 
 
 CALLS: list[Callable[[Any], Any]] = [

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from torchdevice.errors import NotSupportedError
 from torchdevice.on_cpu.operators import CPU, Hop, call_on_cpu, counted
 from torchdevice.thread_state import state
 
@@ -28,12 +29,19 @@ class HostDouble(torch.Tensor):
     Args:
         host: The CPU tensor with the values, below autograd.
         device: The target's device.
+
+    Raises:
+        NotSupportedError: The values are in a compressed sparse layout, in which torch makes no such tensor.
     """
 
     _host: torch.Tensor
 
     @staticmethod
     def __new__(cls, host: torch.Tensor, device: torch.device) -> HostDouble:
+        if host.layout not in (torch.strided, torch.sparse_coo):
+            raise NotSupportedError(
+                f"a tensor of {host.dtype} in the layout {host.layout}", "Convert it to float32, or use to_sparse()."
+            )
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             host.size(),

@@ -207,7 +207,9 @@ def _shadowed() -> set[str]:
     return {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")}
 
 
-_RUN_WHOLE = {f"aten::{name}" for name in ("abs", "convolution_backward", "empty_like")}
+_WHOLE = "abs convolution_backward empty_like kaiser_window kaiser_window.periodic kaiser_window.beta"
+
+_RUN_WHOLE = {f"aten::{name}" for name in _WHOLE.split()}
 """Composite operators that take another path on the CPU than on an out-of-tree device, or that printing needs."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdevice import dispatch_modes, thread_state
+from torchdevice import dispatch_modes, dtypes, thread_state
 from torchdevice.context import Context
 from torchdevice.patching import (
     Patch,
@@ -22,6 +22,9 @@ from torchdevice.patching import (
     replaced_function,
 )
 from torchdevice.spelling import ACCELERATORS
+
+_DOUBLES = {7: torch.float64, 10: torch.complex128}
+"""The dtypes that a target may lack, by their numbers in graphs (c10/core/ScalarType.h)."""
 
 
 def _script(original: Any) -> Any:
@@ -138,6 +141,8 @@ class _Rewriting:
             self._replace(graph, node, "pin_memory")
         elif kind == "prim::CallMethod":
             self._rewrite_class(next(iter(node.inputs())).type())
+        elif kind.startswith("aten::") and self._context.unsupported_dtypes:
+            self._fit_dtype(graph, node)
 
     def _rewrite_class(self, cls: Any) -> None:
         """The class of an object whose method is called. It may have been compiled only because it is used here."""
@@ -158,6 +163,20 @@ class _Rewriting:
             called = torch.jit._state._python_cu.find_function(kind)  # the type of a function is its qualified name
             if called is not None:
                 self.rewrite(called.graph)
+
+    def _fit_dtype(self, graph: Any, node: Any) -> None:
+        """Fit the dtype of an operator that names both a device and a dtype, as constants of the graph."""
+        if "device" not in node.schema() or " dtype" not in node.schema():
+            return
+        named = {each.name: place for place, each in enumerate(torch._C.parse_schema(node.schema()).arguments)}
+        if not {"device", "dtype"} <= named.keys():
+            return
+        inputs = list(node.inputs())
+        device, dtype = (_constant(inputs[named[name]]) for name in ("device", "dtype"))
+        if isinstance(device, torch.device) and dtype in _DOUBLES and self._context.is_targets(device):
+            graph.setInsertPoint(node)
+            fitting = graph.insertConstant(dtypes.fit(self._context, _DOUBLES[dtype]))
+            node.replaceInput(named["dtype"], fitting)
 
     def _rewrite_conversion(self, graph: Any, node: Any) -> None:
         """Rewrite ``torch.device(text)`` or ``torch.device(text, index)``."""
@@ -187,6 +206,11 @@ class _Rewriting:
             graph.setInsertPoint(user)
             (made,) = graph.insertGraph(self._replacements.of_device.inlined_graph, [value])
             user.replaceInputWith(value, made)
+
+
+def _constant(value: Any) -> Any:
+    """Return the value of a constant of a graph; None for every other value."""
+    return value.toIValue() if value.node().kind() == "prim::Constant" else None
 
 
 def _nodes(block: Any) -> Iterator[Any]:
