@@ -1,6 +1,9 @@
 """What ``import torch`` calls where torchdevice-portable is installed. It lies beside the package, which it calls.
 
 So torch can be imported where the package is broken or deleted, and its metadata is still there.
+
+PYTEST_DONT_REWRITE: there is nothing for pytest to rewrite here, and without this word it would warn of that in every
+process that has imported torch.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class SimulatedRuntime(Runtime):
         allocator.observers.append(observer)
         return functools.partial(allocator.forget, observer)
 
-    def watch_host_waits(self, context: Context) -> None:
+    def watch_host_waits(self, context: Any) -> None:
         host_waits.begin(context)
 
     def reset_peak_memory(self, index: int) -> None:
