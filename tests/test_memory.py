@@ -436,3 +436,18 @@ def test_the_peak_of_a_training_step_is_the_sum_of_its_tensors() -> None:
         optimizer.step()
         by_hand = sum(weights.values()) + 4 * sum(_block(each) for each in model.parameters()) + _block(tokens)
         assert torch.cuda.max_memory_allocated() - start == pytest.approx(by_hand, rel=0.02)
+
+
+@pytest.mark.parametrize("memory", [None, "5GiB"])
+@pytest.mark.parametrize("name", ["empty", "zeros"])
+def test_more_than_any_machine_has_is_refused_in_cudas_words(name: str, memory: str | None) -> None:
+    with torchdevice.simulate(memory=memory):
+        total = torch.cuda.get_device_properties(0).total_memory
+        for gibibytes, message in (
+            (800_000_000, f"Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of {total / 2**30:.2f} GiB"),
+            (8_000_000_000, "Tried to allocate more than 1EB memory."),
+        ):
+            before = torch.cuda.memory_stats()["num_ooms"]
+            with pytest.raises(torch.cuda.OutOfMemoryError, match=re.escape(f"CUDA out of memory. {message}")):
+                getattr(torch, name)(gibibytes << 30, dtype=torch.int8, device="cuda")
+            assert torch.cuda.memory_stats()["num_ooms"] > before
