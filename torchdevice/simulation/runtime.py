@@ -18,7 +18,7 @@ from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps import says_refused
 from torchdevice.devices.private_pools import PrivatePools, RawMemory
-from torchdevice.devices.runtime import Mark, Memory, Runtime
+from torchdevice.devices.runtime import MEMORY_FRACTION, Mark, Memory, Runtime
 from torchdevice.simulation import (
     allocator,
     allocator_settings,
@@ -163,6 +163,13 @@ class SimulatedRuntime(Runtime):
             text = allocator_settings.text()
             if text:
                 self.set_allocator(text)
+                self._limit_all(allocator_settings.parsed(text).memory_fraction)
+
+    def _limit_all(self, fraction: float) -> None:
+        context = thread_state.state.context
+        if fraction < 1 and context is not None:
+            enforcement.watch_from_now_on()
+            context.settings.update({(MEMORY_FRACTION, index): fraction for index in range(self._count)})
 
     def synchronize(self, index: int) -> None:
         enforcement.check_alive()
