@@ -437,3 +437,32 @@ def test_the_peak_of_a_training_step_is_the_sum_of_its_tensors() -> None:
         optimizer.step()
         by_hand = sum(weights.values()) + 4 * sum(_block(each) for each in model.parameters()) + _block(tokens)
         assert torch.cuda.max_memory_allocated() - start == pytest.approx(by_hand, rel=0.02)
+
+
+@pytest.mark.parametrize("memory", [None, "5GiB"])
+@pytest.mark.parametrize("name", ["empty", "zeros"])
+def test_more_than_any_machine_has_is_refused_in_cudas_words(name: str, memory: str | None) -> None:
+    with torchdevice.simulate(memory=memory):
+        total = torch.cuda.get_device_properties(0).total_memory
+        for gibibytes, message in (
+            (800_000_000, f"Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of {total / 2**30:.2f} GiB"),
+            (8_000_000_000, "Tried to allocate more than 1EB memory."),
+        ):
+            before = torch.cuda.memory_stats()["num_ooms"]
+            with pytest.raises(torch.cuda.OutOfMemoryError, match=re.escape(f"CUDA out of memory. {message}")):
+                getattr(torch, name)(gibibytes << 30, dtype=torch.int8, device="cuda")
+            assert torch.cuda.memory_stats()["num_ooms"] > before
+
+
+def test_the_settings_limit_the_memory_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.5")
+    with torchdevice.simulate(memory="100MiB", count=2):
+        torch.cuda.init()
+        assert [torch.cuda.get_per_process_memory_fraction(index) for index in range(2)] == [0.5, 0.5]
+        kept = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda:1")
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=re.escape("50.00 MiB allowed")):
+            torch.empty(20 * MIB, dtype=torch.uint8, device="cuda:1")
+        assert kept.numel() == 40 * MIB
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:1.5")
+    with torchdevice.simulate(), pytest.raises(ValueError, match=re.escape("is invalid, set it in [0.0, 1.0]")):
+        torch.cuda.init()

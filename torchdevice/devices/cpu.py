@@ -85,10 +85,16 @@ class CpuRuntime(Runtime):
         return frozenset(dtype for dtype, has in has_instructions.items() if not has)
 
     def out_of_memory(self, error: BaseException) -> str | None:
-        found = re.search(
-            r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).*?allocate (\d+) bytes", str(error), re.S
-        )
-        return f"Tried to allocate {_mebibytes(int(found[1]))}. " if found else None
+        wanted = bytes_wanted(error)
+        return None if wanted is None else f"Tried to allocate {_mebibytes(wanted)}. "
+
+
+def bytes_wanted(error: BaseException) -> int | None:
+    """Return how many bytes the CPU's allocator could not allocate; None for another error."""
+    found = re.search(
+        r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).*?allocate (\d+) bytes", str(error), re.S
+    )
+    return int(found[1]) if found else None
 
 
 def _mebibytes(size: int) -> str:

@@ -51,8 +51,10 @@ def class_for_out_of_memory(context: Context, error: BaseException | None) -> ty
 
 
 def _out_of_memory_text(context: Context, error: BaseException) -> str | None:
-    size = context.runtime.out_of_memory(error)
-    return None if size is None else f"CUDA out of memory. {size}({context.family} stands in.)"
+    text = context.runtime.out_of_memory(error)
+    if text is None or text.startswith("CUDA out of memory."):
+        return text
+    return f"CUDA out of memory. {text}({context.family} stands in.)"
 
 
 def _rename_device(context: Context, error: BaseException) -> None:

@@ -50,6 +50,7 @@ class Settings(NamedTuple):
         max_split_size: The bytes from which a block is not split; None for no limit.
         divisions: Into how many steps a power of 2 is divided when sizes are rounded up: for sizes from 1 MiB, from
             2 MiB, and so on. 0 or 1 for steps of 512 bytes.
+        memory_fraction: The fraction of a device's memory that the process may have. Counts at initialisation only.
     """
 
     expandable_segments: bool = False
@@ -58,6 +59,7 @@ class Settings(NamedTuple):
     max_non_split_rounding: int = 20 << 20
     max_split_size: int | None = None
     divisions: tuple[int, ...] = (0,) * _INTERVALS
+    memory_fraction: float = 1.0
 
     def rounded(self, size: int) -> int:
         """Return the size of the block for a request of ``size`` bytes."""
@@ -192,12 +194,20 @@ def _divisions(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError("per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
+    return value
+
+
 _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
     "expandable_segments": ("expandable_segments", "True".__eq__),
     "garbage_collection_threshold": ("garbage_collection_threshold", float),
     "large_segment_size_mb": ("large_segment_size", _mebibytes),
     "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes),
     "max_split_size_mb": ("max_split_size", _mebibytes),
+    "per_process_memory_fraction": ("memory_fraction", _fraction),
     "roundup_power2_divisions": ("divisions", _divisions),
 }
 """Key -> the field of :class:`Settings` and how its value is read. The other keys change no block."""

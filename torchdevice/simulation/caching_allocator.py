@@ -46,6 +46,10 @@ there, so that the address of a tensor without values is never that of another.
 """
 
 
+_EXBIBYTE = 1 << 60
+"""CUDA's allocator refuses requests of so many bytes before it looks for memory."""
+
+
 class Private:
     """A pool of the program's own, as ``torch.cuda.MemPool`` makes it.
 
@@ -632,6 +636,14 @@ class Device:
             Part(each.address, each.size, each.requested, _STATES[each.state], data.get(each, 0)) for each in blocks
         ]
         return Segment(self.index, pool.stream, not pool.is_small, pool.expands, pool.owner, tuple(parts))
+
+    def refusal(self, requested: int, total: int) -> str:
+        """Count a request that this machine's memory cannot serve, and return the text of CUDA's error."""
+        self._numbers["num_ooms"] += 1
+        if requested >= _EXBIBYTE:
+            return "CUDA out of memory. Tried to allocate more than 1EB memory."
+        wanted = self.settings.segment_size(self.settings.rounded(requested))
+        return self._out_of_memory(wanted, Limits(*self._limits(self.index))._replace(total=total))
 
     def _out_of_memory(self, wanted: int, limits: Limits) -> str:
         """Return the error text of CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp)."""

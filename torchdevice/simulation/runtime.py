@@ -11,12 +11,14 @@ from typing import Any
 import psutil
 import torch
 
+from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer, Segment
+from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps import says_refused
 from torchdevice.devices.private_pools import PrivatePools, RawMemory
-from torchdevice.devices.runtime import Mark, Memory, Runtime
+from torchdevice.devices.runtime import MEMORY_FRACTION, Mark, Memory, Runtime
 from torchdevice.simulation import (
     allocator,
     allocator_settings,
@@ -161,6 +163,13 @@ class SimulatedRuntime(Runtime):
             text = allocator_settings.text()
             if text:
                 self.set_allocator(text)
+                self._limit_all(allocator_settings.parsed(text).memory_fraction)
+
+    def _limit_all(self, fraction: float) -> None:
+        context = thread_state.state.context
+        if fraction < 1 and context is not None:
+            enforcement.watch_from_now_on()
+            context.settings.update({(MEMORY_FRACTION, index): fraction for index in range(self._count)})
 
     def synchronize(self, index: int) -> None:
         enforcement.check_alive()
@@ -254,7 +263,11 @@ class SimulatedRuntime(Runtime):
 
     def out_of_memory(self, error: BaseException) -> str | None:
         # The device's memory is the host's, so running out of the host's is an error of the device.
-        return registry.runtime("cpu").out_of_memory(error)
+        context, wanted = thread_state.state.context, bytes_wanted(error)
+        if wanted is None or context is None or not self.profile.stands_for_cuda:
+            return registry.runtime("cpu").out_of_memory(error)
+        index = context.thread.device_index
+        return allocator.device(index).refusal(wanted, self.total_memory(index))
 
 
 def _begin(context: Context) -> None:
