@@ -546,7 +546,7 @@ def history_with_an_interrupt(text: str, number: int) -> int:
     """Return the lines of the allocator that ran in a random history, in which an interrupt comes at one of them."""
     choose, device, held = random.Random(3), Device(0, lambda index: (200 * MIB, None)), []
     device.configure(parsed(text))
-    device.in_use = lambda: list(held)
+    device.live = lambda: list(held)
     interrupting = Interrupting(number)
     for step in range(60):
         if choose.random() < 0.6 or not held:

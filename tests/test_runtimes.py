@@ -36,7 +36,7 @@ def test_a_runtime_implements_the_whole_interface(kind: type[Runtime]) -> None:
         if not inspect.isfunction(member):
             continue
         implementation = getattr(kind, name)
-        assert inspect.signature(implementation) == inspect.signature(member), name
+        assert inspect.signature(implementation).parameters == inspect.signature(member).parameters, name
         abstract = "raise NotImplementedError" in inspect.getsource(member)
         assert not abstract or implementation is not member, f"{kind.__name__} leaves {name} out"
 

@@ -46,7 +46,7 @@ def device(index: int) -> Device:
     if found is None:
         found = Device(index, enforcement.memory_limits, enforcement.error_of_mps)
         found.tell = functools.partial(_tell, index)
-        found.in_use = functools.partial(blocks, index)
+        found.live = functools.partial(blocks, index)
         found = _devices.setdefault(index, found)
     return found
 

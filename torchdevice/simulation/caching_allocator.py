@@ -102,7 +102,7 @@ class Device:
         settings: The settings of the allocator.
         heads: Address -> the first block of each segment.
         tell: Called with each change of a segment: what happened, address, size and stream.
-        in_use: Returns the blocks that storages have.
+        live: Returns the blocks that somebody has.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Device:
         self.freed: deque[Block] = deque()
         self.routes: list[tuple[Owner, Callable[[], bool]]] = []
         self.tell: Callable[[str, int, int, int], None] = _tell_nobody
-        self.in_use: Callable[[], Collection[Block]] = tuple
+        self.live: Callable[[], Collection[Block]] = tuple
         self._limits = limits
         self._error = error
         self._privates: dict[Owner, Private] = {}
@@ -166,7 +166,7 @@ class Device:
             self._lay_out_anew()
 
     def _lay_out_anew(self) -> None:
-        used = set(self.in_use())
+        used = set(self.live())
         for _ in range(len(self.freed)):  # storages may end meanwhile, and append theirs
             block = self.freed.popleft()
             if block in used:
@@ -548,7 +548,7 @@ class Device:
         Raises:
             RuntimeError: The pool does not exist, or has ended. The texts are CUDA's.
         """
-        with self._lock:
+        with self._changing():
             self._check_private(owner)
             self.host_waited()
             return pool_checkpoints.taken(self, owner, data)
@@ -559,13 +559,13 @@ class Device:
         Returns:
             The blocks in use, with the address of the values of each at the checkpoint.
         """
-        with self._lock:
+        with self._changing():
             self._check_private(checkpoint.owner)
             return pool_checkpoints.restored(self, checkpoint)
 
     def in_use(self, owner: Owner) -> list[Block]:
         """Return the blocks of a private pool that are in use."""
-        with self._lock:
+        with self._changing():
             self._check_private(owner)
             self._settle()
             return pool_checkpoints.in_use(self, owner)
