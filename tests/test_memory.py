@@ -280,7 +280,10 @@ def test_one_figure_is_read_without_the_table_of_all(target: str, name: str) -> 
     with torchdevice.portable(target) as scope:
         held = torch.ones(1000, device="cuda")
         figures = {getattr(torch.cuda.memory, name)(), getattr(torch.cuda, name)(0)}
-        assert min(figures) > 0 and (len(figures) == 1 or target == "cpu")
+        if target == "cpu":  # the process may have less memory than when the base was taken
+            assert min(figures) >= 0
+        else:
+            assert min(figures) > 0 and len(figures) == 1
         if target != "cpu":  # where other parts of the process allocate meanwhile
             assert getattr(torch.cuda, name)() == torch.cuda.memory_stats()[key] == read() > 0
             assert getattr(torch.cuda, name)("cuda:1") == torch.cuda.memory_stats(1)[key]
