@@ -27,6 +27,7 @@ import torch
 import torchdevice
 from torchdevice import choosing, patching, thread_state
 from torchdevice.devices import runtime as runtimes
+from torchdevice.on_cpu import missing_operators
 
 torch.set_num_threads(1)
 
@@ -159,6 +160,17 @@ def torch_is_restored() -> Iterator[None]:
     assert kept is multithreading, "autograd's multithreading is not as it was before the test"
     torch.set_rng_state(state)
     snapshot.restore_precisions(precisions)
+
+
+@pytest.fixture(autouse=True)
+def the_fallback_of_mps_is_as_before() -> Iterator[None]:
+    """Put torch's variable back, which accelerate sets for the rest of the process where it finds MPS."""
+    before = os.environ.get(missing_operators.VARIABLE)
+    yield
+    if before is None:
+        os.environ.pop(missing_operators.VARIABLE, None)
+    else:
+        os.environ[missing_operators.VARIABLE] = before
 
 
 @pytest.fixture(autouse=True)

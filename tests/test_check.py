@@ -484,7 +484,7 @@ class TestCommand:
 
     def test_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "a.py"
-        path.write_text(CUDA + "torch.cuda.MemPool()\n")
+        path.write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
         status, out = self.run(capsys, path, "--target", "mps")
         first, *rest = out.split("\n")
         assert status == 1 and first == "torchdevice: 1 file checked for mps"
@@ -496,7 +496,7 @@ class TestCommand:
         assert status == 0 and "nothing must be changed" in out
 
     def test_on_a_terminal(self, tmp_path: Path) -> None:
-        (tmp_path / "a.py").write_text(CUDA + "x = '[bold]'; torch.cuda.MemPool()\n")
+        (tmp_path / "a.py").write_text(CUDA + "x = '[bold]'; torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
         found = check([str(tmp_path)], Target.named("mps"))
         console = io.StringIO()
         Console(file=console, width=200, force_terminal=True).print(terminal.rendered(found, 1, "mps"))
@@ -512,7 +512,7 @@ class TestCommand:
 
     def test_sarif(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "a é.py").write_text(CUDA + "torch.cuda.MemPool()\n")
+        (tmp_path / "a é.py").write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
         status, out = self.run(capsys, ".", "--sarif")
         data = json.loads(out)
         (run,) = data["runs"]
@@ -573,7 +573,7 @@ class TestCommand:
     def test_doctor_with_a_path_is_check(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (tmp_path / "a.py").write_text(CUDA + "x.take(torch.mode(y))\ntorch.cuda.MemPool()\n")
+        (tmp_path / "a.py").write_text(CUDA + "x.take(torch.mode(y))\ntorch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
         for words in (["--target", "mps"], ["--target", "mps", "--json"], ["--target", "cpu", "--select", "operator"]):
             shown = []
             for command in ("check", "doctor"):
@@ -612,7 +612,7 @@ except NotImplementedError:
     pass
 if len(y) > 5:
     torch.mode(y)
-torch.cuda.MemPool()
+torch.cuda.CUDAPluggableAllocator("a.so", "b", "c")
 """
 
 

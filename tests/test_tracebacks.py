@@ -131,7 +131,7 @@ def test_of_a_thread(target: str) -> None:
 def test_of_what_this_package_raises_itself(target: str) -> None:
     def refused() -> None:
         with torchdevice.portable(target):
-            torch.cuda.MemPool()
+            torch.cuda.CUDAPluggableAllocator("a.so", "b", "c")
 
     assert frames(refused)[-1] == (__file__, "refused")
 
