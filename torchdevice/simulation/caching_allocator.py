@@ -10,11 +10,10 @@ Source: torch's notes on CUDA's memory management, and the comments of c10/cuda/
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,14 +27,13 @@ from torchdevice.simulation.memory_blocks import (
     NOBODY,
     PENDING,
     SHIFT,
-    UNMAPPED,
     USED,
     Block,
     Owner,
     Pool,
-    chain_of,
     cut,
     joined,
+    runs_of,
 )
 from torchdevice.simulation.memory_figures import Figures, shown
 from torchdevice.simulation.pool_checkpoints import Checkpoint
@@ -296,12 +294,7 @@ class Device:
                 pool.figures.split(*((0, -size) if was_split else (1, rest)))
         elif was_split and not pool.expands:
             pool.figures.split(-1, -block.size)
-        block.state = USED
-        block.requested = requested
-        size = block.size
-        pool.figures.add(size, requested)
-        if self._oversized is not None and size >= self._oversized:
-            self._oversize["oversize_allocations"].change("count", 1)
+        self.occupy(block, requested)
         return block
 
     def _splits(self, pool: Pool, size: int, rest: int) -> bool:
@@ -578,9 +571,11 @@ class Device:
 
     def occupy(self, block: Block, requested: int) -> None:
         """Use the whole of a block that is in no pool."""
-        block.state, block.requested = USED, requested
-        block.pool.figures.add(block.size, requested)
-        if self._oversized is not None and block.size >= self._oversized:
+        block.state = USED
+        block.requested = requested
+        size = block.size
+        block.pool.figures.add(size, requested)
+        if self._oversized is not None and size >= self._oversized:
             self._oversize["oversize_allocations"].change("count", 1)
 
     # ---- figures -----------------------------------------------------------------------------------------------------
@@ -622,15 +617,9 @@ class Device:
         """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
         with self._changing():
             self._settle()
-            return [
-                self._segment(run, data)
-                for _, head in sorted(self.heads.items())
-                for state, run in itertools.groupby(chain_of(head), lambda block: block.state == UNMAPPED)
-                if not state
-            ]
+            return [self._segment(run, data) for run in runs_of(self.heads)]
 
-    def _segment(self, run: Iterable[Block], data: Mapping[Block, int]) -> Segment:
-        blocks = list(run)
+    def _segment(self, blocks: Sequence[Block], data: Mapping[Block, int]) -> Segment:
         pool = blocks[0].pool
         parts = [
             Part(each.address, each.size, each.requested, _STATES[each.state], data.get(each, 0)) for each in blocks

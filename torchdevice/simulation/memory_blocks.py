@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchdevice.simulation.memory_figures import Figures
@@ -116,6 +117,18 @@ def chain_of(block: Block | None) -> Iterator[Block]:
     while block is not None:
         yield block
         block = block.next
+
+
+def runs_of(heads: Mapping[int, Block]) -> Iterator[list[Block]]:
+    """Yield the blocks that have memory, by address: those that follow each other without a gap together.
+
+    Args:
+        heads: Address -> the first block of each segment.
+    """
+    for _, head in sorted(heads.items()):
+        for is_gap, run in itertools.groupby(chain_of(head), lambda block: block.state == UNMAPPED):
+            if not is_gap:
+                yield list(run)
 
 
 def cut(block: Block, size: int, state: int) -> Block:

@@ -5,12 +5,11 @@ Source: ``getCheckpointState`` and ``setCheckpointPoolState`` of c10/cuda/CUDACa
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
-from torchdevice.simulation.memory_blocks import PENDING, UNMAPPED, USED, Block, Owner, chain_of, cut
+from torchdevice.simulation.memory_blocks import PENDING, USED, Block, Owner, cut, runs_of
 
 
 class Device(Protocol):
@@ -61,17 +60,13 @@ class Checkpoint(NamedTuple):
 
 def taken(device: Device, owner: Owner, data: Mapping[Block, int]) -> Checkpoint:
     """Return a checkpoint of a pool. ``data`` has the addresses of the values of blocks in use."""
-    runs = [list(run) for run in _runs(device, owner)]
+    runs = _runs(device, owner)
     return Checkpoint(owner, {run[0].address: [_part(each, data) for each in run] for run in runs})
 
 
-def _runs(device: Device, owner: Owner) -> Iterator[Iterable[Block]]:
-    """Yield the blocks of a pool, those that follow each other without a gap together."""
-    for _, head in sorted(device.heads.items()):
-        if head.pool.owner == owner:
-            for is_gap, run in itertools.groupby(chain_of(head), lambda block: block.state == UNMAPPED):
-                if not is_gap:
-                    yield run
+def _runs(device: Device, owner: Owner) -> list[list[Block]]:
+    """Return the blocks of a pool, those that follow each other without a gap together."""
+    return [run for run in runs_of(device.heads) if run[0].pool.owner == owner]
 
 
 def _part(block: Block, data: Mapping[Block, int]) -> Part:
@@ -91,7 +86,7 @@ def restored(device: Device, checkpoint: Checkpoint) -> dict[Block, int]:
     """
     device.freed.extend(in_use(device, checkpoint.owner))
     device.host_waited()
-    starts = {block.address: block for block in (next(iter(run)) for run in _runs(device, checkpoint.owner))}
+    starts = {run[0].address: run[0] for run in _runs(device, checkpoint.owner)}
     found: dict[Block, int] = {}
     for address, parts in checkpoint.segments.items():
         found.update(_laid_out(device, starts[address], parts))
