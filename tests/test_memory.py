@@ -420,6 +420,24 @@ def test_a_nested_scope_leaves_the_settings_of_the_outer_one() -> None:
         assert found() == (-1, 0.0)
 
 
+def test_a_nested_scope_leaves_the_cached_segments_of_the_outer_one() -> None:
+    with torchdevice.simulate() as outer:
+        x = torch.empty(7 * MIB, device="cuda")
+        address = torch.cuda.memory_snapshot()[-1]["address"]
+        del x
+        reserved, frees = torch.cuda.memory_reserved(), torch.cuda.memory_stats()["num_device_free"]
+        for options in ({}, {"compute": "meta"}, {"memory": "1GiB"}):
+            with torchdevice.simulate(**options), outer:
+                assert torch.cuda.memory_reserved() == reserved >= 28 * MIB
+            assert torch.cuda.memory_reserved() == reserved
+        assert torch.cuda.memory_stats()["num_device_free"] == frees
+        y = torch.empty(7 * MIB, device="cuda")
+        assert torch.cuda.memory_snapshot()[-1]["address"] == address and y.shape == (7 * MIB,)
+        del y
+    with torchdevice.simulate():
+        assert torch.cuda.memory_reserved() < reserved
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -469,6 +487,65 @@ def test_record_stream_defers_the_reuse_of_memory(wait: Any) -> None:
             assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - (0 if used else 28 * MIB)
         wait(x)
         assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - 28 * MIB
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("copy", ["to", "copy_"])
+def test_only_a_copy_that_makes_the_host_wait_frees_pending_memory(copy: str, pinned: bool) -> None:
+    with torchdevice.simulate():
+        x = torch.ones(4, device="cuda")
+        torch.cuda.synchronize()
+        y = torch.empty(7 * MIB, device="cuda")
+        y.record_stream(torch.cuda.Stream())
+        first = torch.cuda.memory_stats()["active_bytes.all.current"]
+        del y
+        if copy == "to":
+            assert x.to("cpu", non_blocking=pinned).is_pinned() is pinned
+        else:
+            torch.empty(4, pin_memory=pinned).copy_(x, non_blocking=True)  # to pageable memory the copy is blocking
+        assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - (0 if pinned else 28 * MIB)
+
+
+def test_a_copy_to_the_host_without_waiting_is_pinned() -> None:
+    with torchdevice.simulate():
+        x = torch.arange(6.0, device="cuda").view(2, 3).t()
+        for host in (x.to("cpu", non_blocking=True), x.to("cpu", torch.float64, non_blocking=True)):
+            assert host.is_pinned() and host[1:].is_pinned() and torch.equal(host.to(x.dtype), x.cpu())
+        for other in (x.cpu(), x.to("cpu"), torch.ones(2).to("cpu", non_blocking=True)):
+            assert not other.is_pinned()
+    with torchdevice.simulate("mps", written_for="mps"):
+        assert not torch.ones(2, device="mps").to("cpu", non_blocking=True).is_pinned()
+
+
+def test_a_disabled_allocator_asks_the_driver_for_each_tensor() -> None:
+    with torchdevice.simulate(memory="64MiB") as scope:
+        before, free = torch.cuda.memory_stats(), torch.cuda.mem_get_info()[0]
+        segments = torch.cuda.memory_snapshot()
+        with torch.cuda.memory.caching_allocator_disabled():
+            x = torch.ones(MIB, device="cuda")
+            pointer = torch.cuda.caching_allocator_alloc(MIB)
+            x.record_stream(torch.cuda.Stream())
+            assert torch.cuda.memory_stats() == before and torch.cuda.memory_snapshot() == segments
+            assert torch.cuda.mem_get_info()[0] == free - 5 * MIB
+            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
+            torch._C._accelerator_setAllocatorSettings("max_split_size_mb:40")
+            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
+            with pytest.raises(torch.AcceleratorError, match="CUDA error: out of memory"):
+                torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
+            with torchdevice.simulate():
+                torch.cuda.caching_allocator_enable(True)
+            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=f"of which {free / MIB - 5:.2f} MiB is free"):
+            torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
+        cached = torch.ones(MIB, device="cuda")
+        assert torch.cuda.memory_stats()["allocation.all.current"] == before["allocation.all.current"] + 1
+        del x
+        torch.cuda.caching_allocator_delete(pointer)
+        assert torch.cuda.mem_get_info()[0] == free - torch.cuda.memory_reserved() and float(cached.sum()) == MIB
+    with scope:
+        torch.cuda.caching_allocator_enable(False)
+    with scope:
+        assert torch._C._cuda_cudaCachingAllocator_is_enabled()
 
 
 def _block(tensor: torch.Tensor) -> int:
