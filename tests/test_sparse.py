@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import warnings
@@ -16,6 +17,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
 import torchdevice
+from torchdevice.errors import RaceError
 
 DEVICE = "cuda:1"
 
@@ -91,7 +93,6 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "sparse by sparse": lambda s, d: s @ d.to_sparse_csr(),
     "addmm": lambda s, d: torch.addmm(torch.ones(4, 4, device=d.device), s, d),
     "sampled_addmm": lambda s, d: torch.sparse.sampled_addmm(s, d.t() * 2, d[:, :3].repeat(1, 2)),
-    "reduced": lambda s, d: torch.sparse.mm(s, d, "mean"),
     "linear": lambda s, d: torch.nn.functional.linear(d.t(), s),
     "add": lambda s, d: s + s,
     "add another": lambda s, d: s + s.clone(),
@@ -138,6 +139,71 @@ def test_a_use(name: str) -> None:
             assert not sweeping.identical(expected, found, "cuda")
         worked += not isinstance(expected, str)
     assert worked or name == "refused by the check"
+
+
+KINDS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
+
+
+@pytest.mark.parametrize("layout", KINDS, ids=str)
+@pytest.mark.parametrize("use", [lambda s, v: s @ v, lambda s, v: s.clone(), lambda s, v: s.to_dense()])
+@pytest.mark.parametrize("waits", [True, False])
+def test_races_of_sparse_tensors_are_found(layout: torch.layout, use: Any, waits: bool) -> None:
+    with torchdevice.simulate(races="error"):
+        vectors = torch.ones(4, 2, device="cuda")
+        matrix = torch.eye(4, device="cuda").to_sparse(layout=layout)
+        side = torch.cuda.Stream()
+        if waits:
+            side.wait_stream(torch.cuda.current_stream())
+        with (
+            torch.cuda.stream(side),
+            contextlib.nullcontext() if waits else pytest.raises(RaceError, match="to_sparse"),
+        ):
+            use(matrix, vectors)
+
+
+def test_what_sparse_tensors_have_in_common_is_not_written() -> None:
+    """``detach`` and ``coalesce`` of a coalesced tensor return the memory that they are given."""
+    with torchdevice.simulate(races="error"):
+        matrix = torch.eye(4, device="cuda").to_sparse()
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                assert matrix.detach().coalesce() is not matrix and matrix.coalesce().to_dense().shape == (4, 4)
+        with torch.cuda.stream(streams[0]):
+            matrix.mul_(2)
+        with torch.cuda.stream(streams[1]), pytest.raises(RaceError, match="mul_"):
+            matrix.to_dense()
+
+
+def test_copies_of_sparse_tensors_are_not_in_flight() -> None:
+    """Indices that are not valid would end the process."""
+    with torchdevice.simulate(asynchronous=True):
+        matrix = torch.eye(4, device="cuda").to_sparse()
+        host = matrix.to("cpu", non_blocking=True)
+        assert torch.equal(host.to_dense(), torch.eye(4)) and host.device.type == "cpu"
+        there = host.to("cuda", non_blocking=True) @ torch.ones(4, 1, device="cuda")
+        assert torch.equal(there.cpu(), torch.ones(4, 1))
+
+
+def test_what_cuda_lacks_for_sparse_tensors_is_refused() -> None:
+    with torchdevice.simulate():
+        matrix, vectors = torch.eye(4).to_sparse_csr().cuda(), torch.ones(4, 2, device="cuda")
+        assert torch.equal(torch.sparse.mm(matrix, vectors), vectors) and matrix.sum([1], keepdim=True).shape == (4, 1)
+        with pytest.raises(
+            NotImplementedError, match="'aten::_sparse_mm_reduce_impl' with arguments from the 'SparseCsrCUDA'"
+        ):
+            torch.sparse.mm(matrix, vectors, "mean")
+
+
+def test_a_lost_device_refuses_sparse_tensors_too() -> None:
+    with torchdevice.simulate():
+        matrix = torch.eye(4, device="cuda").to_sparse()
+        with pytest.raises(torch.AcceleratorError):
+            torch.ones(2, device="cuda")[torch.tensor([7], device="cuda")]
+        with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+            matrix * 2
 
 
 def test_printing_names_the_device() -> None:

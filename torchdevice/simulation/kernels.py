@@ -154,15 +154,17 @@ def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
         )
 
 
-def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the compressed indices, the plain indices and the values of a CSR, CSC, BSR or BSC tensor."""
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the indices and values of a COO tensor, or the compressed indices, plain indices and values of another."""
+    if tensor.is_sparse:
+        return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
 def make_compressed(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the parts that :func:`parts_of` returns, on their device, with the shape of ``like``."""
+    """Return a compressed tensor of what :func:`parts_of` returns, on its device, with the shape of ``like``."""
     compressed, plain, values = parts
     return torch.ops.aten._sparse_compressed_tensor_unsafe(
         compressed, plain, values, like.shape, dtype=values.dtype, layout=like.layout, device=values.device

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchdevice.context import Context
 from torchdevice.devices.stream_order import COLLECTIVES, Stream, StreamObserver
-from torchdevice.simulation.kernels import index_of
+from torchdevice.simulation.kernels import index_of, parts_of
 
 Clock = dict[Stream, int]
 
@@ -154,24 +154,41 @@ def touched(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any)
     reads = not _METADATA_ONLY.fullmatch(schema.name)
     given = given_to(op, args, kwargs)
     seen = set()
+    parts = set()
     for argument in schema.arguments:
         writes = argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in of_device(given.get(argument.name)):
+        for tensor in _tensors(given.get(argument.name)):
             seen.add(id(tensor))
-            if writes or reads:
-                yield tensor, writes
-    for tensor in of_device(result):
+            for part in _with_memory(tensor):
+                if part is not tensor:
+                    parts.add(part.untyped_storage().data_ptr())
+                if writes or reads:
+                    yield part, writes
+    for tensor in _tensors(result):
         if id(tensor) not in seen:
-            yield tensor, True
+            for part in _with_memory(tensor):
+                # What a sparse tensor has in common with an argument is not made by the call.
+                if part is tensor or part.untyped_storage().data_ptr() not in parts:
+                    yield part, True
 
 
 def of_device(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of the device with elements among some values."""
+    """Yield the tensors of the device with elements among some values; of a sparse tensor its indices and values."""
+    for tensor in _tensors(value):
+        yield from _with_memory(tensor)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if value is None or isinstance(value, (int, float, str)):
         return
     for each in (value,) if isinstance(value, torch.Tensor) else tree_leaves(value):
-        if isinstance(each, torch.Tensor) and each.layout is torch.strided and index_of(each) >= 0 and each.numel():
+        if isinstance(each, torch.Tensor) and index_of(each) >= 0:
             yield each
+
+
+def _with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    parts = (tensor,) if tensor.layout is torch.strided else parts_of(tensor)
+    return (part for part in parts if part.numel())
 
 
 def host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | None:
@@ -185,10 +202,12 @@ def host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | Non
 def is_in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> bool:
     """Return whether a copy between the host and the device goes on after its call: of page-locked memory only.
 
-    torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``.
+    torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``. Copies of COO tensors count as done.
     """
     host = host_side(op, args, result)
     if host is None or not given_to(op, args, kwargs).get("non_blocking"):
+        return False
+    if host.layout is not torch.strided:  # kernels of the CPU end the process where indices are not valid
         return False
     return (op._schema.name == "aten::_to_copy" and host is result) or context.is_pinned(host)
 

@@ -100,13 +100,13 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 
-def missing_on_cuda(operator: str) -> str:
+def missing_on_cuda(operator: str, backend: str = "CUDA") -> str:
     """Return torch's text for an operator that CUDA lacks (aten/src/ATen/core/dispatch/OperatorEntry.cpp)."""
     return (
-        f"Could not run '{operator}' with arguments from the 'CUDA' backend. This could be because the operator "
+        f"Could not run '{operator}' with arguments from the '{backend}' backend. This could be because the operator "
         f"doesn't exist for this backend, or was omitted during the selective/custom build process (if using custom "
         f"build). If you are a Facebook employee using PyTorch on mobile, please visit https://fburl.com/ptmfixes for "
-        f"possible resolutions. '{operator}' is only available for these backends: [CPU]."
+        f"possible resolutions. '{operator}' is only available for these backends: [{backend.replace('CUDA', 'CPU')}]."
     )
 
 
@@ -204,6 +204,13 @@ def cpu_only_operators() -> frozenset[str]:
     found = missing_operators("CUDA").items()
     names = {name for name, reported in found if "CPU" in table[reported if reported in table else name].keys}
     return frozenset(name for name in names if "_for_cpu" not in name) - _WITHIN_COMPILED_GRAPHS
+
+
+@functools.cache
+def cpu_only_sparse_operators() -> frozenset[str]:
+    """Return the operators on compressed sparse tensors that have a kernel for the CPU and none for CUDA."""
+    keys = {name: {*entry.keys} for name, entry in _table().items()}
+    return frozenset(name for name, each in keys.items() if "SparseCsrCPU" in each and "SparseCsrCUDA" not in each)
 
 
 _WITHIN_COMPILED_GRAPHS = {"_functional_assert_async.msg", "_make_dep_token"}

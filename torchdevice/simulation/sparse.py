@@ -14,7 +14,7 @@ import torch
 from torch._C import DispatchKey
 from torch.utils import _pytree as pytree
 
-from torchdevice.simulation import placement
+from torchdevice.simulation import enforcement, placement
 from torchdevice.simulation.allocator import fresh, meaning, with_bits
 from torchdevice.simulation.kernels import (
     aliased,
@@ -24,6 +24,7 @@ from torchdevice.simulation.kernels import (
     parts_of,
     without_mode,
 )
+from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
 from torchdevice.simulation.relabel import on_cpu
 from torchdevice.torch_internals import registrations_for_dispatch_key
 
@@ -122,6 +123,19 @@ def _of_parts(op: Any, key: Any = DispatchKey.SparseCPU) -> Callable[..., Any]:
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator, while somebody looks where somebody does, or raise what CUDA raises for it."""
+    if op.name().removeprefix("aten::") in cpu_only_sparse_operators() and enforcement.stands_for_cuda():
+        raise NotImplementedError(missing_on_cuda(op.name(), "SparseCsrCUDA"))
+    if enforcement.watching:
+        if any(index_of(each) >= 0 for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)):
+            enforcement.check_alive()
+        looking = enforcement.recorder()
+        if looking is not None:
+            return enforcement.record(looking, op, functools.partial(_run_on_cpu, op), args, kwargs)
+    return _run_on_cpu(op, *args, **kwargs)
+
+
+def _run_on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on CPU tensors that share the memory, and update the sparse tensors that it wrote to."""
     leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     index = max((index_of(each) for each in leaves), default=-1)
