@@ -35,6 +35,17 @@ def bfloat16(kind: str) -> torch.dtype:
     return torch.bfloat16 if kind != "cpu" or computes_in_bfloat16() else torch.float32
 
 
+@pytest.mark.parametrize("spelling", [lambda: torch.autocast("cuda", dtype=torch.float16), torch.cuda.amp.autocast])
+def test_a_region_casts_the_weights_of_its_beginning(cuda: torchdevice.Scope, spelling: Any) -> None:
+    """Whatever is cached of the casts of weights ends with the region."""
+    weight, x = torch.nn.Parameter(torch.ones(4, 4, device="cuda")), torch.ones(2, 4, device="cuda")
+    for expected in (4, 8, 16):
+        with spelling():
+            assert float((x @ weight).detach()[0, 0]) == expected
+        with torch.no_grad():
+            weight *= 2
+
+
 class TestAutocast:
     @pytest.mark.parametrize(
         "context",

@@ -24,9 +24,11 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import torchdevice
+from torchdevice import thread_state
+from torchdevice.compile import torch_compile
 from torchdevice.devices import cpu as cpu_runtime
 from torchdevice.devices import module as module_runtime
-from torchdevice.errors import UnknownTargetError
+from torchdevice.errors import NotSupportedError, UnknownTargetError
 
 STREAMS_IN_GRAPHS = torch.__version__ >= "2.11"
 """torch 2.10 makes no streams or events in a graph, on CUDA neither."""
@@ -507,6 +509,25 @@ class TestTracing:
                 torch.export.export(model, (x,)), package_path=str(tmp_path / "m.pt2")
             )
             assert torch.allclose(torch._inductor.aoti_load_package(path)(x), model(x), atol=1e-6)
+
+    @pytest.mark.one_engine
+    @pytest.mark.parametrize("options", [{"target": "simulated:cuda:2"}, {"target": "mps-on-simulated"}], ids=str)
+    def test_packaging_for_a_simulated_device_is_refused(self, options: dict[str, Any]) -> None:
+        with torchdevice.portable(**options):
+            model, x = torch.nn.Linear(4, 2).cuda(), torch.rand(3, 4, device="cuda")
+            exported = torch.export.export(model, (x,))
+            for compile_ahead in (
+                lambda: torch._inductor.aoti_compile_and_package(exported),
+                lambda: torch._inductor.aot_compile(exported.module(), (x,)),
+            ):
+                with pytest.raises(NotSupportedError, match=r"AOTInductor.*package the model on the CPU"):
+                    compile_ahead()
+            given = (torch.nn.Identity(), (torch.ones(2),))
+            context = thread_state.state.context
+            assert context is not None
+            assert (
+                torch_compile._compile_ahead(context, lambda *passed: passed, *given) == given
+            )  # a model of the CPU's
 
     @pytest.mark.sampled(1)
     def test_dtensor_with_fake_tensors(self, target: str, tmp_path: Path) -> None:

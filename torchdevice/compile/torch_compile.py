@@ -8,14 +8,18 @@ code is to be made, and torch keeps the answers for the rest of the process.
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchdevice import thread_state
 from torchdevice.compile.dynamo import WHEN_IMPORTED, truthfully
 from torchdevice.context import Context
+from torchdevice.engines.rewriters import native_device
 from torchdevice.fidelity import Fidelity
+from torchdevice.importing import WhenImported
 from torchdevice.patching import (
     Patch,
     replaced_function,
@@ -54,6 +58,23 @@ def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
     return [name for name, value in options.items() if name.startswith("triton.") and value]
 
 
+def _compile_ahead(context: Context, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """``compile_fx_aot``: refuse a model of a device that AOTInductor cannot write code for."""
+    if not context.runtime.compiles_ahead:
+        held = [*getattr(model, "parameters", list)(), *getattr(model, "buffers", list)()]
+        tensors = [each for each in pytree.tree_leaves((inputs, held)) if isinstance(each, torch.Tensor)]
+        if any(native_device(each).type == context.device_type for each in tensors):
+            thread_state.refuse("AOTInductor", _NOT_AHEAD)
+    return original(model, inputs, *args, **kwargs)
+
+
+_NOT_AHEAD = "Export and package the model on the CPU, in torchdevice.portable('cpu'), or use torch.compile()."
+
+
+def _patches_of_inductor(module: ModuleType) -> list[Patch]:
+    return [replaced_function(module, "compile_fx_aot", _compile_ahead)]
+
+
 def patches() -> list[Patch]:
     """Return the patches of ``torch.compile``, ``torch.export``, Dynamo and the functions that ask about Triton."""
     triton = importlib.import_module("torch.utils._triton")
@@ -62,5 +83,6 @@ def patches() -> list[Patch]:
         replaced_function(torch, "compile", _compile),
         replaced_function(importlib.import_module("torch.export"), "export", _export),
         WHEN_IMPORTED,
+        WhenImported("torch._inductor.compile_fx", _patches_of_inductor),
         *(replaced_in_importers(triton, name, truthfully) for name in questions),
     ]

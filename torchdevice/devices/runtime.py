@@ -93,6 +93,7 @@ class Runtime:
         compiles: Whether Inductor makes code for the device.
         compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
         synchronizes_batch_norm: Whether torch allows ``SyncBatchNorm`` on the device, and has its kernels.
+        compiles_ahead: Whether AOTInductor has code for the device.
         makes_triton_code: Whether Inductor's code for the device is written in Triton.
         torch_knows_current: Whether torch completes a device without an ordinal by the thread's current device.
         folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
@@ -132,6 +133,7 @@ class Runtime:
     compiles = True
     compiles_flex_backward = True
     synchronizes_batch_norm = True
+    compiles_ahead = True
     makes_triton_code = False
     torch_knows_current = True
     folds_ordinals = True

@@ -98,8 +98,9 @@ def clear_cache() -> None:
 def _is_weight(value: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether torch caches the cast of a tensor: of a leaf in float32 that requires a gradient.
 
-    Outside of a scope nothing tells where a region of autocast ends, so nothing is cached there.
+    Outside of a scope on the device nothing tells where a region of autocast ends, so nothing is cached there.
     """
+    context = thread_state.state.context
     return (
         value.dtype is torch.float32
         and value.requires_grad
@@ -108,7 +109,8 @@ def _is_weight(value: torch.Tensor, dtype: torch.dtype) -> bool:
         and dtype is not torch.float32
         and not value._is_view()
         and torch.is_autocast_cache_enabled()
-        and thread_state.state.context is not None
+        and context is not None
+        and context.device_type == KIND
         and not _is_cached_tensor(value)
     )
 

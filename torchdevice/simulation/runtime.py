@@ -85,6 +85,7 @@ class SimulatedRuntime(Runtime):
     generator_type = random.Generator
     has_handles = True
     draws_on_cpu = True
+    compiles_ahead = False
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
