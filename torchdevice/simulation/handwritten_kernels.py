@@ -14,6 +14,7 @@ import torch
 import torch.nn.attention
 from torch._C import DispatchKey
 
+from torchdevice import thread_state
 from torchdevice.simulation import enforcement, random
 from torchdevice.simulation.allocator import fresh, has_no_values, host_waited, meant
 from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
@@ -92,10 +93,11 @@ def _name(index: int) -> str:
     return "cpu" if index < 0 else f"{enforcement.KIND}:{index}"
 
 
-def _count(source: torch.Tensor, destination: torch.Tensor) -> None:
+def _count(source: torch.Tensor, destination: torch.Tensor, *, waits: bool = True) -> None:
+    """Count a copy between devices. One to the host makes the host wait, unless the program asked for another."""
     one, other = index_of(source), index_of(destination)
     if one != other:
-        if other < 0:
+        if other < 0 and waits:
             host_waited()
         route = (_name(one), _name(other))
         copies[route] += 1
@@ -112,30 +114,40 @@ def _to_copy(
     if device is not None and device.type != enforcement.KIND:
         if device.type != "cpu":
             return result.to(device)
-        destination, index = result, -1
+        destination = _pinned(result) if non_blocking else result
     else:
-        index = index_of(self) if device is None else _index(device)
-        destination = fresh(result, index)
-    _count(self, destination)
+        destination = fresh(result, index_of(self) if device is None else _index(device))
+    _count(self, destination, waits=not non_blocking)
     return destination
+
+
+def _pinned(result: torch.Tensor) -> torch.Tensor:
+    """Return the result of a copy that the host does not wait for as page-locked, as torch allocates it for CUDA."""
+    context = thread_state.state.context
+    return result if context is None or context.options.written_for == "mps" else context.pin(result)
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if index_of(tensor) < 0 else aliased(tensor)
 
 
+def _is_page_locked(tensor: torch.Tensor) -> bool:
+    context = thread_state.state.context
+    return context is not None and context.is_pinned(tensor)
+
+
 @special("copy_")
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if self.is_meta or source.is_meta:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-    _count(source, self)
+    _count(source, self, waits=not (non_blocking and _is_page_locked(self)))
     _copy(_memory(self), _memory(source))
     return self
 
 
 @special("_copy_from")
 def _copy_from(self: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return _copy_(destination, self)
+    return _copy_(destination, self, non_blocking)
 
 
 @special("_copy_from_and_resize")
