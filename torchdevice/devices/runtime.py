@@ -201,6 +201,9 @@ class Runtime:
     def leave_thread(self, entry: Any) -> None:
         """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone before."""
 
+    def clear_autocast_cache(self) -> None:
+        """Drop the casts of weights: the outermost region of autocast has ended."""
+
     def after_backward(self) -> None:
         """Bring this thread in line with its entries after the autograd engine, which restores what hooks changed."""
 

@@ -22,6 +22,7 @@ from torchdevice.devices.runtime import MEMORY_FRACTION, Mark, Memory, Runtime
 from torchdevice.simulation import (
     allocator,
     allocator_settings,
+    autocast,
     backend,
     enforcement,
     handwritten_kernels,
@@ -144,8 +145,12 @@ class SimulatedRuntime(Runtime):
             _end(entry.context)
             sanitizer.end(entry.context)
             stream_uses.end(entry.context)
+            autocast.clear_cache()
         _thread.entries.discard(entry)
         _settle_multithreading()
+
+    def clear_autocast_cache(self) -> None:
+        autocast.clear_cache()
 
     def after_backward(self) -> None:
         # The engine has put torch's setting back to what it was when backward began, also where a hook left the scope.
