@@ -5,8 +5,11 @@ With --check one of the devices, drawn by --seed, is run, and its column is comp
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,21 +19,36 @@ from torchdevice.cli import selftest
 
 PAGE = Path(__file__).with_name("matrix.md")
 
-TARGETS = ("cpu", "simulated:cuda", "simulated:mps", "mps-on-simulated")
+OUT_OF_TREE = "npu_like"
+"""A backend of the tests, for which torch has one place in a process: it runs in a process of its own."""
+
+TARGETS = ("cpu", "simulated:cuda", "simulated:mps", "mps-on-simulated", OUT_OF_TREE)
 
 HEADER = """# Features by device
 
 Made by `python docs/make_matrix.py`; do not edit. Each cell is the result of a check of
 `torchdevice doctor --selftest` on the device: whether it passed, and whether calls in it ran on the CPU because the
-device cannot make them. `mps-on-simulated` is the runtime of MPS on [a simulated Mac](mps.md). No column is of a real
-accelerator, because none has run ([where it has run](platforms.md)).
+device cannot make them. `mps-on-simulated` is the runtime of MPS on [a simulated Mac](mps.md). `npu_like` is the
+runtime of [PrivateUse1 backends](runtimes.md) on a backend of the tests, which computes in CPU memory. No column is of
+a real accelerator, because none has run ([where it has run](platforms.md)).
 
 """
 
 
 def column(target: str) -> dict[str, str]:
     """Run the checks on a target, and return a cell for each feature."""
-    return {result.feature: _cell(result) for result in selftest.run(target)}
+    results = _run_out_of_tree() if target == OUT_OF_TREE else selftest.run(target)
+    return {result.feature: _cell(result) for result in results}
+
+
+def _run_out_of_tree() -> list[selftest.Result]:
+    folder = PAGE.parents[1] / "tests" / "out_of_tree"
+    path = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
+    command = [sys.executable, "-m", "torchdevice", "doctor", "--selftest", "--json", "--target", OUT_OF_TREE]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    if not done.stdout:
+        raise RuntimeError(f"the checks on {OUT_OF_TREE!r} did not run: {done.stderr}")
+    return [selftest.Result(**result) for result in json.loads(done.stdout)["results"]]
 
 
 def _cell(result: selftest.Result) -> str:

@@ -67,13 +67,31 @@ REHEARSALS = 40
 """How many of them a sample has."""
 
 
+OUT_OF_TREE = "npu_like"
+"""The target that is a backend of its own, for which torch has one place in a process. No simulated device is there."""
+
+OUT_OF_TREE_PATH = Path(__file__).with_name("out_of_tree")
+"""The folder from which ``import torch`` loads that backend where the folder is on the path."""
+
+
+ALONE = pytest.mark.lacked_by(OUT_OF_TREE, "simulated device beside it, which the test compares with")
+"""Marks a contract test that simulates a device too."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let scopes of the tests, and of processes that they start, use the chosen engine."""
     os.environ["TORCHDEVICE_ENGINE"] = config.getoption("--engine")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Register the simulated device before any snapshot, because torch cannot undo the registration."""
+    """Register the simulated device or the out-of-tree one before any snapshot, because torch cannot undo that."""
+    if session.config.getoption("--targets") == OUT_OF_TREE:
+        sys.path.insert(0, str(OUT_OF_TREE_PATH))
+        os.environ["PYTHONPATH"] = os.pathsep.join((str(OUT_OF_TREE_PATH), os.environ.get("PYTHONPATH", "")))
+        import npu_like
+
+        npu_like.autoload()
+        return
     with torchdevice.simulate():
         pass
 
@@ -85,12 +103,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="sample",
         help="run a seeded sample of the large sweeps (the default) or all of them",
     )
-    parser.addoption("--targets", default=None, help="devices on which the contract tests run, separated by commas")
+    targets = "devices on each of which every contract test runs, separated by commas; by default each test runs on one"
+    parser.addoption("--targets", default=None, help=targets)
     engines = ("mode", "wrap", "auto")
     parser.addoption("--engine", choices=engines, default="mode", help="the engine of scopes that name none")
-    parser.addoption(
-        "--one-target", action="store_true", help="run each test on one of the targets, drawn with --sweep-seed"
-    )
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
 
 
@@ -110,13 +126,24 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what a sample of the sweeps does not contain, unless the sweeps are complete."""
+    if config.getoption("--targets") == OUT_OF_TREE:
+        on_it = [item for item in items if sweeping.parameters(item).get("target") == OUT_OF_TREE]
+        config.hook.pytest_deselected(items=[item for item in items if item not in on_it])
+        items[:] = on_it
     if config.getoption("--sweep") == "full":
         return
     seed = config.getoption("--sweep-seed")
-    fewer = items if config.getoption("--targets") else sweeping.few_of("target", REHEARSED, items, seed, REHEARSALS)
-    kept = sweeping.sample(sweeping.on_one_target(fewer, seed) if config.getoption("--one-target") else fewer, seed)
+    kept = sweeping.sample(items if config.getoption("--targets") else _on_their_targets(items, seed), seed)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _on_their_targets(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """Return the tests: each on one of its targets, and a few on the rehearsed one too."""
+    rehearsed = {item for item in items if sweeping.parameters(item).get("target") == REHEARSED}
+    few = rehearsed.intersection(sweeping.few_of("target", REHEARSED, items, seed, REHEARSALS))
+    kept = few.union(sweeping.on_one_target([item for item in items if item not in rehearsed], seed))
+    return [item for item in items if item in kept]
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import ALONE
 
 import torchdevice
 from torchdevice.devices import cpu
@@ -131,6 +132,7 @@ class TestAutocast:
                 product()
             torch.amp.GradScaler("cuda")
 
+    @ALONE
     @pytest.mark.parametrize("option", ["auto", "bfloat16", "float32"])
     @pytest.mark.parametrize("has_instructions", [True, False])
     def test_what_float16_is_on_a_cpu(

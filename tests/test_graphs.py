@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import plain_torch
+from conftest import ALONE, plain_torch
 
 import torchdevice
 
@@ -205,6 +205,7 @@ def test_a_capture_that_is_not_ended_ends_with_the_scope(chosen: str) -> None:
     assert x.tolist() == [0.0, 0.0]
 
 
+@ALONE
 @pytest.mark.parametrize(
     "waits",
     [lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: bool(x.any()), lambda x: x[x > 0], torch.unique],
@@ -239,6 +240,7 @@ def test_annotations_are_off_although_cudas_bindings_are_there(monkeypatch: pyte
     assert y.tolist() == [2.0, 2.0] and not annotations.get_kernel_annotations()
 
 
+@ALONE
 def test_a_replay_draws_from_the_states_of_the_capture() -> None:
     with torchdevice.simulate():
         generator, graph = torch.cuda.default_generators[0], torch.cuda.CUDAGraph()

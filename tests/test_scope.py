@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import failing_half_way, run_python
+from conftest import OUT_OF_TREE, failing_half_way, run_python
 from torch.overrides import TorchFunctionMode
 
 import torchdevice
@@ -368,7 +368,7 @@ class TestEnable:
 
 
 class TestThreads:
-    def test_unrelated_threads_see_plain_torch(self, no_cuda_build: bool) -> None:
+    def test_unrelated_threads_see_plain_torch(self, no_cuda_build: bool, kind: str) -> None:
         ready, go = threading.Event(), threading.Event()
         seen: dict[str, Any] = {}
 
@@ -401,7 +401,7 @@ class TestThreads:
             "initialized": False,
             "version": torch.version.cuda,
             "binding": not no_cuda_build,
-            "accelerator": False,
+            "accelerator": kind == OUT_OF_TREE,
         }
 
     def test_a_thread_keeps_its_scope_after_the_starter_has_left(self) -> None:

@@ -1,7 +1,7 @@
-"""``torch.accelerator`` on CPU targets and simulated devices, for ``torch/accelerator``.
+"""``torch.accelerator`` on all targets but XPU, for ``torch/accelerator``.
 
 The accelerator is the one that the program is written for: in a program written for CUDA, ``torch.accelerator`` answers
-as on a CUDA machine. On other targets (MPS, XPU, PrivateUse1) torch's own functions answer.
+as on a CUDA machine. On XPU torch's own functions answer.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ package, and it never makes the import of torch fail.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -31,6 +32,7 @@ def _enable() -> None:
 
     if activation.current() is not None:
         return
+    _load_backends()
     enabled = activation.enable_chosen(options.chosen(options.from_environment()), propagate=False)
     if run_folder.path() is None:
         os.environ.pop(REPORT, None)
@@ -41,10 +43,22 @@ def _enable() -> None:
         processes.follow(enabled.journal, enabled.report)
 
 
+def _load_backends() -> None:
+    """Load the backends that torch would load after this package, because one of them may be the target.
+
+    torch calls their entry points again, so an error is torch's to raise.
+    """
+    from importlib.metadata import entry_points
+
+    names = [each.name for each in entry_points(group="torch.backends")]
+    own = names.index("torchdevice") if "torchdevice" in names else len(names)
+    for backend in list(entry_points(group="torch.backends"))[own + 1 :]:
+        with contextlib.suppress(Exception):
+            backend.load()()
+
+
 def _report(error: Exception) -> None:
     """Print one line: why there is no scope, and what to do."""
-    import contextlib
-
     reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
     line = (
         f"torchdevice: {SWITCH}={os.environ[SWITCH]} asks for a scope, which could not be activated: {reason}. "

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from torchdevice.devices.runtime import Mark, Memory, Runtime
+from torchdevice.devices import parameter_data
+from torchdevice.devices.runtime import Mark, Memory, Runtime, device_of
 from torchdevice.errors import NotSupportedError
 
 
@@ -17,14 +21,36 @@ class ModuleRuntime(Runtime):
     when a program needs it.
     """
 
-    pins_memory = True
     takes_device_ids = True
     is_asynchronous = True
     is_integrated = False
 
     def __init__(self, device_type: str):
         self.device_type = device_type
-        self.makes_triton_code = device_type in ("cuda", "xpu")
+        # torch.accelerator asks an out-of-tree backend's C++ code, which may lack what the backend's module has.
+        self.makes_triton_code = self.is_torch_accelerator = self._is_in_tree = device_type in ("cuda", "xpu")
+
+    @property
+    def rewriters(self) -> Mapping[Any, Any]:
+        return {} if self._is_in_tree else parameter_data.REWRITERS
+
+    def compiler(self, gm: torch.fx.GraphModule, *, computes: bool) -> Callable[..., Any] | str | None:
+        from torch._inductor.codegen import common  # takes long, and is imported already where a graph is compiled
+
+        common.init_backend_registration()
+        if common.get_scheduling_for_device(self.device_type) is None:
+            return f"Inductor makes no code for {self.device_type!r}"
+        return None
+
+    @functools.cached_property
+    def pins_memory(self) -> bool:  # type: ignore[override]
+        """Whether the backend has an allocator of page-locked memory, which torch asks for in C++."""
+        with torch._C.DisableTorchFunction():
+            try:
+                torch.ops.aten.empty.memory_format([1], device=device_of("cpu", None), pin_memory=True)
+            except NotImplementedError:
+                return False
+        return True
 
     @property
     def module(self) -> Any:
@@ -93,3 +119,12 @@ class ModuleRuntime(Runtime):
     def supports_bfloat16(self) -> bool:
         function = getattr(self.module, "is_bf16_supported", None)
         return True if function is None else function()
+
+    def out_of_memory(self, error: BaseException) -> str | None:
+        text = str(error)
+        found = _SAYS_OUT_OF_MEMORY.match(text) if isinstance(error, RuntimeError) else None
+        return None if found is None else text[found.end() :].strip()
+
+
+_SAYS_OUT_OF_MEMORY = re.compile(r"(?:\w+:? ){,2}out of memory\b[.:,]?", re.IGNORECASE)
+"""How errors of backends' allocators begin: ``XPU out of memory. Tried to allocate 2.00 GiB``."""

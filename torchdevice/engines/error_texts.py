@@ -24,11 +24,12 @@ def reword(context: Context, error: BaseException) -> None:
     if not error.args or not isinstance(error.args[0], str):
         return
     _rename_device(context, error)
-    if isinstance(error, torch.OutOfMemoryError):
-        _tell_observers(context, error)
-        return
     text = _out_of_memory_text(context, error)
-    if text is not None:
+    if isinstance(error, torch.OutOfMemoryError):
+        if text is not None:
+            error.args = (text,)
+        _tell_observers(context, error)
+    elif text is not None:
         as_cuda = torch.OutOfMemoryError(text)
         _tell_observers(context, as_cuda)
         raise as_cuda from error
@@ -54,7 +55,7 @@ def _out_of_memory_text(context: Context, error: BaseException) -> str | None:
     text = context.runtime.out_of_memory(error)
     if text is None or text.startswith("CUDA out of memory."):
         return text
-    return f"CUDA out of memory. {text}({context.family} stands in.)"
+    return f"CUDA out of memory. {text.rstrip()} ({context.family} stands in.)"
 
 
 def _rename_device(context: Context, error: BaseException) -> None:

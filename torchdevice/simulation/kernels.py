@@ -149,7 +149,7 @@ def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
             fresh(tensor._values(), index),
             dtype=tensor.dtype,
             layout=torch.sparse_coo,
-            device=torch.device("simulated", index),
+            device=torch.device(enforcement.KIND, index),
             is_coalesced=tensor.is_coalesced(),
         )
 

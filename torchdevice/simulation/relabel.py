@@ -13,8 +13,8 @@ import ctypes
 
 import torch
 
+from torchdevice.devices.fields import offset_of
 from torchdevice.errors import NoValueError
-from torchdevice.simulation.fields import offset_of
 from torchdevice.torch_internals import require
 
 _export = require(torch._C, "_to_dlpack")

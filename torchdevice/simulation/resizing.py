@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from torchdevice.devices.fields import field, offset_of
 from torchdevice.simulation import allocator
 from torchdevice.simulation.enforcement import KIND
-from torchdevice.simulation.fields import field, offset_of
 from torchdevice.simulation.relabel import on_device
 from torchdevice.torch_internals import require
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch.utils.dlpack import DLDeviceType
 
 from torchdevice.context import Context
+from torchdevice.devices import parameter_data
 from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.fidelity import Fidelity
-from torchdevice.on_cpu.doubles import HostDouble
 from torchdevice.simulation import enforcement
 from torchdevice.simulation.allocator import has_no_values, meaning
-from torchdevice.simulation.fields import field, offset_of
-from torchdevice.torch_internals import require
-
-_WORDS = 24
-"""The words of a tensor that are looked at."""
 
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -49,45 +43,6 @@ def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return func(*args, **kwargs)
 
 
-def _is_compatible(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """``torch._has_compatible_shallow_copy_type``, which ``Module.to`` asks before it sets ``parameter.data``.
-
-    :func:`_set_data` makes the assignment possible.
-    """
-    return func(*args, **kwargs) or _changes_kind(*args)
-
-
-def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """``tensor.data = value``, which torch refuses between the CPU and an out-of-tree backend.
-
-    CUDA allows it, and ``Module.to`` and FSDP rely on it to keep parameters the same objects. Torch compares the
-    dispatch keys of the two before it gives the tensor all that the value has, its keys too. So the tensor gets them
-    first.
-    """
-    tensor, value = args
-    if not isinstance(value, torch.Tensor) or not _changes_kind(tensor, value):
-        return func(*args, **kwargs)
-    with torch._C.DisableTorchFunction():
-        keys = field(tensor._cdata, _offset_of_keys())
-        before, keys.value = keys.value, _keys(value)
-        try:
-            func(*args, **kwargs)
-        except BaseException:
-            keys.value = before
-            raise
-
-
-def _keys(tensor: torch.Tensor) -> int:
-    return require(torch._C, "_dispatch_keys")(tensor).raw_repr()
-
-
-@functools.cache
-def _offset_of_keys() -> int:
-    """Return the offset of the dispatch keys in a tensor, in bytes."""
-    tensors = [torch.empty(0, device="cpu"), torch.empty(0, device="meta")]
-    return offset_of("c10::TensorImpl::key_set_", [each._cdata for each in tensors], [*map(_keys, tensors)], _WORDS)
-
-
 def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """``Tensor.share_memory_``, which does nothing for an out-of-tree backend and is therefore reported."""
     context.report("Tensor.share_memory_", "nothing: other processes get copies", Fidelity.APPROXIMATE)
@@ -115,14 +70,6 @@ def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     return (DLDeviceType.kDLExtDev, device.index) if device.type == enforcement.KIND else func(*args, **kwargs)
 
 
-def _changes_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if isinstance(one, HostDouble) or isinstance(other, HostDouble):
-        return False
-    with torch._C.DisableTorchFunction():
-        kinds = {one.device.type, other.device.type}
-    return kinds == {"cpu", enforcement.KIND}
-
-
 _NAMING_DEVICES = (
     torch.Tensor.numpy,
     torch.Tensor.set_,
@@ -141,8 +88,7 @@ TABLE = {
     torch.Tensor.__repr__: _repr,
     torch.Tensor.__format__: _repr,
     **dict.fromkeys(_NAMING_DEVICES, _seen),
-    require(torch, "_has_compatible_shallow_copy_type"): _is_compatible,
-    torch.Tensor.data.__set__: _set_data,
+    **parameter_data.REWRITERS,
     torch.sparse_coo_tensor: _sparse_coo_tensor,
     torch.Tensor.__dlpack_device__: _dlpack_device,
     torch.Tensor.is_shared: _is_shared,

@@ -30,8 +30,12 @@ def _init_ddp(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """``DistributedDataParallel``: drop ``device_ids`` and ``output_device``, which torch refuses for a CPU module."""
-    if not context.runtime.takes_device_ids:
+    """``DistributedDataParallel``: drop ``device_ids`` and ``output_device`` where they name no device of the target.
+
+    Torch refuses them for a CPU module, and they may be ordinals of devices that the scope advertises beyond the real
+    ones.
+    """
+    if not context.runtime.takes_device_ids or context.device_count > context.runtime.device_count():
         device_ids = output_device = None
     original(self, module, device_ids, output_device, *args, **kwargs)
     context.runtime.serve_reducer(self)

@@ -1,0 +1,88 @@
+"""A backend of torch that is not the simulated device's: the PrivateUse1 device ``npu_like``, in CPU memory.
+
+``import torch`` loads it through its entry point, as it loads public backends, where this folder is on the path. Its
+kernels are those of the simulated device under another name. They ask no scope: torch runs them for any program, and a
+scope of the package sees a device that only follows the conventions of device modules.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.simulation import enforcement
+
+# The modules below read the name when they are imported.
+enforcement.KIND = "npu_like"
+
+from torchdevice.devices.cpu import bytes_wanted  # noqa: E402
+from torchdevice.devices.module import ModuleRuntime  # noqa: E402
+from torchdevice.devices.registry import register_runtime  # noqa: E402
+from torchdevice.simulation import backend, guard, handwritten_kernels, kernels, random, resizing, sharing  # noqa: E402
+
+
+class _Runtime(ModuleRuntime):
+    """What differs from the convention: generators, for which torch asks a backend in C++ only, and no queue."""
+
+    is_asynchronous = False
+    generator_type = random.Generator
+    draws_on_cpu = True
+
+    def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
+        return random.Generator(index) if cls is torch._C.Generator else random.own(cls, index)
+
+    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
+        return random.numbers_of(generator)
+
+
+def _in_its_memory(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that raises the device's error where the host's memory runs out."""
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except RuntimeError as error:
+            wanted = bytes_wanted(error)
+            if wanted is None:
+                raise
+            raise torch.npu_like.out_of_memory(wanted, torch.npu_like.memory_allocated()) from None
+
+    # Tracebacks leave out frames of the package, as there are none of a backend in C++.
+    run.__code__ = run.__code__.replace(co_filename=kernels.__file__)
+    return run
+
+
+def autoload() -> None:
+    """Register the device with torch, unless it is registered already."""
+    if hasattr(torch, enforcement.KIND):
+        return
+    from npu_like import device_module
+
+    enforcement.machine = lambda: None  # no scope is asked what the device refuses
+    enforcement.check_scope = lambda: None
+    enforcement.memory_limits = device_module.memory_limits
+    enforcement.error_of_mps = lambda wanted, allocated, *_: device_module.out_of_memory(wanted, allocated)
+    setup: Any = torch.utils.backend_registration._setup_privateuseone_for_python_backend
+    setup(enforcement.KIND, device_module, backend._Hooks(), guard.Guard())
+    backend._guard_storage()
+    resizing.register()
+    sharing.register()
+    _register_kernels()
+    register_runtime(_Runtime(enforcement.KIND))
+
+
+def _register_kernels() -> None:
+    special, make = handwritten_kernels.SPECIAL, kernels.kernel_of
+    special.update({name: _in_its_memory(kernel) for name, kernel in special.items() if name.startswith("empty")})
+    kernels.kernel_of = lambda op: _in_its_memory(make(op))
+    backend._register_kernels()
+    registered.extend(backend._libraries)
+    backend._libraries.clear()  # so that the simulated device sees that torch's place for a backend is taken
+
+
+registered: list[Any] = []
+"""What torch has the kernels from: they stay for the process."""
