@@ -103,12 +103,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="sample",
         help="run a seeded sample of the large sweeps (the default) or all of them",
     )
-    parser.addoption("--targets", default=None, help="devices on which the contract tests run, separated by commas")
+    targets = "devices on each of which every contract test runs, separated by commas; by default each test runs on one"
+    parser.addoption("--targets", default=None, help=targets)
     engines = ("mode", "wrap", "auto")
     parser.addoption("--engine", choices=engines, default="mode", help="the engine of scopes that name none")
-    parser.addoption(
-        "--one-target", action="store_true", help="run each test on one of the targets, drawn with --sweep-seed"
-    )
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
 
 
@@ -135,10 +133,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--sweep") == "full":
         return
     seed = config.getoption("--sweep-seed")
-    fewer = items if config.getoption("--targets") else sweeping.few_of("target", REHEARSED, items, seed, REHEARSALS)
-    kept = sweeping.sample(sweeping.on_one_target(fewer, seed) if config.getoption("--one-target") else fewer, seed)
+    kept = sweeping.sample(items if config.getoption("--targets") else _on_their_targets(items, seed), seed)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _on_their_targets(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """Return the tests: each on one of its targets, and a few on the rehearsed one too."""
+    rehearsed = {item for item in items if sweeping.parameters(item).get("target") == REHEARSED}
+    few = rehearsed.intersection(sweeping.few_of("target", REHEARSED, items, seed, REHEARSALS))
+    kept = few.union(sweeping.on_one_target([item for item in items if item not in rehearsed], seed))
+    return [item for item in items if item in kept]
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -72,7 +73,10 @@ def few_of(name: str, value: Any, items: Sequence[pytest.Item], seed: int, size:
 
 
 def on_one_target(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
-    """Return the tests; of one that runs on several targets, the case of one of them, drawn by the seed."""
+    """Return the tests; of one that runs on several targets, the case of one of them.
+
+    The test's name and the seed choose, so each target gets its share, and consecutive seeds go through all targets.
+    """
     kept, cases = set(), defaultdict(list)
     for item in items:
         given = parameters(item)
@@ -80,7 +84,7 @@ def on_one_target(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
             cases[item.nodeid.replace(str(given["target"]), "", 1)].append(item)
         else:
             kept.add(item)
-    kept.update(random.Random(f"{seed} {key}").choice(of_one) for key, of_one in cases.items())
+    kept.update(of_one[(zlib.crc32(key.encode()) + seed) % len(of_one)] for key, of_one in cases.items())
     return [item for item in items if item in kept]
 
 

@@ -424,7 +424,18 @@ def test_sizes_are_rounded(text: str, size: int, block: int) -> None:
 )
 def test_sizes_of_segments(size: int, segment: int) -> None:
     assert DEFAULT.segment_size(size) == segment
-    assert parsed("large_segment_size_mb:32").segment_size(size) == (32 * MIB if segment == 20 * MIB else segment)
+    larger = DEFAULT._replace(large_segment_size=32 * MIB)
+    assert larger.segment_size(size) == (32 * MIB if segment == 20 * MIB else segment)
+
+
+def test_the_size_of_large_segments_can_be_set_where_torch_has_the_setting() -> None:
+    try:
+        torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:20")
+    except ValueError:  # torch 2.10
+        with pytest.raises(ValueError, match="Unrecognized key 'large_segment_size_mb'"):
+            parsed("large_segment_size_mb:32")
+    else:
+        assert parsed("large_segment_size_mb:32").large_segment_size == 32 * MIB
 
 
 def test_a_device_is_counted_once() -> None:

@@ -235,6 +235,34 @@ OPERATORS = [
         "import torch\nif x.dtype == torch.float64 or y in (torch.double, 1):\n    d = {torch.float64: 8}",
         "mps",
     ),
+    Case(
+        "dtype",
+        """
+        import torch
+        class Solver:
+            def __init__(self, x, dtype=torch.float64):  #: approximate
+                dtype = torch.promote_types(dtype, x.dtype)
+                self.step = torch.as_tensor(1, dtype=dtype, device=x.device)  #: approximate
+                self.dtype = dtype
+                self.size = torch.tensor(1, dtype=self.dtype)
+                self.x = x.new_zeros(2, dtype=self.dtype)  #: approximate
+                self.y = torch.zeros(2, dtype=self.x.dtype, device=x.device)
+                self.z = x.to(dtype)  #: approximate
+        """,
+        "mps",
+    ),
+    Case(
+        "dtype",
+        """
+        import torch
+        def f(x, dtype):
+            torch.finfo(torch.float64), torch.can_cast(x.dtype, to=torch.float64)
+            return x.to(dtype), torch.ones(2, dtype=dtype, device=x.device), dtype(x), a.to(a), self.to(self.b)
+        dtype = torch.float64 if many else torch.float32  #: approximate
+        x.to(dtype)
+        """,
+        "mps",
+    ),
     Case("dtype", "import torch\nd = {8: torch.float64}  #: approximate\nx.type(torch.double)  #: approximate", "mps"),
 ]
 
@@ -288,6 +316,10 @@ SURROUNDINGS = [
     Case("compile", "import torch\ng = torch.compile(backend='cudagraphs')(f)  #: approximate", "mps"),
     Case("compile", "import torch\ntorch.compile(f, options={'triton.cudagraphs': True})  #: approximate"),
     Case("compile", "import torch\n@torch.compile(dynamic=True)  #: approximate\ndef f(): pass", "simulated:mps"),
+    Case("compile", "import torch\n@torch.compile  #: approximate\ndef f(): pass", "simulated:mps"),
+    Case("compile", "from torch import compile as c\np = partial(c, dynamic=True)  #: approximate", "simulated:mps"),
+    Case("compile", "import torch\n@torch.compile\ndef f(): pass\ntorch.compile.__name__"),
+    Case("compile", "import torch\n@torch.compiler.disable\ndef f(): torch.compile.__name__", "simulated:mps"),
     Case("compile", "import torch\ntorch.compile(f)\ntorch.compile(f, mode='default', backend='eager')"),
     Case("compile", "import torch\ntorch.compile(f, backend='eager')", "simulated:mps"),
     Case("compile", "import torch\ntorch.compile(f, mode='reduce-overhead')", "cuda"),

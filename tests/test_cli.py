@@ -10,7 +10,7 @@ from conftest import run_command, run_program, run_python
 import torchdevice
 
 # Each test starts processes, so the default run takes a sample.
-pytestmark = [pytest.mark.sampled(16, of="runs of the command line"), pytest.mark.one_engine]
+pytestmark = [pytest.mark.sampled(12, of="runs of the command line"), pytest.mark.one_engine]
 
 MOVES = "import torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available())"
 
@@ -98,7 +98,6 @@ class TestRun:
         )
         assert result.stdout.strip().splitlines()[-1:] == ["2.0"], result.stderr[-2000:]
 
-    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -151,7 +150,6 @@ class TestActivation:
         result = run_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE="1")
         assert result.stdout == "2.0 True\n", result.stderr
 
-    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("switch", ["", "0", "off"])
     def test_switched_off(self, switch: str, tmp_path: Path) -> None:
         result = run_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE=switch)
@@ -164,7 +162,6 @@ class TestActivation:
         imported = ["torchdevice", "torchdevice.autoload", "torchdevice.switch", "torchdevice_autoload"]
         assert (result.stdout, result.stderr) == (f"{imported}\n", "")
 
-    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         ("broken", "environment", "reason"),
         [
@@ -189,7 +186,6 @@ class TestActivation:
         assert reason in result.stderr and result.stderr.count("\n") == 1
         assert result.stderr.endswith("Unset TORCHDEVICE to run without this message.\n")
 
-    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("asked", [False, True])
     @pytest.mark.parametrize("how", ["deleted", "broken"])
     def test_torch_is_imported_without_the_package(self, how: str, asked: bool, tmp_path: Path) -> None:

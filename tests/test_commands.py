@@ -121,9 +121,8 @@ print(vars(sys.modules["__main__"]) is globals())
 """
 
 
-@pytest.mark.sampled(16, of="runs of the command line")
+@pytest.mark.sampled(12, of="runs of the command line")
 class TestRun:
-    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("code", [SEEN, "1 / 0", "def broken(:", "import sys; sys.exit(3)", "print('é')"])
     @pytest.mark.parametrize("way", ["-c", "-"])
     def test_code_and_stdin_are_as_under_python(self, way: str, code: str, tmp_path: Path) -> None:
@@ -247,6 +246,7 @@ def findings(**environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
     return result.returncode, subjects
 
 
+@pytest.mark.sampled(4, of="commands")
 class TestDoctor:
     def test_it_says_what_would_stand_in_and_why(self) -> None:
         result = run_command("doctor", "--target", "cpu")
@@ -352,6 +352,7 @@ class TestDoctor:
 # ---- the other commands ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4, of="commands")
 def test_devices() -> None:
     rows = {row["target"]: row for row in json.loads(run_command("devices", "--json").stdout)}
     assert rows["cpu"]["available"] and rows["simulated:mps"]["available"] and "cuda" in rows
@@ -359,6 +360,7 @@ def test_devices() -> None:
     assert len(lines) == len(rows) and any(line.startswith("cpu ") and " available " in line for line in lines)
 
 
+@pytest.mark.sampled(4, of="commands")
 def test_coverage() -> None:
     rows = json.loads(run_command("coverage", "torch.cuda.mem", "--json", "--target", "cpu").stdout)
     kinds = {row["name"]: row["fidelity"] for row in rows}
@@ -374,6 +376,7 @@ def test_coverage() -> None:
     assert nothing.returncode == 2 and "did you mean 'memory_allocated'" in nothing.stderr
 
 
+@pytest.mark.sampled(4, of="commands")
 def test_report(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text(f"import torch\ntorch.ones(1, device='cuda')  # {name}")

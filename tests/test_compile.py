@@ -222,7 +222,7 @@ def test_options_for_cuda(cuda: torchdevice.Scope, options: dict[str, Any], drop
     }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, of="processes that compile")
 @pytest.mark.parametrize("first", ["torch._dynamo.reset()", "torch.compiler.reset()", "import torch._dynamo"])
 def test_dynamo_by_whatever_name_it_is_first_used(chosen: str, tmp_path: Path, first: str) -> None:
     program = f"""
@@ -236,7 +236,7 @@ def test_dynamo_by_whatever_name_it_is_first_used(chosen: str, tmp_path: Path, f
     assert ran.stdout.splitlines() == ["[2.0, 2.0]", "SourceFileLoader True"], ran.stderr[-2000:]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="processes that compile")
 def test_functions_dynamo_traced_before_the_scope(chosen: str, tmp_path: Path) -> None:
     program = f"""
         import torch, torchdevice
@@ -437,6 +437,7 @@ class TestCaches:
         print(torch.utils._triton.has_triton())
     """
 
+    @pytest.mark.sampled(2, of="processes that compile")
     def test_hit_across_scopes_and_processes(self, tmp_path: Path) -> None:
         results = [
             run_python("-c", textwrap.dedent(self.PROGRAM), cwd=tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "c"))
@@ -499,6 +500,7 @@ class TestTracing:
             of_fake = "simulated" if target == "mps-on-simulated" else kind  # a fake tensor names torch's own device
             assert (a + b).device.type == of_fake == a.to("cuda").device.type
 
+    @pytest.mark.sampled(2, of="processes that compile")
     @pytest.mark.one_engine
     def test_packaging(self, tmp_path: Path) -> None:
         with torchdevice.portable("cpu"):

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.usefixtures("distinct")
 
 SPELLINGS: list[Any] = ["cuda", "cuda:0", 0, "mps", "mps:0", "xpu", "xpu:0"]
 
+OTHER = torch.empty(2, dtype=torch.float16)
+
 
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=repr)
 class TestSpellings:
@@ -344,7 +346,25 @@ class TestDtypeLimits:
         with torchdevice.portable("meta", strict=True), pytest.raises(FidelityError, match="float64"):
             torch.zeros(1, dtype=torch.float64, device="cuda")
 
-    def test_copies_are_blocking_where_they_must_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        ("given", "called"),
+        [
+            ((("meta",), {"non_blocking": True}), (("meta",), {"non_blocking": False})),
+            ((("meta",), {"non_blocking": False}), (("meta",), {"non_blocking": False})),
+            ((("meta",), {}), (("meta",), {})),
+            ((("meta", torch.float16, True), {}), (("meta", torch.float16, False), {})),
+            ((("meta", None, True), {}), (("meta", None, False), {})),
+            ((("meta", None, True, True), {}), (("meta", None, False, True), {})),
+            ((("meta", None, False, True), {}), (("meta", None, False, True), {})),
+            (((None, torch.float16, True), {}), ((None, torch.float16, False), {})),
+            (((torch.float16, True), {}), ((torch.float16, False), {})),
+            (((torch.float16, True, True), {}), ((torch.float16, False, True), {})),
+            (((torch.float16, False, True), {}), ((torch.float16, False, True), {})),
+            (((torch.float16,), {}), ((torch.float16,), {})),
+            (((OTHER, True, True), {}), ((OTHER, False, True), {})),
+        ],
+    )
+    def test_copies_are_blocking_where_they_must_be(self, given: Any, called: Any) -> None:
         scope = torchdevice.current()
         assert scope is not None
         from torchdevice.engines import rewriters
@@ -355,9 +375,12 @@ class TestDtypeLimits:
             seen.append((args[1:], kwargs))
             return args[0]
 
-        x = torch.ones(2)
-        rewriters.convert(scope._resolved(), spy, (x, "cuda"), {"non_blocking": True})
-        assert seen == [(("cuda",), {"non_blocking": False})]
+        arguments, named = given
+        torch.ones(2).to(*arguments, **named)  # torch takes these arguments
+        rewriters.convert(scope._resolved(), spy, (torch.ones(2), *arguments), named)
+        assert repr(seen) == repr([called])
+
+    def test_modules_are_copied_as_tensors_are(self) -> None:
         assert torch._C._nn._parse_to("cuda", non_blocking=True)[2] is False
 
 

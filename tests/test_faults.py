@@ -89,7 +89,7 @@ RANKS = """
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="faults of processes")
 @pytest.mark.one_engine
 def test_a_rank_that_ends_or_stays_away(target: str, tmp_path: Path, temporary: Path) -> None:
     """The rank that waits gets NCCL's error, which names the collective and the rank, within the time-out."""
@@ -155,7 +155,7 @@ LOADER = """
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="faults of processes")
 @pytest.mark.one_engine
 def test_a_loader_whose_worker_raises_or_is_killed(target: str, tmp_path: Path, temporary: Path) -> None:
     done = run_program(tmp_path, LOADER, options=["--target", target], TMPDIR=str(temporary))
@@ -212,7 +212,7 @@ CHILDREN = """
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, of="faults of processes")
 @pytest.mark.one_engine
 @pytest.mark.parametrize("way", ["with", "enable"])
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver", "subprocess"])

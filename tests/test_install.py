@@ -30,6 +30,7 @@ THEIRS = {
 """The shape of the package that PyPI's project ``torchdevice`` installs."""
 
 
+@pytest.mark.sampled(2, of="a namesake")
 class TestNamesake:
     """The other project was installed over this one."""
 
@@ -198,7 +199,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return python
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="distributions")
 class TestDistribution:
     def ask(self, python: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHD", "PYTHONP"))}

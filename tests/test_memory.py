@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import platform
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch._dynamo  # torch imports it in the middle of some first call, and s
 from torch.cuda import _memory_viz
 
 import torchdevice
+from torchdevice.cuda import allocation_stacks
 from torchdevice.errors import FidelityError
 
 MIB = 2**20
@@ -66,7 +68,7 @@ def _allocate(count: int) -> list[torch.Tensor]:
 
 @pytest.fixture
 def recording(cuda: torchdevice.Scope) -> torchdevice.Scope:
-    torch.cuda.memory._record_memory_history()
+    torch.cuda.memory._record_memory_history(stacks="python")
     return cuda
 
 
@@ -78,7 +80,8 @@ def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) ->
     allocated = [e for e in events if e["action"] == "alloc"]
     assert sum(any(frame["name"] == "_allocate" for frame in e["frames"]) for e in allocated) == 6
     assert all("torchdevice/" not in frame["filename"] for e in allocated for frame in e["frames"])
-    freed = [e["addr"] for e in events if e["action"] == "free_completed"]
+    ours = {e["addr"] for e in allocated if any(frame["name"] == "_allocate" for frame in e["frames"])}
+    freed = [e["addr"] for e in events if e["action"] == "free_completed" and e["addr"] in ours]
     assert len(freed) == 4  # the three results of torch.ones, and the result that was deleted
     live = {block["data_ptr"]: block for segment in snapshot["segments"] for block in segment["blocks"]}
     for tensor in kept:
@@ -87,6 +90,68 @@ def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) ->
         assert any(frame["name"] == "_allocate" for frame in block["frames"])
         assert torch._C._cuda_allocationTraceback(tensor.untyped_storage().data_ptr()) == block["frames"]
     assert torch._C._cuda_allocationTraceback(1) is None
+
+
+def test_the_history_has_stacks_of_torchscript(cuda: torchdevice.Scope) -> None:
+    @torch.jit.script
+    def scripted(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    x = torch.ones(333, device="cuda")
+    torch.cuda.memory._record_memory_history(stacks="python")
+    kept = scripted(x)
+    frames = torch._C._cuda_allocationTraceback(kept.untyped_storage().data_ptr())
+    names = [frame["name"] for frame in frames]
+    assert names[0] == "scripted" and test_the_history_has_stacks_of_torchscript.__name__ in names[1:]
+    assert frames[0]["filename"] == __file__
+
+
+@pytest.mark.skipif(
+    not (sys.platform == "linux" and platform.machine() == "x86_64"), reason="torch unwinds C++ on Linux x86-64 only"
+)
+@pytest.mark.one_engine
+def test_the_history_has_stacks_of_cpp(cuda: torchdevice.Scope) -> None:
+    x = torch.ones(333, device="cuda")
+    found = {}
+    for stacks in ("python", "all"):
+        torch.cuda.memory._record_memory_history(stacks=stacks)
+        kept = x * 2
+        frames = torch._C._cuda_allocationTraceback(kept.untyped_storage().data_ptr())
+        found[stacks] = [frame["name"] for frame in frames]
+        assert not any(f"torchdevice{os.sep}cuda" in frame["filename"] for frame in frames)
+    name = test_the_history_has_stacks_of_cpp.__name__
+    assert name in found["python"] and name in found["all"]
+    assert not any("::mul" in each for each in found["python"])
+    assert any("::mul" in each for each in found["all"][: found["all"].index(name)])
+
+
+@pytest.mark.one_engine
+def test_a_history_without_cpp_where_torch_cannot_unwind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(python: bool, script: bool, cpp: bool) -> Any:
+        if cpp:
+            raise RuntimeError("record_context_cpp is not support on non-linux non-x86_64 platforms")
+        return gather(python, script, cpp)
+
+    gather = allocation_stacks._gather
+    monkeypatch.setattr(allocation_stacks, "_gather", refuse)
+    with torchdevice.simulate() as scope:
+        torch.cuda.memory._record_memory_history(stacks="all")
+        kept = torch.ones(333, device="cuda")
+        frames = torch._C._cuda_allocationTraceback(kept.untyped_storage().data_ptr())
+        assert frames[0]["filename"] == __file__
+    assert any("stacks without C++" in str(each) for each in scope.report().rows)
+
+
+@pytest.mark.parametrize("context", ["state", "alloc", "all"])
+def test_a_returned_segment_has_a_stack_where_frees_have_one(context: str) -> None:
+    with torchdevice.simulate():
+        torch.cuda.memory._record_memory_history(context=context, stacks="python")
+        kept = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
+        del kept
+        torch.cuda.empty_cache()
+        events = {event["action"]: event for event in torch.cuda.memory._snapshot()["device_traces"][0]}
+    assert bool(events["segment_alloc"]["frames"]) is (context != "state")
+    assert bool(events["segment_free"]["frames"]) is (context == "all")
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, lambda f: torch.vmap(torch.func.grad(f))])
@@ -131,7 +196,7 @@ def test_a_dumped_snapshot_is_read_by_torchs_own_viewer(recording: torchdevice.S
 def test_what_is_recorded_can_be_chosen(recording: torchdevice.Scope) -> None:
     record = torch.cuda.memory._record_memory_history
     first = _allocate(2)
-    record(max_entries=3, clear_history=True, context="alloc")
+    record(max_entries=3, clear_history=True, context="alloc", stacks="python")
     second = _allocate(4)
     del first, second
     events = torch.cuda.memory._snapshot()["device_traces"][0]
@@ -355,6 +420,24 @@ def test_a_nested_scope_leaves_the_settings_of_the_outer_one() -> None:
         assert found() == (-1, 0.0)
 
 
+def test_a_nested_scope_leaves_the_cached_segments_of_the_outer_one() -> None:
+    with torchdevice.simulate() as outer:
+        x = torch.empty(7 * MIB, device="cuda")
+        address = torch.cuda.memory_snapshot()[-1]["address"]
+        del x
+        reserved, frees = torch.cuda.memory_reserved(), torch.cuda.memory_stats()["num_device_free"]
+        for options in ({}, {"compute": "meta"}, {"memory": "1GiB"}):
+            with torchdevice.simulate(**options), outer:
+                assert torch.cuda.memory_reserved() == reserved >= 28 * MIB
+            assert torch.cuda.memory_reserved() == reserved
+        assert torch.cuda.memory_stats()["num_device_free"] == frees
+        y = torch.empty(7 * MIB, device="cuda")
+        assert torch.cuda.memory_snapshot()[-1]["address"] == address and y.shape == (7 * MIB,)
+        del y
+    with torchdevice.simulate():
+        assert torch.cuda.memory_reserved() < reserved
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -404,6 +487,65 @@ def test_record_stream_defers_the_reuse_of_memory(wait: Any) -> None:
             assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - (0 if used else 28 * MIB)
         wait(x)
         assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - 28 * MIB
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("copy", ["to", "copy_"])
+def test_only_a_copy_that_makes_the_host_wait_frees_pending_memory(copy: str, pinned: bool) -> None:
+    with torchdevice.simulate():
+        x = torch.ones(4, device="cuda")
+        torch.cuda.synchronize()
+        y = torch.empty(7 * MIB, device="cuda")
+        y.record_stream(torch.cuda.Stream())
+        first = torch.cuda.memory_stats()["active_bytes.all.current"]
+        del y
+        if copy == "to":
+            assert x.to("cpu", non_blocking=pinned).is_pinned() is pinned
+        else:
+            torch.empty(4, pin_memory=pinned).copy_(x, non_blocking=True)  # to pageable memory the copy is blocking
+        assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - (0 if pinned else 28 * MIB)
+
+
+def test_a_copy_to_the_host_without_waiting_is_pinned() -> None:
+    with torchdevice.simulate():
+        x = torch.arange(6.0, device="cuda").view(2, 3).t()
+        for host in (x.to("cpu", non_blocking=True), x.to("cpu", torch.float64, non_blocking=True)):
+            assert host.is_pinned() and host[1:].is_pinned() and torch.equal(host.to(x.dtype), x.cpu())
+        for other in (x.cpu(), x.to("cpu"), torch.ones(2).to("cpu", non_blocking=True)):
+            assert not other.is_pinned()
+    with torchdevice.simulate("mps", written_for="mps"):
+        assert not torch.ones(2, device="mps").to("cpu", non_blocking=True).is_pinned()
+
+
+def test_a_disabled_allocator_asks_the_driver_for_each_tensor() -> None:
+    with torchdevice.simulate(memory="64MiB") as scope:
+        before, free = torch.cuda.memory_stats(), torch.cuda.mem_get_info()[0]
+        segments = torch.cuda.memory_snapshot()
+        with torch.cuda.memory.caching_allocator_disabled():
+            x = torch.ones(MIB, device="cuda")
+            pointer = torch.cuda.caching_allocator_alloc(MIB)
+            x.record_stream(torch.cuda.Stream())
+            assert torch.cuda.memory_stats() == before and torch.cuda.memory_snapshot() == segments
+            assert torch.cuda.mem_get_info()[0] == free - 5 * MIB
+            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
+            torch._C._accelerator_setAllocatorSettings("max_split_size_mb:40")
+            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
+            with pytest.raises(torch.AcceleratorError, match="CUDA error: out of memory"):
+                torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
+            with torchdevice.simulate():
+                torch.cuda.caching_allocator_enable(True)
+            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=f"of which {free / MIB - 5:.2f} MiB is free"):
+            torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
+        cached = torch.ones(MIB, device="cuda")
+        assert torch.cuda.memory_stats()["allocation.all.current"] == before["allocation.all.current"] + 1
+        del x
+        torch.cuda.caching_allocator_delete(pointer)
+        assert torch.cuda.mem_get_info()[0] == free - torch.cuda.memory_reserved() and float(cached.sum()) == MIB
+    with scope:
+        torch.cuda.caching_allocator_enable(False)
+    with scope:
+        assert torch._C._cuda_cudaCachingAllocator_is_enabled()
 
 
 def _block(tensor: torch.Tensor) -> int:

@@ -193,6 +193,25 @@ def test_graphs_that_share_a_pool_reuse_its_memory() -> None:
     assert not segments(pool)
 
 
+@pytest.mark.parametrize("shape", [(1024, 1024), (1024, 512)])  # contiguous, and a transposed part
+def test_a_capture_allocates_nothing_of_its_own(shape: tuple[int, int]) -> None:
+    """A capture keeps copies of what its operators read and write. They are none of the device's memory."""
+    whole = torch.ones(1024, 1024, device="cuda")
+    x = whole[: shape[1], : shape[0]].t()
+    count, graph = torch.ones(MIB, device="cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.graph(graph):
+        y = x + x
+        count += 1
+    blocks = [block["requested_size"] for each in segments(graph.pool()) for block in each["blocks"]]
+    assert sum(blocks) == y.nbytes and len(segments(graph.pool())) == 1
+    assert torch.cuda.max_memory_allocated() == before + y.nbytes
+    assert float(count[0]) == 1
+    graph.replay()
+    assert float(y[0, 0]) == 2 and float(count[-1]) == 2
+
+
 def test_streams_of_a_capture_use_the_pool() -> None:
     x = torch.ones(8, device="cuda")
     graph = torch.cuda.CUDAGraph()
@@ -327,6 +346,51 @@ def test_restored_blocks_without_a_tensor_are_deleted_by_address() -> None:
         for address in addresses[left:]:
             torch._C._cuda_cudaCachingAllocator_raw_delete(address)
         assert states(pool).count("active_allocated") == left
+
+
+def test_storages_of_an_address_adopt_restored_blocks() -> None:
+    """As torch's trees of CUDA graphs make the tensors of a graph's results again."""
+    graph, results = captured(lambda: [each + 1 for each in small(3)])
+    pool, addresses = graph.pool(), [each.data_ptr() for each in results]
+    graph.replay()
+    state = torch._C._cuda_getCheckpointState(0, pool)
+    device = results[0].device
+    del results
+
+    def again(address: int) -> torch.Tensor:
+        storage = torch._C._construct_storage_from_data_pointer(address, device, 512)
+        return torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage, 0, (512,), (1,))
+
+    made = [again(address) for address in addresses]
+    assert all(each.device == device and bool((each == 1).all()) for each in made)
+    assert states(pool).count("active_allocated") == 0
+    torch._C._cuda_setCheckpointPoolState(0, state, [], [each.untyped_storage()._cdata for each in made[:2]])
+    made[2].fill_(7)
+    assert bool((again(addresses[2]) == 7).all())
+    for left in (2, 1, 1):  # nobody but its address has the third block
+        assert states(pool).count("active_allocated") == left + 1 - (left == 1 and len(made) == 1)
+        del made[0]
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, {addresses[2]})
+    torch._C._cuda_cudaCachingAllocator_raw_delete(addresses[2])
+    assert states(pool).count("active_allocated") == 0
+
+
+def test_a_storage_of_an_address_has_the_memory_there() -> None:
+    x = torch.arange(8.0, device="cuda")
+    alias = torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, x.nbytes)
+    y = torch.empty(0, device="cuda").set_(alias, 0, (8,), (1,))
+    y += 1
+    assert x.tolist() == list(range(1, 9))
+    pointer = torch.cuda.caching_allocator_alloc(32)
+    raw = torch._C._construct_storage_from_data_pointer(pointer, x.device, 32)
+    z = torch.empty(0, device="cuda").set_(raw, 0, (8,), (1,))
+    z.copy_(x)
+    assert list((ctypes.c_float * 8).from_address(pointer)) == x.tolist()
+    torch.cuda.caching_allocator_delete(pointer)
+    with torchdevice.portable("cpu"):
+        host = torch.arange(4.0)
+        same = torch._C._construct_storage_from_data_pointer(host.data_ptr(), torch.device("cuda", 0), 16)
+        assert torch.empty(0).set_(same, 0, (4,), (1,)).tolist() == [0, 1, 2, 3]
 
 
 def test_what_checkpoints_refuse() -> None:

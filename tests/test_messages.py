@@ -14,7 +14,7 @@ import torchdevice
 from torchdevice import logs
 
 # Each test starts processes, so the default run takes a sample.
-pytestmark = [pytest.mark.sampled(1), pytest.mark.one_engine]
+pytestmark = [pytest.mark.sampled(5, of="messages of processes"), pytest.mark.one_engine]
 
 NOTICE = "torchdevice: no accelerator is in use: what the program asks of CUDA runs on the CPU\n"
 
@@ -56,7 +56,6 @@ def own(text: str) -> str:
 
 
 class TestOnce:
-    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("arguments", [(), ("first",)])
     @pytest.mark.parametrize("way", ["run", "variable"])
     def test_in_all_kinds_of_children(self, way: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
@@ -113,7 +112,6 @@ class TestNone:
         program = "import torch; print(torch.ones(1).item(), torch.cuda.is_available(), torch.cuda.device_count())"
         assert run_program(tmp_path, program, options=["--target", "cpu"]).stderr == ""
 
-    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         ("options", "environment"),
         [(["--quiet"], {}), (["--quiet"], {"TORCHDEVICE_LOG": "INFO"}), ([], {"TORCHDEVICE_LOG": "ERROR"})],
@@ -139,7 +137,6 @@ class TestSettings:
         ({"TORCHDEVICE_LOG_FILE": "."}, "TORCHDEVICE_LOG_FILE='.' cannot be written: Is a directory. Name a file"),
     ]
 
-    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(("environment", "message"), BAD)
     def test_a_bad_one_is_one_line(self, environment: dict[str, str], message: str, tmp_path: Path) -> None:
         result = run_program(tmp_path, "print('started')", **environment)
@@ -175,7 +172,6 @@ class TestSettings:
         assert capsys.readouterr().err == "torchdevice: words\n"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
 @pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_colours_on_a_terminal(environment: dict[str, str], coloured: bool, tmp_path: Path) -> None:

@@ -124,6 +124,17 @@ def test_no_warning_and_a_report(model: torch.nn.Module, cuda: torchdevice.Scope
     assert any(entry.requested == "the profiler's CUDA activity" for entry in cuda.journal.entries)
 
 
+@pytest.mark.parametrize("plan", [None, schedule(wait=1, warmup=1, active=1, repeat=2)], ids=["no plan", "a plan"])
+def test_the_report_names_the_line_that_made_the_profiler(plan: Any, cuda: torchdevice.Scope) -> None:
+    profiler = profile(activities=[ProfilerActivity.CUDA], schedule=plan)  # made here
+    with profiler:
+        for _ in range(6):
+            profiler.step()
+    (entry,) = (each for each in cuda.journal.entries if each.requested == "the profiler's CUDA activity")
+    assert Path(__file__).read_text().splitlines()[entry.site.line - 1].endswith("# made here")
+    assert entry.count == 1
+
+
 def test_strict_refuses(target: str) -> None:
     with torchdevice.portable(target, strict=True), pytest.raises(FidelityError, match="profiler"):
         with profile(activities=[ProfilerActivity.CUDA]):

@@ -13,7 +13,7 @@ from test_options import OTHER_VALUES
 from torchdevice import options as record
 
 # Each test starts processes, so the default run takes a sample.
-pytestmark = [pytest.mark.sampled(1), pytest.mark.one_engine]
+pytestmark = [pytest.mark.sampled(8, of="runs of pytest"), pytest.mark.one_engine]
 
 PROJECT = """
 import pytest
@@ -311,7 +311,6 @@ def test(number):
 """
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", ["flag", "file", "run"])
 def test_workers_of_xdist(way: str, tmp_path: Path) -> None:
     pytest.importorskip("xdist", reason="install with the [test] extra")
@@ -402,7 +401,6 @@ def test_tests_of_unittest_and_of_torch(runner: str, tmp_path: Path) -> None:
     assert "OfCPU" in said and "OfCUDA" in said and "PRIVATEUSE1" not in said
 
 
-@pytest.mark.sampled(1)
 def test_torchs_test_case_still_finds_what_a_test_leaves(tmp_path: Path) -> None:
     (tmp_path / "test_project.py").write_text(LEAKING)
     inside = run_command("run", "--target=simulated:cuda", "-m", "unittest", "test_project.py", cwd=tmp_path)

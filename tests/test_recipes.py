@@ -24,7 +24,7 @@ def test_two_devices():
 """
 
 # Each test starts processes, so the default run takes a sample.
-pytestmark = [pytest.mark.sampled(1), pytest.mark.one_engine]
+pytestmark = [pytest.mark.sampled(2, of="recipes"), pytest.mark.one_engine]
 
 
 def block(language: str, word: str) -> str:

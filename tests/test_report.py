@@ -505,6 +505,7 @@ def reported(folder: Path, program: str, *words: str) -> dict[str, Any]:
     return json.loads((folder / "report.json").read_text())
 
 
+@pytest.mark.sampled(3, of="reports of processes")
 class TestProcesses:
     def test_all_kinds_of_children(self, tmp_path: Path) -> None:
         data = reported(tmp_path, CHILDREN, "program.py")

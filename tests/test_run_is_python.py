@@ -67,7 +67,7 @@ STARTS = {
 needs_safe_path = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has -P since 3.11")
 
 # Each test starts processes, so the default run takes a sample.
-pytestmark = [pytest.mark.sampled(1), pytest.mark.one_engine]
+pytestmark = [pytest.mark.sampled(6, of="what a program sees"), pytest.mark.one_engine]
 
 
 @pytest.fixture(scope="module")

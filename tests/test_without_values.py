@@ -135,6 +135,41 @@ def test_shapes_views_and_errors_are_those_of_values() -> None:
         assert out.untyped_storage().nbytes() == 0
 
 
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_recurrent_modules_give_the_shapes_of_values(kind: str, bias: bool) -> None:
+    """torch fuses their cells on accelerators, for some by operators that have no meta kernel."""
+
+    def shapes(**options: Any) -> list[torch.Size]:
+        with torchdevice.simulate(**options):
+            module = getattr(torch.nn, kind)(3, 4, bias=bias).cuda()
+            x = torch.ones(2, 3, device="cuda", requires_grad=True)
+            result = module(x)
+            first = result[0] if isinstance(result, tuple) else result
+            first.sum().backward()
+            assert x.grad is not None
+            return [first.shape, x.grad.shape, *(each.grad.shape for each in module.parameters())]
+
+    assert shapes(compute="meta") == shapes()
+
+
+@pytest.mark.parametrize(
+    ("compute", "shapes"),
+    [
+        (lambda x: torch.geqrf(x), [(3, 3), (3,)]),
+        (lambda x: torch.binomial(x, x), [(3, 3)]),
+        (lambda x: torch.fake_quantize_per_tensor_affine(x, 1.0, 0, 0, 255), [(3, 3)]),
+    ],
+    ids=["geqrf", "binomial", "fake_quantize"],
+)
+def test_operators_without_a_meta_kernel_give_shapes(compute: Callable[..., Any], shapes: list[Any]) -> None:
+    with torchdevice.simulate(compute="meta", count=2):
+        results = compute(torch.ones(3, 3, device="cuda:1"))
+        found = results if isinstance(results, tuple) else (results,)
+        assert [tuple(each.shape) for each in found] == shapes
+        assert all(each.device == torch.device("cuda", 1) for each in found)
+
+
 def test_memory_comes_back() -> None:
     with torchdevice.simulate(compute="meta"):
         before = torch.cuda.memory_allocated()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchdevice.cuda.memory import APPROXIMATE_FIGURES, LIMITS
+from torchdevice.cuda.memory import APPROXIMATE_FIGURES, LIMITS, NO_CACHE
 from torchdevice.cuda.memory_history import APPROXIMATE_SNAPSHOT
 from torchdevice.cuda.memory_pools import NO_ADDRESSES, NO_POOLS
 from torchdevice.fidelity import Declared, Fidelity, declared
@@ -276,8 +276,8 @@ _declare(_C, "get_allocator_backend", "Return `native`.", DECLARED)
 _declare(
     _C,
     "caching_allocator_enable caching_allocator_disabled",
-    "Store the setting; no allocator stops caching for it.",
-    INERT,
+    "Enable and disable the allocator.",
+    on=NO_CACHE,
 )
 
 

@@ -9,7 +9,7 @@ import os
 from itertools import zip_longest
 from types import TracebackType
 
-_PACKAGE = os.path.join(os.path.dirname(__file__), "")
+PACKAGE = os.path.join(os.path.dirname(__file__), "")
 _ASKING = os.path.join("torch", "overrides.py")
 
 _OF_DEFECTS = (AttributeError, NameError, LookupError, AssertionError)
@@ -62,4 +62,4 @@ def _entries(entry: TracebackType | None) -> list[TracebackType]:
 
 
 def _is_ours(entry: TracebackType) -> bool:
-    return entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+    return entry.tb_frame.f_code.co_filename.startswith(PACKAGE)

@@ -73,8 +73,9 @@ def events_of(report: Report) -> list[Event]:
 def compare(findings: Iterable[Finding], events: Iterable[Event]) -> Comparison:
     """Return which findings happened, which did not, and which events no finding foretold.
 
-    An event belongs to the findings of its statement. An event that is more than another device with the same meaning
-    belongs only to those that are not called handled.
+    An event belongs to the findings of its statement, and a graph, which is compiled where its function is called, to
+    those of ``torch.compile``. An event that is more than another device with the same meaning belongs only to those
+    that are not called handled.
     """
     findings, events = list(findings), list(events)
     came = [finding for finding in findings if any(foretells(finding, event) for event in events)]
@@ -101,6 +102,8 @@ def foretells(finding: Finding, event: Event) -> bool:
 
 
 def _is_at(finding: Finding, event: Event) -> bool:
+    if finding.rule == "compile" and event.said.startswith("torch.compile with "):
+        return True
     same_file = os.path.realpath(finding.path) == os.path.realpath(event.file)
     return same_file and finding.first <= event.line <= finding.last
 

@@ -25,16 +25,19 @@ _MAX_DEPTH = 12
 @rule("dtype", ast.Attribute, ast.Name, ast.Call, ast.Constant)
 def _dtype(node: ast.Attribute | ast.Name | ast.Call | ast.Constant, view: View) -> Iterator[Found]:
     """A dtype that the target cannot hold, such as float64 on MPS: `dtype=torch.float64` with a device, `.double()`,
-    `torch.cuda.DoubleTensor`, and where a tensor of it moves to the device, also one made from an array of NumPy. There
-    it is kept in the next narrower dtype, which is approximate; `--float64 error` raises at such lines."""
-    name = _named(node, view)
+    `torch.cuda.DoubleTensor`, a variable that surely holds such a dtype, and where a tensor of it moves to the device,
+    also one made from an array of NumPy. There it is kept in the next narrower dtype, which is approximate;
+    `--float64 error` raises at such lines."""
+    name = _named(node, view) or _held(node, view)
     if not name and isinstance(node, ast.Call) and view.method(node) in _MOVES and isinstance(node.func, ast.Attribute):
         name = "" if _names_dtype(node, view) or _goes_to_the_cpu(node, view) else _wide(node.func.value, view)
     if name and view.target.lacks_dtype(name):
         wide = str(torch_object(name)).removeprefix("torch.")
         kept = _NARROWER[wide]
         yield Found(
-            Verdict.APPROXIMATE, f"Ask for {kept}: {view.target.name} has no {wide}, and keeps tensors in {kept}."
+            Verdict.APPROXIMATE,
+            f"Ask for {kept}: {view.target.name} has no {wide}, and keeps tensors in {kept}.",
+            leaves_trace=isinstance(node, ast.Call) or not _is_kept(node, view),
         )
 
 
@@ -47,10 +50,81 @@ def _named(node: ast.AST, view: View) -> str:
         return _CONVERSIONS["double"] if legacy else ""
     if isinstance(view.parent(node), ast.Attribute) or _is_compared(node, view) or _stays_on_the_cpu(node, view):
         return ""
+    if view.called(_call_with(node, view) or node) in _ABOUT_DTYPES:
+        return ""
     name = view.dotted(node) or ""
     if not name.startswith("torch."):
         return ""
     return _CONVERSIONS["double"] if name.endswith(f".{_LEGACY}") else name if name.count(".") == 1 else ""
+
+
+def _held(node: ast.AST, view: View) -> str:
+    """Return the dotted name of the dtype that a variable surely holds where a tensor on a device is to have it."""
+    if not isinstance(node, (ast.Name, ast.Attribute)) or view.dotted(node) is not None:
+        return ""
+    call = _call_with(node, view)
+    if call is None:
+        return ""
+    made = argument(call, None, "dtype") is node and argument(call, None, "device") is not None
+    takes = view.method(call) in _TAKE_DTYPE or (made and view.called(call).startswith("torch."))
+    return _surely(node, view) if takes else ""
+
+
+def _call_with(node: ast.AST, view: View) -> ast.Call | None:
+    """Return the call of which a node is an argument."""
+    parent = view.parent(node)
+    if isinstance(parent, ast.keyword):
+        parent = view.parent(parent)
+    return parent if isinstance(parent, ast.Call) and node is not parent.func else None
+
+
+_TAKE_DTYPE = ("to", "type", "new_tensor", "new_zeros", "new_ones", "new_full", "new_empty")
+"""Methods of tensors that take a dtype and work on the tensor's device."""
+
+
+def _surely(node: ast.AST, view: View, seen: frozenset[ast.AST] = frozenset()) -> str:
+    """Return the dotted name of the wide dtype that every known value of an expression is; empty where none is known.
+
+    Args:
+        node: The expression.
+        view: The source.
+        seen: The values that this one is asked for: a variable may be made from its own former value.
+    """
+    name = view.dotted(node)
+    if name is not None:
+        return _wide_name(name)
+    if isinstance(node, ast.Call) and view.called(node) == "torch.promote_types":
+        return next(filter(None, (_surely(each, view, seen) for each in node.args)), "")
+    if len(seen) > _MAX_DEPTH or (isinstance(node, ast.Attribute) and not _is_of_self(node)):
+        return ""
+    values = [each for each in view.values(node) if each not in seen]
+    found = [_surely(each, view, seen | {each}) for each in values]
+    return found[0] if found and all(found) else ""
+
+
+def _wide_name(name: str) -> str:
+    is_wide = name.startswith("torch.") and str(torch_object(name)).removeprefix("torch.") in _NARROWER
+    return name if is_wide else ""
+
+
+def _is_of_self(node: ast.Attribute) -> bool:
+    """Return whether an attribute is that of the class around it. Tensors have attributes of the same names."""
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _is_kept(node: ast.AST, view: View) -> bool:
+    """Return whether a dtype is only kept where it stands, in a variable or as a default, or passed on to a function
+    of the program: a report shows the line that asks torch for a tensor.
+    """
+    parent = view.parent(node)
+    if isinstance(parent, ast.Call) and node is parent.func:
+        return False
+    call = _call_with(node, view)
+    return call is None or not (view.called(call).startswith("torch.") or view.method(call) in _TAKE_DTYPE)
+
+
+_ABOUT_DTYPES = frozenset(["torch.finfo", "torch.promote_types", "torch.can_cast"])
+"""Functions that answer something of a dtype, and make no tensor."""
 
 
 def _converted(call: ast.Call, view: View) -> str:
@@ -132,8 +206,7 @@ def _has_dtype(call: ast.Call) -> bool:
 
 def _dtype_of(call: ast.Call, view: View) -> str:
     """Return the dtype that a call of torch names, if it is a wide one."""
-    name = view.dotted(argument(call, None, "dtype")) or ""
-    return name if name and str(torch_object(name)).removeprefix("torch.") in _NARROWER else ""
+    return _wide_name(view.dotted(argument(call, None, "dtype")) or "")
 
 
 def _is_wide_array(node: ast.AST, view: View, depth: int = 0) -> bool:

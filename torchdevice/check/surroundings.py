@@ -152,12 +152,17 @@ def _adds_an_option(call: ast.Call, word: str) -> bool:
 _TRITON_MODES = ("reduce-overhead", "max-autotune")
 
 
-@rule("compile", ast.Call)
-def _compile(node: ast.Call, view: View) -> Iterator[Found]:
+@rule("compile", ast.Call, ast.Attribute, ast.Name)
+def _compile(node: ast.Call | ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
     """`torch.compile` with what only code for CUDA heeds: `mode="reduce-overhead"`, `mode="max-autotune"`, options of
     Triton, `backend="cudagraphs"`. It is dropped and reported, which is approximate. On a simulated device that lacks
     operators or dtypes, such as `simulated:mps`, the graph runs operator by operator, which is approximate too."""
-    if view.called(node) != "torch.compile" or view.target.native in _CUDA:
+    if view.target.native in _CUDA:
+        return
+    if not isinstance(node, ast.Call):
+        yield from _compiled_by(node, view)
+        return
+    if view.called(node) != "torch.compile":
         return
     asked = [f"mode={text.value!r}" for text in view.texts(argument(node, None, "mode")) if text.value in _TRITON_MODES]
     backends = [text.value for text in view.texts(argument(node, None, "backend"))]
@@ -168,8 +173,21 @@ def _compile(node: ast.Call, view: View) -> Iterator[Found]:
     for option in asked:
         yield Found(Verdict.APPROXIMATE, f"{option} has no effect on {view.target.name}: there is no Triton.")
     if not asked and view.target.plain_graphs and set(backends) <= {"inductor"}:
-        said = f"The graph runs operator by operator on {view.target.name}."
-        yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)  # a report shows the line that calls the function
+        yield _by_operator(view)
+
+
+def _compiled_by(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
+    """Yield what a mention of `torch.compile` without a call means: a decorator, an argument of `functools.partial`."""
+    parent = view.parent(node)
+    is_read = isinstance(getattr(node, "ctx", None), ast.Load) and not isinstance(parent, ast.Attribute)
+    is_called = isinstance(parent, ast.Call) and node is parent.func
+    if is_read and not is_called and view.target.plain_graphs and view.dotted(node) == "torch.compile":
+        yield _by_operator(view)
+
+
+def _by_operator(view: View) -> Found:
+    said = f"The graph runs operator by operator on {view.target.name}."
+    return Found(Verdict.APPROXIMATE, said, leaves_trace=False)  # a report shows the line that calls the function
 
 
 _PROFILERS = ("torch.profiler.profile", "torch.autograd.profiler.profile")

@@ -85,6 +85,7 @@ class Capture(TorchDispatchMode):
         numbers_of: Returns the generator that draws the numbers for one that may share its state. A replay draws from
             the state that a generator had at the capture.
         same_memory: Returns another tensor with the memory of a tensor.
+        copy: Returns a copy of a tensor. CUDA's captures copy nothing, so the copy should not count as memory.
 
     Attributes:
         failed: Whether the program called an operator that cannot be captured.
@@ -96,10 +97,12 @@ class Capture(TorchDispatchMode):
         generators: Sequence[torch.Generator],
         numbers_of: Callable[[torch.Generator], torch.Generator],
         same_memory: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
+        copy: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone,
     ):
         super().__init__()
         self._numbers_of = numbers_of
         self._same_memory = same_memory
+        self._copy = copy
         self.failed = False
         self._random_states = [(generator, generator.get_state()) for generator in generators]
         self._device_type = device_type
@@ -151,7 +154,7 @@ class Capture(TorchDispatchMode):
                 if storage not in self._made:
                     self._made.add(storage)
                     whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
-                    self._before.append((whole, whole.clone()))
+                    self._before.append((whole, self._copy(whole)))
 
     @contextlib.contextmanager
     def _undeclared_writes(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
@@ -164,7 +167,7 @@ class Capture(TorchDispatchMode):
             yield
             return
         theirs = [tensor for tensor in _tensors((args, kwargs)) if self._may_be_written(tensor)]
-        before = [(tensor.detach(), tensor.clone()) for tensor in theirs]
+        before = [(tensor.detach(), self._copy(tensor)) for tensor in theirs]
         yield
         self._before.extend((tensor, held) for tensor, held in before if not _same_bits(tensor, held))
 
@@ -266,9 +269,17 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors hold the same bits, so that NaN equals NaN."""
-    values = (each.resolve_conj().resolve_neg().contiguous() for each in (tensor, other))
-    bits = (each.view(-1).view(torch.uint8) for each in values)
-    return torch.equal(*bits)
+    return torch.equal(_bits(tensor), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bits as integers: a view, which takes no memory, unless a conjugate is to be resolved."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.view(_INTEGERS[real.itemsize])
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @contextlib.contextmanager

@@ -120,8 +120,9 @@ class GraphStandIn:
         generator = runtime.default_generator(index)
         self._pool = new_id(for_graph=True) if pool is None else tuple(pool)
         told_apart = None if runtime.shares_host_memory else runtime.device_type
+        generators = [generator, *self._generators]
         self._capture = thread.capture = Capture(
-            told_apart, [generator, *self._generators], runtime.numbers_of, runtime.same_memory
+            told_apart, generators, runtime.numbers_of, runtime.same_memory, runtime.copy_outside
         )
         thread.at_exit.append(self._abandon)
         self._allocate_from_pool(index)

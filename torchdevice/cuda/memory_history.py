@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import collections
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from torchdevice.context import Context
+from torchdevice.cuda import allocation_stacks
+from torchdevice.cuda.allocation_stacks import Stack
 from torchdevice.devices.allocation_events import Block, Segment
 from torchdevice.fidelity import Fidelity
 from torchdevice.supplied import supplied_function
@@ -31,11 +32,13 @@ class History:
     def __init__(self, stream: Callable[[int], int]):
         self._stream = stream
         self._lock = threading.RLock()
-        self._blocks: dict[int, tuple[Block, list[dict[str, Any]]]] = {}
+        self._blocks: dict[int, tuple[Block, Stack | None]] = {}
         self._metadata = threading.local()
         self.configure("state", None, 1, frozenset())
 
-    def configure(self, kept: str, context: str | None, entries: int, skipped: frozenset[str]) -> None:
+    def configure(
+        self, kept: str, context: str | None, entries: int, skipped: frozenset[str], *, cpp: bool = False
+    ) -> None:
         """Set what is recorded from now on.
 
         Args:
@@ -44,9 +47,10 @@ class History:
                 allocations too, ``"all"`` for frees too.
             entries: The number of events that are kept; older events are dropped.
             skipped: The kinds of events that are not kept.
+            cpp: Whether stacks have the frames of C++.
         """
         with self._lock:
-            self._context, self._skipped = context, skipped
+            self._context, self._skipped, self._cpp = context, skipped, cpp
             self._entries = collections.deque(
                 getattr(self, "_entries", ()), maxlen=max(1, entries) if kept == "all" else 1
             )
@@ -68,23 +72,24 @@ class History:
     def allocated(self, block: Block) -> None:
         """Record the allocation of a block."""
         with self._lock:
-            frames = _frames() if self._context else []
-            self._blocks[block.address] = (block, frames)
-            self._record("alloc", block, frames if self._context in ("alloc", "all") else [])
+            stack = self._stack_for("state", "alloc", "all")
+            self._blocks[block.address] = (block, stack)
+            self._record("alloc", block, stack if self._context != "state" else None)
 
     def freed(self, address: int) -> None:
         """Record the free of a block. A block from before the history began is ignored."""
         with self._lock:
             block, _ = self._blocks.pop(address, (None, None))
             if block is not None:
-                frames = _frames() if self._context == "all" else []
-                self._record("free_requested", block, frames)
-                self._record("free_completed", block, frames)
+                stack = self._stack_for("all")
+                self._record("free_requested", block, stack)
+                self._record("free_completed", block, stack)
 
     def segment_changed(self, action: str, segment: Block, stream: int) -> None:
         """Record that a segment got memory from the driver or gave it back."""
         with self._lock:
-            self._record(action, segment, _frames() if self._context in ("alloc", "all") else [])
+            contexts = ("all",) if action in _GIVING_BACK else ("alloc", "all")
+            self._record(action, segment, self._stack_for(*contexts))
 
     def annotate(self, address: int, text: str) -> None:
         """Record a label for a block.
@@ -93,22 +98,24 @@ class History:
             RuntimeError: No recorded block has that address.
         """
         with self._lock:
-            block, frames = self._blocks.get(address, (None, []))
+            block, stack = self._blocks.get(address, (None, None))
             if block is None:
                 raise RuntimeError(
                     f"no allocation at {address} is recorded. Use the address of a tensor that was made while "
                     f"allocations were recorded."
                 )
-            self._record("annotate", block, frames, text)
+            self._record("annotate", block, stack, text)
 
     def out_of_memory(self, index: int, size: int, free: int) -> None:
         """Record an allocation of ``size`` bytes that failed with ``free`` bytes left."""
         with self._lock:
-            self._record("oom", Block(index, 0, size, size), _frames() if self._context else [], free=free)
+            self._record("oom", Block(index, 0, size, size), self._stack_for("state", "alloc", "all"), free=free)
 
-    def _record(
-        self, action: str, block: Block, frames: list[dict[str, Any]], label: str = "", free: int | None = None
-    ) -> None:
+    def _stack_for(self, *contexts: str) -> Stack | None:
+        """Return the stack of this thread if it is kept in the present context."""
+        return Stack(self._cpp) if self._context in contexts else None
+
+    def _record(self, action: str, block: Block, stack: Stack | None, label: str = "", free: int | None = None) -> None:
         if action in self._skipped:
             return
         entry = {
@@ -121,7 +128,7 @@ class History:
             "compile_context": "N/A",
             "user_metadata": label or self.metadata,
             "pool_id": (0, 0),
-            "frames": frames,
+            "frames": stack,
         }
         if free is not None:
             del entry["addr"], entry["data_ptr"]
@@ -130,28 +137,27 @@ class History:
 
     def frames(self, address: int) -> list[dict[str, Any]] | None:
         """Return the stack at a block's allocation, innermost frame first; None for a block that is not recorded."""
-        found = self._blocks.get(address)
-        return found[1] if found is not None else None
+        _, stack = self._blocks.get(address, (None, None))
+        return stack.frames if stack is not None else [] if address in self._blocks else None
+
+    def look_up(self) -> None:
+        """Look up the frames of all stacks."""
+        with self._lock:
+            stacks = [entry["frames"] for _, entry in self._entries] + [stack for _, stack in self._blocks.values()]
+        allocation_stacks.look_up(stack for stack in stacks if stack is not None)
 
     def traces(self, count: int) -> list[list[dict[str, Any]]]:
         """Return a list of events for each of ``count`` devices."""
         with self._lock:
             traces: list[list[dict[str, Any]]] = [[] for _ in range(count)]
             for index, entry in self._entries:
-                traces[index].append(entry)
+                stack = entry["frames"]
+                traces[index].append(entry | {"frames": stack.frames if stack is not None else []})
             return traces
 
 
-def _frames() -> list[dict[str, Any]]:
-    """Return the stack, innermost frame first, without this package's frames."""
-    found = []
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] != "torchdevice":
-            code = frame.f_code
-            found.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
-        frame = frame.f_back  # type: ignore[assignment]
-    return found
+_GIVING_BACK = frozenset({"segment_free", "segment_unmap"})
+"""What happens to segments when memory is given back to the driver."""
 
 
 _HISTORY, _STOP = "memory history", "end of memory history"
@@ -184,7 +190,7 @@ def record_memory_history(
     record_pinned_host_memory: bool = False,
     record_cuda: bool = True,
 ) -> None:
-    """Start to record allocations with their Python stack, or stop. C++ frames are not recorded."""
+    """Start to record allocations with their stack, or stop."""
     _check(enabled, ("state", "all"), "expected state to be 'state', 'all', or None")
     _check(context, ("state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")
     _check(stacks, ("python", "all"), "expected stacks to be 'python', or 'all'")
@@ -195,7 +201,7 @@ def record_memory_history(
         _stop(active)
         return
     _report(active, "torch.cuda.memory._record_memory_history")
-    history.configure(enabled, context, max_entries, frozenset(skip_actions or ()))
+    history.configure(enabled, context, max_entries, frozenset(skip_actions or ()), cpp=_unwinds(active, stacks))
     if _STOP not in active.settings:
 
         def ran_out(device: int, size: int, total: int, free: int) -> None:
@@ -231,6 +237,14 @@ def record_memory_history_legacy(
     record_memory_history(context, kept, stacks_of, "python", trace_alloc_max_entries, clear_history)
 
 
+def _unwinds(context: Context, stacks: str) -> bool:
+    """Return whether stacks have the frames of C++, and report where they cannot have them."""
+    if stacks == "python" or allocation_stacks.can_unwind():
+        return stacks != "python"
+    context.report("torch.cuda.memory._record_memory_history", "stacks without C++", Fidelity.APPROXIMATE)
+    return False
+
+
 def _stop(context: Context) -> None:
     stop: Callable[[], None] | None = context.settings.pop(_STOP, None)
     if stop is not None:
@@ -248,6 +262,7 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
     """Return the blocks in use and the recorded events, in the format of CUDA's allocator."""
     _report(context, "torch.cuda.memory_snapshot")
     history = _history(context)
+    history.look_up()
     others = pool is not None and tuple(pool[:2]) != (0, 0)
     wanted = tuple(pool[:2]) if pool is not None and others else None
     segments = [

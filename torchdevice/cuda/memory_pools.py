@@ -17,6 +17,7 @@ from torchdevice.devices.private_pools import PoolId, PrivatePools, RawMemory, n
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.supplied import supplied_function
+from torchdevice.torch_internals import require
 
 NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))
 """The fidelity of memory pools on targets that have another allocator."""
@@ -161,6 +162,18 @@ def raw_delete(context: Context, mem_ptr: int) -> None:
     memory = _raw(context, context.thread.device_index, "torch.cuda.caching_allocator_delete", POINTER)
     if mem_ptr and not memory.delete(mem_ptr):
         raise RuntimeError(f"invalid device pointer: {mem_ptr:#x}")  # CUDACachingAllocator.cpp
+
+
+@supplied_function("_construct_storage_from_data_pointer")
+def storage_at(context: Context, data_ptr: int, device: torch.device, size_bytes: int) -> Any:
+    """Return a storage with the memory at an address, as torch's trees of CUDA graphs make it."""
+    target = context.redirect(device) or device
+    with thread_state.suspended():
+        original = require(torch._C, "_construct_storage_from_data_pointer")
+        memory = context.runtime.raw_memory(target.index or 0) if target.type == context.device_type else None
+        if memory is None:
+            return original(data_ptr, target, size_bytes)
+        return memory.storage_at(original, data_ptr, size_bytes)
 
 
 def _no_allocator(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:

@@ -54,12 +54,6 @@ _STORED = (
     Stored("_cuda_set_sync_debug_mode", "_cuda_get_sync_debug_mode", 0, "nothing is checked"),
     Stored("_cuda_set_cudnn_benchmark_limit", "_cuda_get_cudnn_benchmark_limit", 10, "there is no cuDNN"),
     Stored("_cudnn_set_conv_benchmark_empty_cache", "_cuda_get_conv_benchmark_empty_cache", True, "there is no cuDNN"),
-    Stored(
-        "_cuda_cudaCachingAllocator_enable",
-        "_cuda_cudaCachingAllocator_is_enabled",
-        True,
-        "no allocator stops caching for it",
-    ),
     # ``:4096:2:16:8`` of CUBLAS_WORKSPACE_CONFIG, the default of aten/src/ATen/cuda/CublasHandlePool.cpp.
     Stored("_cuda_setCublasWorkspaceSize", "_cuda_getCublasWorkspaceSize", 8_519_680, _NO_WORKSPACE),
     Stored("_cuda_setCublasLtWorkspaceSize", "_cuda_getCublasLtWorkspaceSize", 1_048_576, _NO_WORKSPACE),

@@ -49,6 +49,9 @@ class RawMemory(Protocol):
     def delete(self, address: int) -> bool:
         """Free memory that no tensor has. Return whether there was such memory at the address."""
 
+    def storage_at(self, original: Callable[..., Any], address: int, size: int) -> Any:
+        """Return a storage of ``size`` bytes with the memory at an address. ``original`` is torch's own function."""
+
     def checkpoint(self, owner: PoolId) -> object:
         """Return which blocks of a private pool are in use.
 

@@ -201,6 +201,9 @@ class Runtime:
     def leave_thread(self, entry: Any) -> None:
         """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone before."""
 
+    def clear_autocast_cache(self) -> None:
+        """Drop the casts of weights: the outermost region of autocast has ended."""
+
     def after_backward(self) -> None:
         """Bring this thread in line with its entries after the autograd engine, which restores what hooks changed."""
 
@@ -313,6 +316,10 @@ class Runtime:
         """
         return tensor.detach()
 
+    def copy_outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of ``tensor`` that is no memory of the device, where the device has an allocator."""
+        return tensor.clone()
+
     def set_allocator(self, text: str) -> bool:
         """Change the settings of the device's allocator. Return whether it has CUDA's settings.
 
@@ -320,6 +327,14 @@ class Runtime:
             ValueError: A setting is wrong. The text is torch's.
         """
         return False
+
+    def cache_memory(self, enabled: bool) -> bool:
+        """Let the device's allocator keep freed memory, or not. Return whether the allocator can be disabled."""
+        return False
+
+    def caches_memory(self) -> bool:
+        """Return whether the device's allocator keeps freed memory."""
+        return True
 
     def allocator_settings(self) -> Mapping[str, Any]:
         """Return the settings of the device's allocator, under the keys of ``torch.cuda.memory._snapshot``."""

@@ -258,8 +258,8 @@ def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if context.runtime.blocking_copies_only:
         kwargs = {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs
         dtype_first = len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor))
-        position = 2 if dtype_first or (len(args) > 2 and not isinstance(args[2], torch.dtype)) else 3
-        if func.__name__ == "to" and len(args) > position and isinstance(args[position], bool):
+        position = 2 if dtype_first else 3  # of non_blocking: a device is followed by a dtype, which may be None
+        if len(args) > position and args[position] is True:
             args = _replace(args, position, False)
     return func(*args, **kwargs)
 

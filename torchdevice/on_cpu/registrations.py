@@ -35,7 +35,8 @@ class Registrations:
                 namespace, _, operator = name.partition("::")
                 if namespace not in self._libraries:
                     self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
-                self._libraries[namespace].impl(operator, kernel, self._key, with_keyset=True)
+                # Up to torch 2.12, torch refuses a kernel where Python has registered one, as simulated devices have.
+                self._libraries[namespace].impl(operator, kernel, self._key, with_keyset=True, allow_override=True)
 
     def remove(self) -> None:
         """Remove the kernels, so that those of torch are back. May be called again."""

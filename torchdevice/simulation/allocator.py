@@ -185,6 +185,23 @@ def _twin_storage(owner: _Owner) -> Any:
     return storage
 
 
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor of a device that has no block of the device's memory.
+
+    A tensor of another device or layout is cloned, and one without values detached: there is nothing to copy.
+    """
+    index = tensor.get_device()
+    if index < 0 or tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor.clone()
+    if has_no_values(tensor.untyped_storage()):
+        return tensor.detach()
+    memory = memory_of(tensor).clone()
+    copy = on_device(memory, index)
+    if memory.nbytes:
+        _own(_Owner(copy.untyped_storage(), _ended), device(index), memory, memory.data_ptr(), None)
+    return with_bits(copy, tensor)
+
+
 def _freed(owner: _Owner) -> None:
     if owner.block is None:
         return
@@ -363,7 +380,7 @@ def _own(owner: _Owner, on: Device, memory: torch.Tensor, address: int, block: m
     owner.tensor = owner.view = memory
     owner.viewer = 0
     _owners[address] = owner
-    if observers and block is not None:
+    if observers and block is not None and block.pool.owner != memory_blocks.UNCACHED:
         seen = shown(on.index, block, address)
         for observer in observers:
             observer.allocated(seen)
@@ -396,6 +413,20 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
         _by_meta[owner.meta.untyped_storage()._cdata] = owner
     _own(owner, on, memory, address or emptied, block)
     return old, address
+
+
+def take_memory_at(storage: Any, index: int, address: int) -> None:
+    """Note that a storage was made of an address. It has the memory of a graph's storage or of a raw allocation there.
+
+    Where a tensor has that memory, nothing is to be noted: kernels find the tensor's by the address.
+    """
+    known = _owners.get(address)
+    if known is None and address in raw:
+        memory = raw[address].memory
+    else:
+        memory = known.tensor if known is not None and known.block is None else None
+    if memory is not None:
+        _own(_Owner(storage, _ended), device(index), memory, address, None)
 
 
 def has_no_values(storage: Any) -> bool:

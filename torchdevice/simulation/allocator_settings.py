@@ -7,6 +7,7 @@ all accelerators have is in every build and says what is wrong with a value. The
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class Settings(NamedTuple):
         divisions: Into how many steps a power of 2 is divided when sizes are rounded up: for sizes from 1 MiB, from
             2 MiB, and so on. 0 or 1 for steps of 512 bytes.
         memory_fraction: The fraction of a device's memory that the process may have. Counts at initialisation only.
+        caches: Whether the allocator is enabled. Otherwise each request is one to the driver. No text sets this.
     """
 
     expandable_segments: bool = False
@@ -60,6 +62,7 @@ class Settings(NamedTuple):
     max_split_size: int | None = None
     divisions: tuple[int, ...] = (0,) * _INTERVALS
     memory_fraction: float = 1.0
+    caches: bool = True
 
     def rounded(self, size: int) -> int:
         """Return the size of the block for a request of ``size`` bytes."""
@@ -165,9 +168,11 @@ def _check(text: str) -> None:
         try:
             parse(text)
         finally:
-            # An empty text resets all settings but this one.
-            parse("large_segment_size_mb:20" if "large_segment_size_mb" in text else "")
             parse("")
+            # An empty text resets all settings but this one, which torch 2.10 does not know.
+            if "large_segment_size_mb" in text:
+                with contextlib.suppress(ValueError):
+                    parse("large_segment_size_mb:20")
 
 
 def _mebibytes(text: str) -> int:

@@ -1,12 +1,14 @@
 """Autocast on the simulated device: CUDA's lists of operators, read from the header that every torch wheel carries.
 
 Source: ``AT_FORALL_LOWER_PRECISION_FP`` and its neighbours in ATen/autocast_mode.h, from which torch itself registers
-CUDA, XPU and other backends. Weights are cast at each use. Torch caches the casts of weights, which changes no value.
+CUDA, XPU and other backends. A weight is cast once in an outermost region of autocast, as by ``cached_cast`` of
+aten/src/ATen/autocast_mode.cpp, so that its gradient comes through one cast.
 """
 
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,8 +16,9 @@ from typing import Any, NoReturn
 import torch
 from torch._C import DispatchKey
 
+from torchdevice import thread_state
 from torchdevice.simulation.enforcement import KIND
-from torchdevice.torch_internals import ExcludeDispatchKeyGuard
+from torchdevice.torch_internals import ExcludeDispatchKeyGuard, require
 
 _KEY = "AutocastPrivateUse1"
 
@@ -76,8 +79,47 @@ def _is_eligible(value: Any) -> bool:
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if _is_eligible(value):
-        return value.to(dtype)
+        return _cached_cast(value, dtype) if _is_weight(value, dtype) else value.to(dtype)
     return [_cast(each, dtype) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+_casts: dict[tuple[int, torch.dtype], tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+"""The ``_cdata`` of a weight and a dtype -> the weight and its cast, until the outermost region of autocast ends."""
+
+
+_is_cached_tensor = require(torch._C, "_is_cached_tensor")
+
+
+def clear_cache() -> None:
+    """Drop the casts of weights."""
+    _casts.clear()
+
+
+def _is_weight(value: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether torch caches the cast of a tensor: of a leaf in float32 that requires a gradient.
+
+    Outside of a scope nothing tells where a region of autocast ends, so nothing is cached there.
+    """
+    return (
+        value.dtype is torch.float32
+        and value.requires_grad
+        and value.is_leaf
+        and dtype is torch.get_autocast_dtype(KIND)
+        and dtype is not torch.float32
+        and not value._is_view()
+        and torch.is_autocast_cache_enabled()
+        and thread_state.state.context is not None
+        and not _is_cached_tensor(value)
+    )
+
+
+def _cached_cast(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    key = (weight._cdata, dtype)
+    known, cast = _casts.get(key, (None, None))
+    if cast is None or known is None or known() is not weight:
+        cast = weight.to(dtype)
+        _casts[key] = (weakref.ref(weight), cast)
+    return cast
 
 
 def _casting(op: Any, dtype_of: Callable[[Any, Any], torch.dtype | None]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from torchdevice.simulation.memory_blocks import (
     NOBODY,
     PENDING,
     SHIFT,
+    UNCACHED,
     USED,
     Block,
     Owner,
@@ -101,6 +102,7 @@ class Device:
         heads: Address -> the first block of each segment.
         tell: Called with each change of a segment: what happened, address, size and stream.
         live: Returns the blocks that somebody has.
+        uncached: The bytes that tensors have from the driver directly.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Device:
         self._oversize = {"oversize_allocations": Figures(), "oversize_segments": Figures()}
         self._numbers = dict.fromkeys(_NUMBERS, 0)
         self._searches = 0
+        self.uncached = 0
         self._end = _FIRST_ADDRESS + index * _ADDRESSES
         self.configure(DEFAULT)
         self.renew_lock()
@@ -165,10 +168,13 @@ class Device:
 
     def _lay_out_anew(self) -> None:
         used = set(self.live())
+        outside = {block for block in used if block.pool.owner == UNCACHED}
+        self.uncached = sum(block.size for block in outside)
         for _ in range(len(self.freed)):  # storages may end meanwhile, and append theirs
             block = self.freed.popleft()
             if block in used:
                 self.freed.append(block)
+        used -= outside
         self._pending = []
         for pool in self._pools.values():
             pool.clear()
@@ -213,10 +219,27 @@ class Device:
                 figures.total_count += 1
                 return block
             self._settle()
+        if not self.settings.caches:
+            return self._from_driver((requested + MINIMUM - 1) & -MINIMUM, stream)
         size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else self.settings.rounded(requested)
         pool = self._pool(size <= SMALL, stream)
         found = self._find(pool, size) or self._obtain(pool, size)
         return self._give(found, size, requested)
+
+    def _from_driver(self, size: int, stream: int) -> Block:
+        """Return a block that no statistics count, as ``cudaMalloc`` gives it to a disabled allocator.
+
+        Raises:
+            torch.AcceleratorError: The device has too little memory left. Cached segments are not released for it.
+        """
+        total = Limits(*self._limits(self.index)).total
+        if total is not None and self._all.reserved + self.uncached + size > total:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+        pool = self._pools.setdefault((stream, False, UNCACHED, False), Pool(stream, False, UNCACHED, False, Figures()))
+        self.uncached += size
+        block = Block(self._end, size, pool, USED)
+        self._end += size
+        return block
 
     def _pool(self, is_small: bool, stream: int) -> Pool:
         for owner, takes in self.routes:
@@ -308,6 +331,9 @@ class Device:
         """Free the blocks whose storages have ended."""
         while self.freed:
             block = self.freed.popleft()
+            if block.pool.owner == UNCACHED:
+                self.uncached -= block.size
+                continue
             if self._oversized is not None and block.size >= self._oversized:
                 self._oversize["oversize_allocations"].change("count", -1)
             if block.uses:
@@ -399,7 +425,7 @@ class Device:
 
     def begin_segment(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
         """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
-        if not self.heads:
+        if not self.heads and not self.uncached:
             self._end = _FIRST_ADDRESS + self.index * _ADDRESSES
         self._end = -(-self._end // unit) * unit
         block = self.heads[self._end] = Block(self._end, size, pool, state)
@@ -408,7 +434,7 @@ class Device:
 
     def reserve(self, pool: Pool, size: int, total: int | None) -> bool:
         """Count memory that a pool gets from the driver. Return whether the driver has as much."""
-        if total is not None and self._all.reserved + size > total:
+        if total is not None and self._all.reserved + self.uncached + size > total:
             return False
         self._numbers["num_device_alloc"] += 1
         pool.figures.change("reserved", size)
@@ -637,12 +663,13 @@ class Device:
     def _out_of_memory(self, wanted: int, limits: Limits) -> str:
         """Return the error text of CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp)."""
         whole, total = self._all, limits.total or 0
+        free = max(0, total - whole.reserved - self.uncached)
         cached = sum(key >> SHIFT for pool in self._pools.values() if pool.owner != NOBODY for key in pool.keys)
         allowed = "" if limits.allowed is None else f"{written(limits.allowed)} allowed; "
         private = f"with {written(cached)} allocated in private pools (e.g., CUDA Graphs), " if cached else ""
         return (
             f"CUDA out of memory. Tried to allocate {written(wanted)}. GPU {self.index} has a total capacity of "
-            f"{written(total)} of which {written(max(0, total - whole.reserved))} is free. Including non-PyTorch "
+            f"{written(total)} of which {written(free)} is free. Including non-PyTorch "
             f"memory, this process has {written(whole.reserved)} memory in use. {allowed}Of the allocated memory "
             f"{written(whole.allocated + cached)} is allocated by PyTorch, {private}and "
             f"{written(whole.reserved - whole.allocated - cached)} is reserved by PyTorch but unallocated. If reserved "

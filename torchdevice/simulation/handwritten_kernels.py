@@ -14,7 +14,8 @@ import torch
 import torch.nn.attention
 from torch._C import DispatchKey
 
-from torchdevice.simulation import enforcement, random
+from torchdevice import thread_state
+from torchdevice.simulation import enforcement, random, recurrent_cells
 from torchdevice.simulation.allocator import fresh, has_no_values, host_waited, meant
 from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
 from torchdevice.simulation.resizing import resize
@@ -92,10 +93,11 @@ def _name(index: int) -> str:
     return "cpu" if index < 0 else f"{enforcement.KIND}:{index}"
 
 
-def _count(source: torch.Tensor, destination: torch.Tensor) -> None:
+def _count(source: torch.Tensor, destination: torch.Tensor, *, waits: bool = True) -> None:
+    """Count a copy between devices. One to the host makes the host wait, unless the program asked for another."""
     one, other = index_of(source), index_of(destination)
     if one != other:
-        if other < 0:
+        if other < 0 and waits:
             host_waited()
         route = (_name(one), _name(other))
         copies[route] += 1
@@ -112,30 +114,40 @@ def _to_copy(
     if device is not None and device.type != enforcement.KIND:
         if device.type != "cpu":
             return result.to(device)
-        destination, index = result, -1
+        destination = _pinned(result) if non_blocking else result
     else:
-        index = index_of(self) if device is None else _index(device)
-        destination = fresh(result, index)
-    _count(self, destination)
+        destination = fresh(result, index_of(self) if device is None else _index(device))
+    _count(self, destination, waits=not non_blocking)
     return destination
+
+
+def _pinned(result: torch.Tensor) -> torch.Tensor:
+    """Return the result of a copy that the host does not wait for as page-locked, as torch allocates it for CUDA."""
+    context = thread_state.state.context
+    return result if context is None or context.options.written_for == "mps" else context.pin(result)
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if index_of(tensor) < 0 else aliased(tensor)
 
 
+def _is_page_locked(tensor: torch.Tensor) -> bool:
+    context = thread_state.state.context
+    return context is not None and context.is_pinned(tensor)
+
+
 @special("copy_")
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if self.is_meta or source.is_meta:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-    _count(source, self)
+    _count(source, self, waits=not (non_blocking and _is_page_locked(self)))
     _copy(_memory(self), _memory(source))
     return self
 
 
 @special("_copy_from")
 def _copy_from(self: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return _copy_(destination, self)
+    return _copy_(destination, self, non_blocking)
 
 
 @special("_copy_from_and_resize")
@@ -332,91 +344,13 @@ _FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 # ---- recurrent cells, which only accelerators fuse -------------------------------------------------------------------
 
 
-def _fresh_all(tensors: Any, index: int) -> tuple[Any, ...]:
-    return tuple(None if each is None else fresh(each, index) for each in tensors)
+def _computed(formula: Callable[..., recurrent_cells.Results]) -> Callable[..., recurrent_cells.Results]:
+    def kernel(*args: Any) -> recurrent_cells.Results:
+        index = next(index_of(each) for each in args if isinstance(each, torch.Tensor))
+        results = formula(*(aliased(each) if isinstance(each, torch.Tensor) else each for each in args))
+        return tuple(None if each is None else fresh(each, index) for each in results)
+
+    return kernel
 
 
-def _on_cpu_all(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
-    return tuple(None if each is None else aliased(each) for each in tensors)
-
-
-def _with_bias(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return gates if bias is None else gates + bias
-
-
-@special("_thnn_fused_lstm_cell")
-def _lstm_cell(
-    input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *biases: torch.Tensor | None
-) -> tuple[torch.Tensor, ...]:
-    """Return the new hidden state, the new cell state and the activated gates, of shape (batch, 4 * hidden)."""
-    index = index_of(input_gates)
-    of_input, of_hidden, cell = _on_cpu_all(input_gates, hidden_gates, cx)
-    input_bias, hidden_bias = _on_cpu_all(*(*biases, None, None)[:2])
-    gates = _with_bias(of_hidden, hidden_bias) + _with_bias(of_input, input_bias)
-    ingate, forget, new, out = gates.chunk(4, 1)
-    ingate, forget, new, out = ingate.sigmoid(), forget.sigmoid(), new.tanh(), out.sigmoid()
-    cy = forget * cell + ingate * new
-    return _fresh_all((out * cy.tanh(), cy, torch.cat([ingate, forget, new, out], 1)), index)
-
-
-@special("_thnn_fused_lstm_cell_backward_impl")
-def _lstm_cell_backward(
-    grad_hy: torch.Tensor | None,
-    grad_cy: torch.Tensor | None,
-    cx: torch.Tensor,
-    cy: torch.Tensor,
-    workspace: torch.Tensor,
-    has_bias: bool,
-) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of the gates before activation, of the cell state and of the bias."""
-    index = index_of(cx)
-    of_hidden, of_cell, old, cell, gates = _on_cpu_all(grad_hy, grad_cy, cx, cy, workspace)
-    of_hidden = torch.zeros_like(cell) if of_hidden is None else of_hidden
-    ingate, forget, new, out = gates.chunk(4, 1)
-    tanh = cell.tanh()
-    through = of_hidden * out * (1 - tanh * tanh)
-    if of_cell is not None:
-        through = through + of_cell
-    grad_gates = torch.cat(
-        [
-            through * new * ingate * (1 - ingate),
-            through * old * forget * (1 - forget),
-            through * ingate * (1 - new * new),
-            of_hidden * tanh * out * (1 - out),
-        ],
-        1,
-    )
-    return _fresh_all((grad_gates, through * forget, grad_gates.sum(0) if has_bias else None), index)
-
-
-@special("_thnn_fused_gru_cell")
-def _gru_cell(
-    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *biases: torch.Tensor | None
-) -> tuple[torch.Tensor, ...]:
-    """Return the new hidden state, and the values that backward needs. The gates have shape (batch, 3 * hidden)."""
-    index = index_of(input_gates)
-    of_input, of_hidden, hidden = _on_cpu_all(input_gates, hidden_gates, hx)
-    input_bias, hidden_bias = _on_cpu_all(*(*biases, None, None)[:2])
-    input_reset, input_update, input_new = _with_bias(of_input, input_bias).chunk(3, 1)
-    hidden_reset, hidden_update, hidden_new = _with_bias(of_hidden, hidden_bias).chunk(3, 1)
-    reset, update = (hidden_reset + input_reset).sigmoid(), (hidden_update + input_update).sigmoid()
-    new = (input_new + hidden_new * reset).tanh()
-    saved = torch.cat([reset, update, new, hidden, hidden_new], 1)
-    return _fresh_all(((hidden - new) * update + new, saved), index)
-
-
-@special("_thnn_fused_gru_cell_backward")
-def _gru_cell_backward(
-    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
-) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of the input's gates, the hidden state's gates, the hidden state and both biases."""
-    index = index_of(grad_hy)
-    gradient, saved = _on_cpu_all(grad_hy, workspace)
-    reset, update, new, hidden, hidden_new = saved.chunk(5, 1)
-    of_new = gradient * (1 - update) * (1 - new * new)
-    of_reset = of_new * hidden_new * (1 - reset) * reset
-    of_update = gradient * (hidden - new) * (1 - update) * update
-    of_input = torch.cat([of_reset, of_update, of_new], 1)
-    of_hidden = torch.cat([of_reset, of_update, of_new * reset], 1)
-    of_biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
-    return _fresh_all((of_input, of_hidden, gradient * update, *of_biases), index)
+SPECIAL.update({name: without_mode(_computed(formula)) for name, formula in recurrent_cells.FORMULAS.items()})

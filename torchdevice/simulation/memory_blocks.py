@@ -20,6 +20,9 @@ Owner = tuple[int, int]
 
 NOBODY: Owner = (0, 0)
 
+UNCACHED: Owner = (-1, -1)
+"""The owner of blocks that the driver gave directly, while the program has disabled the caching allocator."""
+
 
 class Block:
     """A part of a segment.

@@ -118,7 +118,7 @@ class Generator(torch.Generator):
     def _shareable(self) -> torch.Generator:
         """Return the generator of the CPU with this generator's state, which is no generator of the program."""
         if self._shared is None:
-            shared: torch.Generator = own(_Plain, self.index)
+            shared: torch.Generator = own(_State, self.index)
             _Plain.set_state(shared, _Plain.get_state(self))
             _offsets[shared._cdata] = _offsets.get(self._cdata, 0)
             self._share(shared)
@@ -133,6 +133,10 @@ class Generator(torch.Generator):
 
 
 _Plain = torch._C.Generator
+
+
+class _State(torch._C.Generator):
+    """A state that generators share. Up to torch 2.12 only generators of a class in Python take weak references."""
 
 
 def own(cls: type, index: int) -> Any:

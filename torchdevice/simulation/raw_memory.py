@@ -7,14 +7,14 @@ program deletes it, also after the scope.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 
 from torchdevice import thread_state
 from torchdevice.devices.private_pools import PoolId
-from torchdevice.simulation import allocator
+from torchdevice.simulation import allocator, enforcement
 from torchdevice.simulation.allocator import Raw, raw
 from torchdevice.simulation.memory_blocks import Block
 from torchdevice.simulation.pool_checkpoints import Checkpoint
@@ -48,6 +48,12 @@ class RawMemory:
         if found is not None:
             allocator.device(found.device).freed.append(found.block)
         return found is not None
+
+    def storage_at(self, original: Callable[..., Any], address: int, size: int) -> Any:
+        """Return a storage of ``size`` bytes with the memory at an address, which the storage does not free."""
+        storage = original(address, torch.device(enforcement.KIND, self._index), size)
+        allocator.take_memory_at(storage, self._index, address)
+        return storage
 
     def checkpoint(self, owner: PoolId) -> Checkpoint:
         """Return which blocks of a private pool are in use."""

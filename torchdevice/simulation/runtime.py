@@ -22,6 +22,7 @@ from torchdevice.devices.runtime import MEMORY_FRACTION, Mark, Memory, Runtime
 from torchdevice.simulation import (
     allocator,
     allocator_settings,
+    autocast,
     backend,
     enforcement,
     handwritten_kernels,
@@ -144,8 +145,12 @@ class SimulatedRuntime(Runtime):
             _end(entry.context)
             sanitizer.end(entry.context)
             stream_uses.end(entry.context)
+            autocast.clear_cache()
         _thread.entries.discard(entry)
         _settle_multithreading()
+
+    def clear_autocast_cache(self) -> None:
+        autocast.clear_cache()
 
     def after_backward(self) -> None:
         # The engine has put torch's setting back to what it was when backward began, also where a hook left the scope.
@@ -190,7 +195,8 @@ class SimulatedRuntime(Runtime):
     def free_memory(self, index: int) -> int:
         if self.memory_limit is None:
             return psutil.virtual_memory().available
-        return self.memory_limit - min(self.memory_limit, allocator.device(index).figures().reserved)
+        device = allocator.device(index)
+        return self.memory_limit - min(self.memory_limit, device.figures().reserved + device.uncached)
 
     def memory(self, index: int) -> Memory:
         return allocator.device(index).figures()
@@ -234,10 +240,23 @@ class SimulatedRuntime(Runtime):
     def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         return allocator.twin(tensor)
 
+    def copy_outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        return allocator.copy_of(tensor)
+
     def set_allocator(self, text: str) -> bool:
-        settings = allocator_settings.parsed(text)
+        settings = allocator_settings.parsed(text)._replace(caches=self.caches_memory())
+        self._configure(settings)
+        return True
+
+    def _configure(self, settings: allocator_settings.Settings) -> None:
         for index in range(self._count):
             allocator.device(index).configure(settings)
+
+    def caches_memory(self) -> bool:
+        return allocator.device(0).settings.caches
+
+    def cache_memory(self, enabled: bool) -> bool:
+        self._configure(allocator.device(0).settings._replace(caches=enabled))
         return True
 
     def allocator_settings(self) -> Mapping[str, Any]:

@@ -45,7 +45,7 @@ _outer: dict[Context, dict[int, Settings]] = {}
 def begin(context: Context, *, is_nested: bool) -> None:
     """Let a context defer the reuse of memory. May be called again.
 
-    A context begins without cached segments, and with the settings of the one around it, or else the default ones.
+    A context begins with the default settings and without cached segments, one inside another with those of the other.
     """
     if any(isinstance(each, StreamUses) for each in context.stream_observers):
         return
@@ -55,7 +55,7 @@ def begin(context: Context, *, is_nested: bool) -> None:
     for device in allocator.devices():
         if not is_nested:
             device.configure(DEFAULT)
-        device.empty_cache()
+            device.empty_cache()
 
 
 def end(context: Context) -> None:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from torchdevice.devices.stream_order import StreamObserver
 from torchdevice.errors import NoValueError
-from torchdevice.simulation import enforcement, placement
+from torchdevice.simulation import enforcement, placement, recurrent_cells
 from torchdevice.simulation.allocator import forget_values, fresh, has_no_values, meta_of, set_storage
 from torchdevice.simulation.kernels import NUMBERS, Results, index_of
 from torchdevice.simulation.resizing import resize
@@ -191,6 +191,9 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         NoValueError: The shapes of the results depend on values.
         NotImplementedError: torch has no kernel that computes the shapes.
     """
+    formula = recurrent_cells.FORMULAS.get(op._schema.name.partition("::")[2])
+    if formula is not None:
+        return formula(*args, **kwargs)
     kwargs = {**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs
     # A number may stand in the place of a tensor, which only the packet of an operator accepts.
     call = op._overloadpacket if any(args[i].__class__ in NUMBERS for i in _tensors(op) if i < len(args)) else op

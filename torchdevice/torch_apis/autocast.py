@@ -177,10 +177,16 @@ def _is_what_is_computed_in(context: Context | None, device_type: Any, dtype: An
     return dtype_on_target(context, torch.float16, enabled=False) is torch.float32
 
 
+def _clear_cache(context: Context, original: Any) -> None:
+    original()
+    context.runtime.clear_autocast_cache()
+
+
 def patches() -> list[Patch]:
     """Return the patches of ``torch.autocast``."""
     return [
         replaced_function(autocast, "__enter__", _enter),
         Replaced(autocast, "__exit__", _exit),
         Replaced(autocast, "__init__", _init_in_graph),
+        replaced_function(torch, "clear_autocast_cache", _clear_cache),
     ]

@@ -26,6 +26,10 @@ _OPERATOR = re.compile(r"\w+::\w+")
 """Matches the name of an operator, and not the autograd engine's ``autograd::engine::...``."""
 
 
+class _Reported(str):
+    """The device of a profiler that was reported where the program made it: a schedule makes more later."""
+
+
 class DeviceEvent(FunctionEvent):
     """An event of a synchronous target, on which an operator's device time is its CPU time."""
 
@@ -47,20 +51,27 @@ def _init_kineto(context: Context, original: Any, self: Any, **kwargs: Any) -> N
         kwargs["activities"] = {ProfilerActivity.CPU, *(activities or ())} - {ProfilerActivity.CUDA}
     original(self, **kwargs)
     if wanted:
-        self.use_device = "cuda"
+        self.use_device = _Reported("cuda")
+        _report(context)
 
 
 def _init_autograd(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     bound = inspect.signature(original).bind(self, *args, **kwargs)
-    wanted = bound.arguments.get("use_device") == "cuda" or bound.arguments.get("use_cuda")
+    device = bound.arguments.get("use_device")
+    wanted = device == "cuda" or bound.arguments.get("use_cuda")
     if wanted:
         bound.arguments.update(use_device=None, use_cpu=True)
         bound.arguments.pop("use_cuda", None)
     original(*bound.args, **bound.kwargs)
     if wanted and self.enabled:
-        context.report("the profiler's CUDA activity", f"times of the {context.family} target", Fidelity.APPROXIMATE)
+        if not isinstance(device, _Reported):
+            _report(context)
         if not context.runtime.is_asynchronous:
             self._parse_kineto_results = functools.partial(_with_device_times, self, self._parse_kineto_results)
+
+
+def _report(context: Context) -> None:
+    context.report("the profiler's CUDA activity", f"times of the {context.family} target", Fidelity.APPROXIMATE)
 
 
 def _with_device_times(profiler: Any, parse: Any, *args: Any, **kwargs: Any) -> list[FunctionEvent]:
