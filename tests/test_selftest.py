@@ -76,6 +76,7 @@ class TestExperiments:
     def test_what_the_simulated_mac_answers(self) -> None:
         answers = dict(experiments.decide())
         assert answers["does MPS have linalg_svd?"] == "no; in a scope it runs on the CPU"
+        assert answers["does MPS have linalg_lu_solve?"] == "no; in a scope it runs on the CPU"
         assert answers["does MPS have linalg_qr?"] in ("yes", "no; in a scope it runs on the CPU")
         assert answers["is the wrong result of addcmul_ present here?"] == "no"
         assert answers["does a device's index matter in x.device?"] == "mps:0"

@@ -89,6 +89,7 @@ class Context:
         lines_warned_of: File and line of each line of the program that was warned of such a dtype.
         fits_conversions: Whether conversions and moves of tensors must be fitted to the target.
         has_several_devices: Whether ``devices=`` shows the program several accelerators.
+        folds_devices: Whether one device with a memory of its own is several of those accelerators.
         product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
         shown_as: The device type that tensors of the target say they are on; None where it is torch's own for them.
         key: The target, every option and the number of devices as text, on which compiled code is guarded.
@@ -124,6 +125,8 @@ class Context:
         self.lines_warned_of: set[tuple[str, int]] = set()
         self.fits_conversions = bool(runtime.unsupported_dtypes) or runtime.blocking_copies_only
         self.has_several_devices = (options.devices or 1) > 1
+        own_memory = self.has_several_devices and not runtime.shares_host_memory
+        self.folds_devices = own_memory and (options.devices or 1) > runtime.device_count()
         self.product_dtypes = _computed_in_float32(options, runtime)
         self.thread = ThreadValues()
         self.supplied_values: dict[Any, Any] = {}

@@ -207,6 +207,33 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
     return mark(tensor.clone(), to)
 
 
+def moved_among_devices(context: Context, tensor: Any, result: Any) -> Any:
+    """Return the result of a move on a target whose one device is several of the program's: a copy if it stayed there.
+
+    The tensor may be on another device of the program than the one it is moved to, and is copied as on a CPU target.
+
+    Args:
+        context: The active context, which folds devices.
+        tensor: The tensor that is moved.
+        result: The result of torch's own move: the tensor itself where torch had nothing to do.
+    """
+    if result is not tensor or not _is_on_target(context, tensor) or _is_tracing():
+        return result
+    storage = _storage(tensor)
+    if context.thread.moving_module and storage is not None and isinstance(tensor, torch.nn.Parameter):
+        stays = _is_exclusive(storage)
+    else:
+        stays = tensor.requires_grad and tensor.is_leaf and not _is_wrapped(tensor)
+    return tensor if stays or (storage is None and _decides_itself(tensor, None)) else tensor.clone()
+
+
+def _is_on_target(context: Context, tensor: Any) -> bool:
+    if not isinstance(tensor, torch.Tensor):
+        return False
+    with torch._C.DisableTorchFunction():
+        return context.is_targets(tensor.device)
+
+
 def _stays_leaf(context: Context, tensor: torch.Tensor, side: Side | None, to: Side | None) -> bool:
     """Return whether a tensor that requires a gradient is a leaf, and may be on the requested side already.
 

@@ -33,6 +33,7 @@ LACKING: dict[str, Callable[[torch.Tensor], Any]] = {
     "linalg_eig": torch.linalg.eig,
     "linalg_eigh": lambda x: torch.linalg.eigh(x @ x.t()),
     "linalg_qr": torch.linalg.qr,
+    "linalg_lu_solve": lambda x: torch.linalg.lu_solve(x, torch.arange(1, 5, dtype=torch.int32, device=x.device), x),
     "mode": torch.mode,
 }
 """Operators of which torch's tables do not say for sure whether MPS has them."""

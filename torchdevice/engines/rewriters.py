@@ -123,6 +123,8 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
             placement.created_by_default(func, args, kwargs, result)
         else:
             result = placement.created(context, args[0] if args else None, result, asked, target)
+    elif context.folds_devices and asked is not None and args:
+        result = placement.moved_among_devices(context, args[0], result)
     return context.pin(result) if pins else result
 
 
@@ -154,7 +156,8 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if device is None or isinstance(device, (torch.dtype, torch.Tensor)):
         result = convert(context, func, args, kwargs)
         if not context.runtime.shares_host_memory:
-            return result
+            among = context.folds_devices and isinstance(device, torch.Tensor)
+            return placement.moved_among_devices(context, args[0], result) if among else result
         if isinstance(device, torch.Tensor):
             return placement.moved(context, args[0], result, placement.side_of(device))
         return placement.followed(args[0], result)
@@ -167,7 +170,7 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         note_memory(context)
     if context.runtime.shares_host_memory:
         return placement.moved_as_asked(context, args[0], result, device, target)
-    return result
+    return placement.moved_among_devices(context, args[0], result) if context.folds_devices else result
 
 
 @rewrites(*(getattr(torch.Tensor, family) for family in FAMILIES if hasattr(torch.Tensor, family)))
@@ -200,7 +203,7 @@ def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
     if context.runtime.shares_host_memory:
         other = args[1] if len(args) > 1 else kwargs["other"]
         return placement.moved(context, args[0], result, placement.side_of(other))
-    return result
+    return placement.moved_among_devices(context, args[0], result) if context.folds_devices else result
 
 
 @rewrites(torch.Tensor.clone, torch.clone)

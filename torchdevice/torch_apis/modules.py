@@ -14,9 +14,10 @@ from torchdevice.patching import Patch, replaced_function
 def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
     """``Module._apply``, by which a module moves its parameters and buffers.
 
-    On a CPU target a parameter keeps its memory if nothing else holds that memory (:mod:`torchdevice.placement`).
+    Where a move may have nothing to do, a parameter keeps its memory if nothing else holds that memory
+    (:mod:`torchdevice.placement`).
     """
-    if not context.runtime.shares_host_memory:
+    if not (context.runtime.shares_host_memory or context.folds_devices):
         return original(self, *args, **kwargs)
     context.thread.moving_module += 1
     try:
