@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import free_port, run_program
 
-from torchdevice.torch_apis.agreement import Note, stuck
+from torchdevice.torch_apis.agreement import Awaited, Note, stuck
 
 RANKS = """
     import datetime, os, sys, time
@@ -45,21 +45,73 @@ RANKS = """
         dist.all_reduce(x, group=pair if rank else None)
         dist.all_reduce(x, group=None if rank else pair)
 
+    def both_receive(rank, x, pair):
+        slow_to_send(rank, x, pair)
+        dist.recv(x, 1 - rank)
+
+    def both_send(rank, x, pair):
+        dist.send(x, 1 - rank)
+
+    def never_sent(rank, x, pair):
+        if rank == 0:
+            dist.recv(x, 1)
+        else:
+            dist.all_reduce(x)
+
+    def sent_with_another_tag(rank, x, pair):
+        if rank == 0:
+            dist.recv(x, 1, tag=3)
+        else:
+            dist.send(x, 0, tag=4)
+
+    def received_twice(rank, x, pair):
+        if rank == 0:
+            dist.isend(x, 1).wait()
+            dist.barrier(group=pair)
+        else:
+            dist.recv(x, 0)
+            dist.irecv(x, 0).wait()
+
+    def received_from_any(rank, x, pair):
+        dist.recv(x) if rank == 0 else dist.barrier()
+
     def slow(rank, x, pair):
-        time.sleep(1.0 if rank else 0)  # five times a rank's patience
+        time.sleep(0.5 if rank else 0)  # more than twice a rank's patience
         dist.all_reduce(x, group=pair)
-        time.sleep(0 if rank else 1.0)
+        time.sleep(0 if rank else 0.5)
         dist.all_reduce(x)
+
+    def slow_to_send(rank, x, pair):
+        if rank == 0:
+            dist.recv(x, 1)
+            dist.recv(x)
+            dist.send(x, 1)
+            dist.recv(x, 1)
+        else:
+            time.sleep(0.5)
+            dist.send(x, 0)
+            time.sleep(0.5)
+            dist.send(x, 0)
+            time.sleep(0.5)
+            dist.recv(x)
+            dist.isend(x, 0).wait()
+
+    def polled(rank, x, pair):
+        work = dist.isend(x, 1) if rank == 0 else dist.irecv(x.zero_(), 0)
+        while not work.is_completed():
+            time.sleep(0.01)
+        work.wait()
+        work.wait()
+        assert x.tolist() == [1] * 4, x
 
     def rank(number, port):
         store = dist.TCPStore("127.0.0.1", port, 2, number == 0, datetime.timedelta(seconds=60))
         dist.init_process_group("nccl", store=store, rank=number, world_size=2, timeout=datetime.timedelta(seconds=60))
         torch.cuda.set_device(number % torch.cuda.device_count())
         pair = dist.new_group([0, 1])
-        x = torch.ones(4, device="cuda")
-        dist.all_reduce(x)
+        dist.all_reduce(torch.ones(4, device="cuda"))
         for name in sys.argv[2:]:
-            said = "ran"
+            said, x = "ran", torch.ones(4, device="cuda")
             try:
                 globals()[name](number, x, pair)
             except dist.DistBackendError as error:
@@ -91,6 +143,17 @@ CALLS = {
 """What both ranks call, as the errors say it."""
 
 
+WAITS = {
+    "both_receive": ("recv of float32[4], from rank 1", "recv of float32[4], from rank 0"),
+    "both_send": ("send of float32[4], to rank 1", "send of float32[4], to rank 0"),
+    "never_sent": ("recv of float32[4], from rank 1", "all_reduce of float32[4], SUM"),
+    "sent_with_another_tag": ("recv of float32[4], from rank 1", "send of float32[4], to rank 0"),
+    "received_twice": ("barrier", "recv of float32[4], from rank 0"),
+    "received_from_any": ("recv of float32[4], from any rank", "barrier"),
+}
+"""Where both ranks wait, as the errors say it."""
+
+
 def run(target: str, folder: Path, cases: list[str]) -> dict[str, str]:
     """Run cases in two ranks, and return what each rank printed of each."""
     two = f"{target}:2" if target.startswith("simulated") else target
@@ -101,8 +164,9 @@ def run(target: str, folder: Path, cases: list[str]) -> dict[str, str]:
 @pytest.mark.sampled(1)
 @pytest.mark.one_engine
 def test_every_rank_is_told_what_all_called(target: str, tmp_path: Path) -> None:
-    found = run(target, tmp_path, ["slow", *CALLS])
-    assert [found.pop(f"slow {rank}", found) for rank in (0, 1)] == ["ran", "ran"], "a slow rank is waited for"
+    found = run(target, tmp_path, ["slow", "slow_to_send", "polled", *CALLS])
+    for case in ("slow", "slow_to_send", "polled"):
+        assert [found.pop(f"{case} {rank}", found) for rank in (0, 1)] == ["ran", "ran"], "a slow rank is waited for"
     for case, calls in CALLS.items():
         for rank in (0, 1):
             said = found[f"{case} {rank}"]
@@ -111,8 +175,19 @@ def test_every_rank_is_told_what_all_called(target: str, tmp_path: Path) -> None
             assert ("can never go on" if case == "other_group" else "do not fit together") in said, said
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.one_engine
+@pytest.mark.parametrize("case", WAITS)
+def test_ranks_that_send_and_receive_are_told_where_all_wait(case: str, target: str, tmp_path: Path) -> None:
+    found = run(target, tmp_path, [case])
+    for rank in (0, 1):
+        said = found[f"{case} {rank}"]
+        lines = [re.escape(f"waits in {call}") + r", at \S+program\.py:\d+ in " + case for call in WAITS[case]]
+        assert re.search(rf"never go on:\|  rank 0 {lines[0]}\|  rank 1 {lines[1]}\|", said), said
+
+
 def note(key: str, ranks: list[int], **begun: int) -> Note:
-    return Note(1, "", key, ranks, begun)
+    return Note(1, "", Awaited([key], begun[key], ranks), begun)
 
 
 def test_ranks_that_wait_for_each_other_are_stuck() -> None:
@@ -142,3 +217,24 @@ def test_the_order_of_ranks_does_not_matter(order: tuple[int, ...]) -> None:
     assert stuck(waits) == [], "the third rank computes"
     waits[order[2]] = note("a", [*order], a=1)
     assert stuck(waits) == sorted(order), "none of the three can come"
+
+
+def receives(source: int | None, times: int, **begun: int) -> Note:
+    """Return the note of rank 0 of three, which waits for the tensor ``times`` of a rank, or of any."""
+    ranks = [0, 1, 2] if source is None else [source]
+    return Note(1, "", Awaited(["send to 0"], times, ranks, source is None), begun)
+
+
+@pytest.mark.parametrize(("sent", "goes_on"), [(0, False), (1, False), (2, True)])
+def test_a_rank_that_receives_is_stuck_until_all_was_sent(sent: int, goes_on: bool) -> None:
+    other = Note(1, "", Awaited(["b"], 1, [0]), {"send to 0": sent})
+    assert stuck({0: receives(1, times=2), 1: other}) == ([] if goes_on else [0, 1])
+
+
+def test_a_rank_that_receives_from_any_goes_on_while_one_can_send() -> None:
+    waits = {0: receives(None, times=1), 1: Note(1, "", Awaited(["b"], 1, [0]), {})}
+    assert stuck(waits) == [], "the third rank computes"
+    waits[2] = waits[1]
+    assert stuck(waits) == [0, 1, 2]
+    waits[2] = waits[1]._replace(begun={"send to 0": 1})
+    assert stuck(waits) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -94,3 +94,26 @@ def test_nothing_is_kept_of_a_generator_that_is_gone(generator: torch.Generator)
     del other
     gc.collect()
     assert [set(table) - known for table, known in zip(tables, before, strict=True)] == [set(), set(), set()]
+
+
+FROM_POSITION = {
+    "poisson": lambda x, generator: torch.poisson(x, generator),
+    "poisson, named": lambda x, generator: torch.poisson(x, generator=generator),
+    "binomial": lambda x, generator: torch.binomial(x.round(), x / 16, generator),
+    "gamma": lambda x, generator: torch._standard_gamma(x, generator),
+    "dirichlet": lambda x, generator: torch._sample_dirichlet(x, generator),
+}
+"""Operators whose generator has a place among the other arguments."""
+
+
+@pytest.mark.parametrize("draws", FROM_POSITION.values(), ids=FROM_POSITION)
+def test_a_generator_that_has_a_place_determines_the_numbers(draws: Callable[..., torch.Tensor]) -> None:
+    x = torch.linspace(1, 8, 12)
+    expected = draws(x, torch.Generator().manual_seed(3))
+    with torchdevice.simulate("cuda", count=2):
+        found = [draws(x.cuda(), torch.Generator("cuda").manual_seed(seed)) for seed in (3, 3, 4)]
+        assert found[0].tolist() == found[1].tolist() == expected.tolist() != found[2].tolist()
+        torch.cuda.manual_seed(3)
+        assert draws(x.cuda(), None).tolist() == expected.tolist()
+        with pytest.raises(RuntimeError, match="device type for generator"):
+            draws(x.cuda(), torch.Generator())

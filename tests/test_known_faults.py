@@ -132,7 +132,12 @@ def attention(heads: int, device: str) -> torch.Tensor:
     key, value = (tensor(2, 5, heads, 8, device=device).transpose(1, 2) for _ in range(2))
     if device == "cpu":
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=heads != 4)
-    return torch.ops.aten._scaled_dot_product_attention_math_for_mps(query, key, value, enable_gqa=heads != 4)[0]
+    attend = torch.ops.aten._scaled_dot_product_attention_math_for_mps
+    if heads == 4:
+        return attend(query, key, value)[0]
+    if all(argument.name != "enable_gqa" for argument in attend.default._schema.arguments):
+        pytest.skip("MPS's attention takes no grouped heads in this torch, which repeats them before")
+    return attend(query, key, value, enable_gqa=True)[0]
 
 
 def normalized(device: str) -> list[torch.Tensor]:
@@ -203,7 +208,7 @@ def planted(operators: tuple[str, ...], kernel: Callable[[str], Kernel]) -> Iter
     library = torch.library.Library("aten", "IMPL")
     with torchdevice.thread_state.suspended():
         for name in operators:
-            library.impl(name, kernel(name), KEY)
+            library.impl(name, kernel(name), KEY, allow_override=True)
     try:
         yield
     finally:

@@ -214,7 +214,7 @@ def refusing(operator: str, error: Exception) -> Iterator[None]:
 
     library = torch.library.Library("aten", "IMPL")
     with torchdevice.thread_state.suspended():
-        library.impl(operator, refuse, "PrivateUse1")
+        library.impl(operator, refuse, "PrivateUse1", allow_override=True)
     try:
         yield
     finally:

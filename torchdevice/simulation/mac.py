@@ -55,6 +55,7 @@ class MacRuntime(MpsRuntime):
     def __init__(self, machine: Context):
         super().__init__()
         self._machine = weakref.ref(machine)
+        backend.register()  # before the kernels of a scope, which stand in front of its own
 
     @property
     def machine(self) -> Context:  # type: ignore[override]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import weakref
 from collections.abc import Callable
@@ -236,8 +237,9 @@ def default_generator(index: int) -> Generator:
 
 def kind_of(op: Any) -> Drawing | None:
     """Return the function that runs an operator with the right generator; None if it draws no numbers."""
-    if any(argument.name == "generator" for argument in op._schema.arguments):
-        return _from_argument
+    for place, argument in enumerate(op._schema.arguments):
+        if argument.name == "generator":
+            return _from_argument if argument.kwarg_only else functools.partial(_from_position, place)
     return _from_default if torch.Tag.nondeterministic_seeded in op.tags else None
 
 
@@ -251,6 +253,12 @@ def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs:
             )
         return run(*args, **kwargs)
     return run(*args, **{**kwargs, "generator": next_numbers(default_generator(index) if given is None else given)})
+
+
+def _from_position(place: int, run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a kernel whose generator is its last argument, which may have no name in the call, as ``poisson``'s."""
+    named = {**kwargs, "generator": args[place]} if len(args) > place else kwargs
+    return _from_argument(run, index, args[:place], named)
 
 
 def _from_default(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:

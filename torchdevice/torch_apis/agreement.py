@@ -4,8 +4,9 @@ Before each collective the ranks of a group compare 16 bytes each, made of what 
 numbers of elements, the operation, the root. Where they differ, the ranks exchange what they called, and all raise.
 
 A rank that has waited for some seconds leaves a note in the store beside the group: what it waits for, and how many
-collectives of each group it has begun. From the notes of all ranks follows which of them can never go on. A rank
-without a note is taken to be computing, however long that takes, so that no program which would go on is ended.
+collectives of each group it has begun, and how many tensors to send to and to receive from each rank. From the notes of
+all ranks follows which of them can never go on. A rank without a note is taken to be computing, however long that
+takes, so that no program which would go on is ended.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _TIMED_OUT = "Operation timed out!"
 
 
 class Call(NamedTuple):
-    """A collective that the program calls.
+    """A collective that the program calls, or the sending or receiving of a tensor.
 
     Attributes:
-        name: The name of the collective.
+        name: Its name.
         tensors: The tensors that are sent, or received where none is sent.
         alike: What has to be the same on all ranks beside the name.
     """
@@ -65,22 +66,36 @@ def mismatch(group: str, calls: Sequence[str]) -> dist.DistBackendError:
     )
 
 
+class Awaited(NamedTuple):
+    """What other ranks have to begin before a rank goes on.
+
+    Attributes:
+        keys: What they have to begin, any of these.
+        times: How often.
+        ranks: The ranks, as numbers in the whole program.
+        of_one: Whether it is enough that one of the ranks begins it.
+    """
+
+    keys: Sequence[str]
+    times: int
+    ranks: Sequence[int]
+    of_one: bool = False
+
+
 class Note(NamedTuple):
     """What a waiting rank says of itself.
 
     Attributes:
         number: Counts the notes of the rank.
         what: The collective, with shapes and the line of the program.
-        key: The group in which the rank waits.
-        ranks: The ranks that it waits for, as numbers in the whole program.
-        begun: How many collectives of each group the rank has begun.
+        awaited: What the rank waits for.
+        begun: How often the rank has begun what others wait for, by key.
     """
 
     number: int
     what: str
-    key: str
-    ranks: list[int]
-    begun: dict[str, int]
+    awaited: Awaited
+    begun: Mapping[str, int]
 
 
 def stuck(notes: Mapping[int, Note]) -> list[int]:
@@ -91,20 +106,24 @@ def stuck(notes: Mapping[int, Note]) -> list[int]:
     """
     left = set(notes)
     while True:
-        going = {rank for rank in left if not any(other in left for other in _absent(notes, rank))}
+        going = {rank for rank in left if _can_go_on(notes, rank, left)}
         if not going:
             return sorted(left)
         left -= going
 
 
-def _absent(notes: Mapping[int, Note], rank: int) -> list[int]:
-    """Return the ranks with a note that have not begun the collective in which a rank waits."""
-    key, begun = notes[rank].key, notes[rank].begun
-    return [
-        other
-        for other in notes[rank].ranks
-        if other in notes and other != rank and notes[other].begun.get(key, 0) < begun[key]
-    ]
+def _can_go_on(notes: Mapping[int, Note], rank: int, left: set[int]) -> bool:
+    """Return whether a rank can go on, where those that are left can not."""
+    awaited = notes[rank].awaited
+    others = [other for other in awaited.ranks if other != rank]
+    done = {other: _times_begun(notes[other], awaited.keys) for other in others if other in left}
+    if awaited.of_one:
+        return len(done) < len(others) or sum(done.values()) >= awaited.times
+    return all(times >= awaited.times for times in done.values())
+
+
+def _times_begun(note: Note, keys: Sequence[str]) -> int:
+    return sum(note.begun.get(key, 0) for key in keys)
 
 
 class Waiting:
@@ -124,29 +143,38 @@ class Waiting:
         self._number = 0
         self._noted = False
 
-    def begin(self, key: str) -> None:
-        """Count a collective of a group that this rank begins."""
+    def begin(self, key: str) -> int:
+        """Count what this rank begins, and return how often it has begun it."""
         if self._noted:  # the program has caught an error, and goes on
             self._write(None)
         self._begun[key] += 1
         self._threads.add(threading.get_ident())
+        return self._begun[key]
 
-    def wait(self, work: Any, key: str, ranks: Callable[[], list[int]], call: Call) -> None:
-        """Wait until the ranks of a group have begun a collective.
+    def rename(self, key: str, to: str) -> None:
+        """Count one of the things that this rank has begun as another."""
+        self._begun[key] -= 1
+        self._begun[to] += 1
+
+    def times(self, *keys: str) -> int:
+        """Return how often this rank has begun any of some things."""
+        return sum(self._begun[key] for key in keys)
+
+    def wait(self, ended: Callable[[], bool], call: Call, awaited: Callable[[], Awaited]) -> None:
+        """Wait for other ranks.
 
         Args:
-            work: The work that ends when they have.
-            key: Names the group.
-            ranks: Returns the ranks of the group.
+            ended: Waits as long as this rank is patient, and returns whether what it waits for has ended.
             call: What this rank has called.
+            awaited: Returns what the other ranks have to begin.
 
         Raises:
             DistBackendError: This rank can never go on.
         """
-        if _ended(work):
+        if ended():
             return
-        self._write(Note(self._number + 1, str(call), key, ranks(), dict(self._begun)))
-        while not _ended(work):
+        self._write(Note(self._number + 1, str(call), awaited(), dict(self._begun)))
+        while not ended():
             self._raise_if_stuck()
         self._write(None)
 
@@ -176,12 +204,13 @@ class Waiting:
             text = self._store.get(str(rank)) if self._store.check([str(rank)]) else b"null"
             fields = json.loads(text)
             if fields is not None:
-                found[rank] = Note(*fields)
+                number, what, awaited, begun = fields
+                found[rank] = Note(number, what, Awaited(*awaited), begun)
         return found
 
 
-def _ended(work: Any) -> bool:
-    """Return whether gloo's work ends while this rank is patient."""
+def ended(work: Any) -> bool:
+    """Return whether gloo's work for a collective ends while this rank is patient."""
     try:
         work.wait(PATIENCE)
     except RuntimeError as error:
@@ -193,8 +222,8 @@ def _ended(work: Any) -> bool:
 
 def _deadlock(notes: Mapping[int, Note], found: Sequence[int], size: int) -> dist.DistBackendError:
     said = {rank: f"waits in {note.what}" for rank, note in notes.items()}
-    listed = "".join(f"\n  rank {rank} {said.get(rank, 'waits in no collective')}" for rank in range(size))
+    listed = "".join(f"\n  rank {rank} {said.get(rank, 'does not wait')}" for rank in range(size))
     return dist.DistBackendError(
         f"The ranks {list(found)} wait for each other and can never go on:{listed}\n"
-        "Let every rank of a group call the same collectives in the same order."
+        "Let every rank of a group call the same collectives in the same order, and receive what another sends."
     )

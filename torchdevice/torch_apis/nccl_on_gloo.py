@@ -15,6 +15,7 @@ Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/Proces
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ import torch.distributed as dist
 
 from torchdevice import thread_state
 from torchdevice.devices.runtime import Runtime
-from torchdevice.torch_apis import agreement, gloo_processes, nccl_devices
+from torchdevice.torch_apis import agreement, gloo_processes, nccl_devices, waits_in_threads
 from torchdevice.torch_internals import require
 
 _c10d = require(torch._C, "_distributed_c10d")
@@ -115,26 +116,68 @@ class _Staging:
 
 
 class _Begun(dist.distributed_c10d.Work):
-    """A tensor on its way between two ranks. ``wait`` brings what was received to the target."""
+    """A tensor on its way between two ranks. ``wait`` brings what was received to the target.
 
-    def __init__(self, group: NcclOnGloo, name: str, work: Any, staging: _Staging):
+    Args:
+        group: The group of the ranks.
+        call: What the program has called.
+        work: gloo's work.
+        staging: The CPU tensor that stands for the tensor.
+        awaited: What the other rank has to begin.
+        received: Is called with the rank that a tensor of any rank came from.
+    """
+
+    def __init__(
+        self,
+        group: NcclOnGloo,
+        call: agreement.Call,
+        work: Any,
+        staging: _Staging,
+        awaited: agreement.Awaited,
+        received: Callable[[int], None] | None,
+    ):
         super().__init__()
-        self._group, self._name, self._work, self._staging = group, name, work, staging
+        self._group, self._call, self._work, self._staging, self._awaited = group, call, work, staging, awaited
+        self._received = received
+        self._wait: waits_in_threads.Wait | None = None
+        self._is_written = False
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait until the tensor has been sent or received."""
-        with self._group.naming(self._name), torch._C.DisableTorchFunction():
-            self._work.wait() if timeout is None else self._work.wait(timeout)
-            self._staging.write_back()
+        """Wait until the tensor has been sent or received.
+
+        Raises:
+            DistBackendError: It can never be, or the other rank has ended or has not come within the time-out.
+        """
+        with self._group.naming(self._call.name), torch._C.DisableTorchFunction():
+            wait = self._waited(timeout)
+            self._group.waiting.wait(lambda: wait.ended(agreement.PATIENCE), self._call, lambda: self._awaited)
+            if not self._is_written:
+                self._is_written = True
+                self._staging.write_back()
+                if self._received is not None:
+                    self._received(self._source_rank())
         _collectives_waited()
         return True
 
     def is_completed(self) -> bool:
-        """Return whether gloo has sent or received the tensor."""
-        return self._work.is_completed()
+        """Return whether the tensor has been sent or received."""
+        with contextlib.suppress(RuntimeError):  # wait raises it
+            return self._waited().ended(datetime.timedelta())
+        return True
+
+    def _waited(self, timeout: Any = None) -> waits_in_threads.Wait:
+        if self._wait is None:
+            given = () if timeout is None else (timeout,)
+            # With gloo's group, so that a thread which waits for ever at the end of the process is not disturbed.
+            self._wait = waits_in_threads.Wait(functools.partial(_wait, self._group.gloo, self._work, *given))
+        return self._wait
 
     def _source_rank(self) -> int:
         return self._work._source_rank()
+
+
+def _wait(gloo: Any, work: Any, *timeout: Any) -> None:
+    work.wait(*timeout)
 
 
 def _for_each_pair(collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -446,22 +489,60 @@ class NcclOnGloo(dist.ProcessGroup):
 
     def send(self, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
         """Begin to send a tensor to a rank."""
-        return self._begin("send", lambda staging: self.gloo.send([staging.bytes(tensors[0])], rank, tag))
+
+        def awaited() -> agreement.Awaited:
+            times = self.waiting.begin(self._key("send", rank, tag))
+            keys = [self._key("recv", self.rank(), tag), self._key("recv", None, tag)]
+            return agreement.Awaited(keys, times, [self._ranks()[rank]])
+
+        def begin(staging: _Staging) -> Any:
+            return self.gloo.send([staging.bytes(tensors[0])], rank, tag)
+
+        return self._begin(agreement.Call("send", tensors, (f"to rank {rank}",)), begin, awaited)
 
     def recv(self, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
         """Begin to receive a tensor from a rank."""
-        return self._begin("recv", lambda staging: self.gloo.recv([staging.bytes(tensors[0], written=True)], rank, tag))
+
+        def awaited() -> agreement.Awaited:
+            times = self.waiting.begin(self._key("recv", rank, tag))
+            return agreement.Awaited([self._key("send", self.rank(), tag)], times, [self._ranks()[rank]])
+
+        def begin(staging: _Staging) -> Any:
+            return self.gloo.recv([staging.bytes(tensors[0], written=True)], rank, tag)
+
+        return self._begin(agreement.Call("recv", tensors, (f"from rank {rank}",)), begin, awaited)
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Any:
         """Begin to receive a tensor from any rank."""
-        return self._begin(
-            "recv", lambda staging: self.gloo.recv_anysource([staging.bytes(tensors[0], written=True)], tag)
-        )
 
-    def _begin(self, name: str, begin: Callable[[_Staging], Any]) -> _Begun:
-        with self.naming(name), torch._C.DisableTorchFunction():
-            staging = _Staging(self, name, connects=False)
-            return _Begun(self, name, begin(staging), staging)
+        def awaited() -> agreement.Awaited:
+            self.waiting.begin(self._key("recv", None, tag))
+            received = self.waiting.times(*(self._key("recv", rank, tag) for rank in (None, *range(self.size()))))
+            return agreement.Awaited([self._key("send", self.rank(), tag)], received, self._ranks(), of_one=True)
+
+        def begin(staging: _Staging) -> Any:
+            return self.gloo.recv_anysource([staging.bytes(tensors[0], written=True)], tag)
+
+        def received(rank: int) -> None:
+            self.waiting.rename(self._key("recv", None, tag), self._key("recv", rank, tag))
+
+        return self._begin(agreement.Call("recv", tensors, ("from any rank",)), begin, awaited, received)
+
+    def _key(self, what: str, rank: int | None, tag: int) -> str:
+        """Return by what name this rank counts the tensors that it sends to, or receives from, a rank of the group."""
+        return f"{self._name} {what} {rank} {tag}"
+
+    def _begin(
+        self,
+        call: agreement.Call,
+        begin: Callable[[_Staging], Any],
+        awaited: Callable[[], agreement.Awaited],
+        received: Callable[[int], None] | None = None,
+    ) -> _Begun:
+        with self.naming(call.name), torch._C.DisableTorchFunction():
+            staging = _Staging(self, call.name, connects=False)
+            work = begin(staging)
+            return _Begun(self, call, work, staging, awaited(), received)
 
     @contextlib.contextmanager
     def _staging(self, name: str, tensors: _Tensors, *alike: Any, parts_differ: bool = False) -> Iterator[_Staging]:
@@ -488,10 +569,15 @@ class NcclOnGloo(dist.ProcessGroup):
         """
         if self.size() == 1:
             return
-        self.waiting.begin(self._name)
+        times = self.waiting.begin(self._name)
         mine = call.digest()
         of_all = [torch.empty_like(mine) for _ in range(self.size())]
-        self.waiting.wait(self.gloo.allgather([of_all], [mine]), self._name, self._ranks, call)
+        work = self.gloo.allgather([of_all], [mine])
+        self.waiting.wait(
+            functools.partial(agreement.ended, work),
+            call,
+            lambda: agreement.Awaited([self._name], times, self._ranks()),
+        )
         if any(not torch.equal(each, mine) for each in of_all):
             raise agreement.mismatch(self._description or self._name, self._gathered_texts(str(call)))
 
