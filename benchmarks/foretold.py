@@ -1,8 +1,8 @@
 """What ``torchdevice check`` foretold of public programs, and what happened: ``python -m benchmarks.foretold CLONES``.
 
 CLONES is a folder with a clone of each repository of ``foretold.txt``, as ``owner+name``. Each program is taken from
-the commit in the list, checked, and run on a simulated Mac for at most ``--seconds``. ``--write`` keeps the figures in
-``foretold.json``, of which ``docs/make_check.py`` makes a table.
+the commit in the list, checked, and run on a simulated Mac for at most ``--seconds`` of processor time. ``--write``
+keeps the figures in ``foretold.json``, of which ``docs/make_check.py`` makes a table.
 
 A finding counts if its line ran and a report can show it. It was right if something of its kind happened at the line: a
 device that means another one for *handled*; an error, or what changes numbers, for *approximate* and *change*. What
@@ -85,7 +85,7 @@ def measure(program: Program, clones: Path, seconds: int, kept: Path) -> dict[st
     Args:
         program: The program.
         clones: The folder with the clones.
-        seconds: How long it may run.
+        seconds: How much processor time it may use.
         kept: The folder for its sources and for what was noted. What was noted already is taken from there.
     """
     folder = str(kept / "source")
@@ -147,10 +147,11 @@ def _run(program: Program, kept: Path, seconds: int) -> None:
     command += [f"--report={kept / 'report.json'}", str(DRIVER), str(kept / "unfinished.json"), str(seconds)]
     command += [str(kept / "source"), shown, *program.arguments]
     paths = os.pathsep.join([str(HERE.parent), str(kept / "source"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, **_VARIABLES, "PYTHONPATH": paths, "PYTORCH_ENABLE_MPS_FALLBACK": "0"}
+    environment = {**os.environ, **_VARIABLES, "PYTHONPATH": paths}
+    environment.pop("PYTORCH_ENABLE_MPS_FALLBACK", None)  # what the device lacks runs on the CPU, as by default
     ended = {"kind": "no end was noted"}
     try:
-        subprocess.run(command, cwd=path.parent, env=environment, timeout=3 * seconds, capture_output=True)
+        subprocess.run(command, cwd=path.parent, env=environment, timeout=25 * seconds, capture_output=True)
     except subprocess.TimeoutExpired:
         ended = {"kind": "hung"}
     unfinished = kept / "unfinished.json"
@@ -217,7 +218,7 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.foretold", description="Compare check with runs.")
     parser.add_argument("clones", type=Path, help="a folder with clones called owner+name")
-    parser.add_argument("--seconds", type=int, default=40, help="how long a program may run (default: 40)")
+    parser.add_argument("--seconds", type=int, default=40, help="processor time of a program (default: 40)")
     parser.add_argument("--keep", type=Path, help="a folder that keeps what ran, so that only new programs run again")
     parser.add_argument("--only", default="", help="only programs whose path or repository contains this")
     parser.add_argument("--write", action="store_true", help="keep the figures")

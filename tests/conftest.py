@@ -53,6 +53,7 @@ REHEARSING = frozenset(
         "errors",
         "inventory",
         "memory",
+        "op_sweep",
         "profiling",
         "scope",
         "streams",

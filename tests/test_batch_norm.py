@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -87,3 +88,18 @@ def test_plain_torch_have_torchs_own() -> None:
     x = torch.randn(4, 3, 5)
     with plain_torch(), pytest.raises(NotImplementedError, match="batch_norm_stats"):
         torch.batch_norm_stats(x, 1e-5)
+
+
+EMPTY = [torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3, affine=False), torch.nn.InstanceNorm1d(3)]
+"""Layers that take an empty batch on the CPU."""
+
+
+@pytest.mark.parametrize("target", ["simulated:mps", "simulated:strict", "mps-on-simulated"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("layer", EMPTY, ids=str)
+def test_an_empty_batch_has_no_statistics_in_float64(target: str, layer: torch.nn.Module, training: bool) -> None:
+    layer = copy.deepcopy(layer).cuda().train(training)
+    x = torch.zeros(0, 3, 4, device="cuda", requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
+    assert (y.shape, y.dtype, x.grad.shape) == (x.shape, torch.float32, x.shape)

@@ -233,12 +233,12 @@ def test_what_was_foretold_of_programs(tmp_path: Path, monkeypatch: pytest.Monke
     seen, held_out = foretold.programs()
     assert held_out == seen._replace(path="+program.py", arguments=["a b"], held_out=True)
     row = foretold.measure(seen, tmp_path, 60, tmp_path / "kept")
-    assert row["ended"].startswith("NotImplementedError: The operator 'aten::linalg_eig'")
+    assert row["ended"] == "ran to its end"  # linalg_eig, which a Mac lacks, ran on the CPU
     assert row["wrong"] == []
     assert row["figures"] == {
         "handled right": 1,  # line 4
         "handled foretold": 2,  # and line 8, of which the finding of the dtype speaks
-        "degraded right": 3,
+        "degraded right": 2,  # lines 5 and 9; a dtype in a dict, as in line 8, need not reach torch where it stands
         "degraded foretold": 3,
     }
 

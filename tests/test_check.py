@@ -782,3 +782,11 @@ def test_sources_of_torch_itself() -> None:
         [str(package / name) for name in ("cuda", "nn/modules", "optim", "_dynamo/utils.py")], Target.named("mps")
     )
     assert {each.rule for each in found} >= {"torch-name", "device", "operator", "dtype"} and len(found) > 100
+
+
+def test_a_graph_belongs_to_the_line_that_asks_for_it() -> None:
+    (found,) = findings("import torch\n@torch.compile\ndef f(): pass\nf()", "simulated:mps", {"compile"})
+    said = ("torch.compile with inductor -> x", "a -> b")
+    graph, other = (comparing.Event(found.path, 4, "f()", each, True) for each in said)
+    assert comparing.covers(found, graph) and comparing.foretells(found, graph)
+    assert not comparing.covers(found, other) and not comparing.foretells(found, other)

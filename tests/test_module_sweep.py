@@ -49,9 +49,8 @@ FUSED_BY_ACCELERATORS = (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU, torch.nn.LST
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_module_gives_the_same_bits(
-    target: str, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]
+    target: str, kind: str, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kind = target.partition(":")[0]
     modules = choose(module_db, sweep, 30)
     compared, differences, empty = 0, [], []
     for info in modules:
@@ -63,11 +62,10 @@ def test_every_module_gives_the_same_bits(
                 continue
             with torchdevice.portable(target):
                 actual = _run_module(info, plain, "cuda")
+                difference = identical(expected, actual, kind)
             if kind != "cpu" and info.module_cls in FUSED_BY_ACCELERATORS:
                 torch.testing.assert_close(actual, expected, check_device=False)
                 difference = ""
-            else:
-                difference = identical(expected, actual, kind)
             compared += 1
             if difference:
                 differences.append(f"{info.name}: {difference}")
@@ -142,9 +140,9 @@ def _train(info: Any, options: dict[str, Any], device: str) -> Any:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("info", optim_db, ids=lambda info: info.optim_cls.__name__)
 @pytest.mark.filterwarnings("ignore")
-def test_every_optimizer_trains_the_same(target: str, info: Any, implementation: str) -> None:
+def test_every_optimizer_trains_the_same(target: str, kind: str, info: Any, implementation: str) -> None:
     """The optimizer's state is saved and loaded in between. ``capturable`` is compared with the CPU's default."""
-    compared, kind = 0, target.partition(":")[0]
+    compared = 0
     for configuration in info.optim_inputs_func(device="cpu"):
         options = _options(info, configuration.kwargs, implementation)
         if options is None or "foreach" in configuration.kwargs:
@@ -158,14 +156,16 @@ def test_every_optimizer_trains_the_same(target: str, info: Any, implementation:
             continue
         with torchdevice.portable(target):
             actual = _train(info, options, "cuda")
+            difference = identical(expected, actual, kind)
         if implementation == "capturable":
             # The plain CPU refuses ``capturable``, whose tensor arithmetic rounds differently from the default's.
             torch.testing.assert_close(actual, expected, check_device=False)
         else:
-            difference = identical(expected, actual, kind)
             if difference and kind != "cpu" and implementation == "default":
                 # Where an accelerator is in use, some optimizers take "foreach" by default.
-                difference = identical(_train(info, {**plain, "foreach": True}, "cpu"), actual, kind)
+                expected = _train(info, {**plain, "foreach": True}, "cpu")
+                with torchdevice.portable(target):
+                    difference = identical(expected, actual, kind)
             assert difference == "", (configuration.desc, options)
         compared += 1
     supported = _options(info, {}, implementation) is not None

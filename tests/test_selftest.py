@@ -78,7 +78,8 @@ class TestExperiments:
         answers, aten = dict(experiments.decide()), torch.ops.aten
         for name, operator in (("svd", aten._linalg_svd), ("lu_solve", aten.linalg_lu_solve)):
             lacks_it = PROFILES["mps"].missing(operator.default) is not None  # svd until torch 2.14
-            assert answers[f"does MPS have linalg_{name}?"] == ("no; in a scope it runs on the CPU" if lacks_it else "yes")
+            answer = "no; in a scope it runs on the CPU" if lacks_it else "yes"
+            assert answers[f"does MPS have linalg_{name}?"] == answer
         assert answers["does MPS have linalg_qr?"] in ("yes", "no; in a scope it runs on the CPU")
         assert answers["is the wrong result of addcmul_ present here?"] == "no"
         assert answers["does a device's index matter in x.device?"] == "mps:0"

@@ -75,14 +75,13 @@ MINIMUM = {"causal": 40, "masked": 10, "seq2seq": 5, "vision": 5, "audio": 3}
 
 
 def test_architectures_are_identical_to_the_cpu(
-    target: str, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]
+    target: str, kind: str, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = tiny_models.all_names()
     found = {family: [n for f, n in names if f == family] for family in MINIMUM}
     chosen = [(f, n) for f in MINIMUM for n in shuffled(found[f], sweep)]
     compared: collections.Counter[str] = collections.Counter()
     generated, differences, unbuilt, without_dropout = 0, [], [], []
-    kind = target.partition(":")[0]
     for family, name in chosen:
         if not sweep[0] and compared[family] >= SAMPLE[family]:
             continue
@@ -96,7 +95,7 @@ def test_architectures_are_identical_to_the_cpu(
         again = copy.deepcopy(tiny)
         with torchdevice.portable(target):
             actual = exercise(tiny, "cuda")
-        difference = identical(expected, actual, kind)
+            difference = identical(expected, actual, kind)
         if difference and kind != "cpu":
             # The model draws from two generators: for dropout from the device's, for everything else from the CPU's.
             without_dropout.append(name)
@@ -328,12 +327,12 @@ def test_peft_lora_step(target: str) -> None:
         assert losses[-1] < losses[0]
 
 
-def test_lightnings_device_is_that_of_its_tensors(target: str) -> None:
+def test_lightnings_device_is_that_of_its_tensors(target: str, kind: str) -> None:
     lightning = pytest.importorskip("lightning", reason="install with the [test] extra")
     with torchdevice.portable(target):
         fabric = lightning.Fabric(accelerator="gpu", devices=1)
         module = fabric.setup(torch.nn.Linear(2, 2))
-        assert fabric.device.type == module.device.type == module.weight.device.type == target.partition(":")[0]
+        assert fabric.device.type == module.device.type == module.weight.device.type == kind
 
 
 @pytest.mark.sampled(4)

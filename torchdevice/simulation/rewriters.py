@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.utils.dlpack import DLDeviceType
 
 from torchdevice.context import Context
@@ -63,6 +66,20 @@ def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwarg
         return with_device_keyword(context, func, args, kwargs)
 
 
+_OF_BATCHES = (torch.batch_norm, functional.batch_norm, torch.instance_norm, functional.instance_norm)
+
+
+def _of_batch(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Batch normalisation. Of an empty batch torch keeps statistics in float64 on an out-of-tree backend.
+
+    Nobody reads these statistics. On MPS they are float32 (ATen/AccumulateType.h), so a device without float64 does not
+    refuse them.
+    """
+    given = args[0] if args else kwargs["input"]
+    with enforcement.lifted() if given.numel() == 0 else contextlib.nullcontext():
+        return func(*args, **kwargs)
+
+
 def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
     """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries refuse."""
     with torch._C.DisableTorchFunction():
@@ -90,6 +107,7 @@ TABLE = {
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     **parameter_data.REWRITERS,
     torch.sparse_coo_tensor: _sparse_coo_tensor,
+    **dict.fromkeys(_OF_BATCHES, _of_batch),
     torch.Tensor.__dlpack_device__: _dlpack_device,
     torch.Tensor.is_shared: _is_shared,
     torch.Tensor.share_memory_: _share_memory,
