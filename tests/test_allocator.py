@@ -318,6 +318,30 @@ def test_random_programs(seed: int, text: str, limit: int | None) -> None:
     assert device.segments({}) == [] and device.figures().reserved == device.figures().allocated == 0
 
 
+@pytest.mark.parametrize(
+    "sizes", [(1, 512, 513, 2 * KIB), (MIB + 1, 3 * MIB, 9 * MIB), SIZES], ids=["small", "large", "all"]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_that_are_freed_and_requested_again(seed: int, sizes: tuple[int, ...]) -> None:
+    """A request of the size of the block freed last is answered without a search, by the block that a search finds."""
+    choose, device, reference = random.Random(seed), Device(0), Reference(DEFAULT, None)
+    held: list[tuple[int, Block, Piece]] = []
+
+    def allocate(size: int) -> None:
+        held.append((size, device.allocate(size), reference.allocate(size, 0)))
+
+    for _ in range(150):
+        if len(held) < 4 or choose.random() < 0.3:
+            allocate(choose.choice(sizes))
+        size, block, piece = held.pop(choose.randrange(len(held)))
+        device.freed.append(block)
+        reference.free(piece)
+        if choose.random() < 0.6:
+            allocate(size)
+    assert layout(device.segments({})) == reference.layout() and is_sound(device)
+    assert figures(device) == {key: (f.value, f.peak, f.up, f.down) for key, f in reference.figures.items()}
+
+
 @pytest.mark.parametrize("limit", [None, 200 * MIB])
 @pytest.mark.parametrize("seed", range(4))
 def test_expandable_segments(seed: int, limit: int | None) -> None:
@@ -527,6 +551,10 @@ class TestStatistics:
             figures.forget_peaks()
             assert figures.active("allocated", "pending", "peak_active") == Stat(1024, 1024, 1536, 512)
             assert figures.active("count", "pending_count", "peak_active_count") == Stat(1, 1, 2, 1)
+        part.remove(1024, 1)
+        for figures in (part, whole):
+            figures.forget_peaks()
+            assert figures.active("count", "pending_count", "peak_active_count") == Stat(0, 0, 2, 2)
 
     def test_what_was_counted_before_it_was_forgotten_is_in_no_sum(self) -> None:
         figures = Figures()
