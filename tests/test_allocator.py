@@ -15,10 +15,12 @@ import torch
 import torchdevice
 from torchdevice.devices.allocation_events import Block as AllocatedBlock
 from torchdevice.devices.allocation_events import Segment
+from torchdevice.devices.runtime import Stat
 from torchdevice.simulation import allocator
 from torchdevice.simulation.allocator_settings import DEFAULT, Settings, parsed
-from torchdevice.simulation.caching_allocator import Device
-from torchdevice.simulation.memory_blocks import Block
+from torchdevice.simulation.caching_allocator import Device, written
+from torchdevice.simulation.memory_blocks import NOBODY, USED, Block, Pool
+from torchdevice.simulation.memory_figures import Figures, shown
 
 pytestmark = pytest.mark.one_engine
 
@@ -316,6 +318,30 @@ def test_random_programs(seed: int, text: str, limit: int | None) -> None:
     assert device.segments({}) == [] and device.figures().reserved == device.figures().allocated == 0
 
 
+@pytest.mark.parametrize(
+    "sizes", [(1, 512, 513, 2 * KIB), (MIB + 1, 3 * MIB, 9 * MIB), SIZES], ids=["small", "large", "all"]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_that_are_freed_and_requested_again(seed: int, sizes: tuple[int, ...]) -> None:
+    """A request of the size of the block freed last is answered without a search, by the block that a search finds."""
+    choose, device, reference = random.Random(seed), Device(0), Reference(DEFAULT, None)
+    held: list[tuple[int, Block, Piece]] = []
+
+    def allocate(size: int) -> None:
+        held.append((size, device.allocate(size), reference.allocate(size, 0)))
+
+    for _ in range(150):
+        if len(held) < 4 or choose.random() < 0.3:
+            allocate(choose.choice(sizes))
+        size, block, piece = held.pop(choose.randrange(len(held)))
+        device.freed.append(block)
+        reference.free(piece)
+        if choose.random() < 0.6:
+            allocate(size)
+    assert layout(device.segments({})) == reference.layout() and is_sound(device)
+    assert figures(device) == {key: (f.value, f.peak, f.up, f.down) for key, f in reference.figures.items()}
+
+
 @pytest.mark.parametrize("limit", [None, 200 * MIB])
 @pytest.mark.parametrize("seed", range(4))
 def test_expandable_segments(seed: int, limit: int | None) -> None:
@@ -513,6 +539,112 @@ OF_THE_ALLOCATOR = ("caching_allocator.py", "memory_blocks.py", "memory_figures.
 
 
 RECOVERING = ("_recover", "_lay_out_anew", "clear", "count_anew")
+
+
+class TestStatistics:
+    """Statistics of figures and of a device, by themselves."""
+
+    def test_new_figures_are_zero(self) -> None:
+        for pool in shown({"all": Figures()}).values():
+            assert pool == {"all": Stat(0, 0, 0, 0)}
+
+    def test_a_peak_of_pending_blocks_lasts_until_it_is_forgotten(self) -> None:
+        whole = Figures()
+        part = Figures(whole)
+        part.add(512, 1)
+        part.suspend(512)
+        part.add(1024, 1)
+        part.resume(512)
+        part.remove(512, 1)
+        for figures in (part, whole):
+            assert figures.active("allocated", "pending", "peak_active") == Stat(1024, 1536, 1536, 512)
+            assert figures.active("count", "pending_count", "peak_active_count") == Stat(1, 2, 2, 1)
+            figures.forget_peaks()
+            assert figures.active("allocated", "pending", "peak_active") == Stat(1024, 1024, 1536, 512)
+            assert figures.active("count", "pending_count", "peak_active_count") == Stat(1, 1, 2, 1)
+        part.remove(1024, 1)
+        for figures in (part, whole):
+            figures.forget_peaks()
+            assert figures.active("count", "pending_count", "peak_active_count") == Stat(0, 0, 2, 2)
+
+    def test_what_was_counted_before_it_was_forgotten_is_in_no_sum(self) -> None:
+        figures = Figures()
+        for _ in range(3):
+            figures.add(512, 100)
+        figures.remove(512, 100)
+        figures.suspend(512)
+        figures.forget_totals()
+        assert figures.stat("allocated") == Stat(512, 1536, 0, 0)
+        assert figures.active("allocated", "pending", "peak_active") == Stat(1024, 1536, 0, 0)
+        figures.resume(512)
+        figures.remove(512, 100)
+        figures.add(2048, 7)
+        assert figures.stat("requested") == Stat(107, 300, 7, 100)
+        assert figures.active("allocated", "pending", "peak_active") == Stat(2560, 2560, 2048, 512)
+
+    def test_parts_that_appear_and_vanish_raise_the_peaks(self) -> None:
+        whole = Figures()
+        parts = [Figures(whole), Figures(whole)]
+        parts[0].split(1, 512)
+        parts[1].bounce(2, 1)
+        assert parts[1].stat("inactive") == Stat(0, 1, 1, 1) and parts[1].stat("inactive_count") == Stat(0, 2, 2, 2)
+        assert whole.stat("inactive") == Stat(512, 513, 513, 1) and whole.stat("inactive_count") == Stat(1, 3, 3, 2)
+        parts[0].split(0, 1)
+        parts[0].split(-1, -513)
+        assert parts[0].stat("inactive") == Stat(0, 513, 513, 513)
+        assert parts[0].stat("inactive_count") == Stat(0, 1, 1, 1)
+
+    def test_blocks_are_counted_anew(self) -> None:
+        figures = Figures()
+        figures.add(512, 100)
+        figures.suspend(512)
+        figures.split(1, 512)
+        pool = Pool(0, True, NOBODY, False, figures)
+        blocks = [Block(0, 1024, pool, USED), Block(1024, 2048, pool, USED)]
+        blocks[0].requested, blocks[1].requested = 1000, 2000
+        figures.count_anew(blocks)
+        counted = {"allocated": 3072, "requested": 3000, "count": 2, "reserved": 3072, "segments": 2}
+        assert {name: (figures.stat(name).current, figures.stat(name).peak) for name in counted} == {
+            name: (value, value) for name, value in counted.items()
+        }
+        assert [getattr(figures, name) for name in ("pending", "pending_count", "inactive", "inactive_count")] == [
+            0
+        ] * 4
+
+    def test_a_reset_forgets_peaks_or_sums(self) -> None:
+        device = Device(0)
+        assert device.statistics()["max_split_size"] == -1
+        device.configure(parsed("max_split_size_mb:40"))
+        blocks = [device.allocate(size) for size in (40 * MIB, 44 * MIB, 1 * MIB)]
+        device.freed.extend(blocks[:2])
+        device.empty_cache()
+        found = device.statistics()
+        assert found["max_split_size"] == 40 * MIB
+        assert found["oversize_segments"] == found["oversize_allocations"] == Stat(0, 2, 2, 2)
+        numbers = ("num_sync_all_streams", "num_device_alloc", "num_device_free", "num_alloc_retries", "num_ooms")
+        assert [found[name] for name in numbers] == [1, 3, 2, 0, 0]
+        device.reset_peak()
+        device.reset_accumulated()
+        found = device.statistics()
+        assert found["oversize_segments"] == found["oversize_allocations"] == Stat(0, 0, 0, 0)
+        assert found["allocated_bytes"]["all"] == Stat(MIB, MIB, 0, 0)
+        assert found["reserved_bytes"]["all"] == Stat(2 * MIB, 2 * MIB, 0, 0)
+        assert [found[name] for name in numbers] == [0] * 5
+
+    @pytest.mark.parametrize(
+        ("size", "text"),
+        [
+            (1023, "1023 bytes"),
+            (1 << 10, "1.00 KiB"),
+            ((1 << 20) - (1 << 10), "1023.00 KiB"),
+            (1 << 20, "1.00 MiB"),
+            (1 << 30, "1.00 GiB"),
+            (3 << 29, "1.50 GiB"),
+            (1 << 42, "4096.00 GiB"),
+        ],
+    )
+    def test_sizes_are_written_as_cudas_allocator_writes_them(self, size: int, text: str) -> None:
+        assert written(size) == text
 
 
 class Interrupting:

@@ -51,6 +51,18 @@ def test_scatter_of_a_module_waits_for_its_copies() -> None:
         assert (first + 1).tolist() == (second + 1).tolist() == [2, 2]
 
 
+def test_results_are_written_into_what_was_given(cuda: torchdevice.Scope) -> None:
+    x = torch.arange(6.0, device=0).view(2, 3)
+    copies = [torch.zeros(2, 3, device=device) for device in (0, 1)]
+    chunks = [torch.zeros(2, size, device=device) for size, device in ((1, 1), (2, 0))]
+    whole = torch.zeros(2, 3, device=1)
+    assert all(a is b for a, b in zip(comm.broadcast(x, out=copies), copies, strict=True))
+    assert [copy.tolist() for copy in copies] == [x.tolist()] * 2
+    assert all(a is b for a, b in zip(comm.scatter(x, dim=-1, out=chunks), chunks, strict=True))
+    assert [chunk.tolist() for chunk in chunks] == [[[0], [3]], [[1, 2], [4, 5]]]
+    assert comm.gather(chunks, dim=1, out=whole) is whole and whole.tolist() == x.tolist()
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     r"Expected all output tensors to be CUDA tensors, but output tensor at index 1 has device 'cpu'": lambda: (
         comm.broadcast(rand(2), out=[rand(2), torch.rand(2)])

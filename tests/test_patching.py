@@ -222,9 +222,10 @@ class TestReplacedInImporters:
         source = modules("torch._a_source", a_rare_name=len)
         callback = Callback(lambda: None, lambda: None)
         patches = [Replaced(owner, "name", doubled), patching.ReplacedInImporters(source, "a_rare_name", doubled)]
-        run, middle, alone = patching.together([*patches, callback, Replaced(owner, "other", doubled)])
-        assert isinstance(run, Together) and middle is callback and isinstance(alone, Together)
-        assert run.patches == patches and len(alone.patches) == 1
+        after = [Replaced(owner, "other", doubled), Replaced(owner, "other", doubled)]
+        run, middle, last = patching.together([*patches, callback, *after])
+        assert isinstance(run, Together) and middle is callback and isinstance(last, Together)
+        assert run.patches == patches and last.patches == after
         run.install()
         assert owner.name == ("torch's", "torch's") and source.a_rare_name == (len, len)
         later = modules("torch._a_later_importer", a_rare_name=len)

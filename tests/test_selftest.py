@@ -114,3 +114,24 @@ def test_the_page_of_features_is_made_of_results(monkeypatch: pytest.MonkeyPatch
     cells = make_matrix.column("cpu")
     assert cells == {"one": "passed", "other": "**failed**"}
     assert make_matrix.columns_of(make_matrix.page({"cpu": cells})) == {"cpu": cells}
+
+
+def test_the_table_of_tested_lines_names_what_is_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "docs"))
+    import make_tested
+
+    def measured(ran: int, lines: int, taken: int, branches: int) -> dict[str, dict[str, int]]:
+        numbers = {"covered_lines": ran, "num_statements": lines, "covered_branches": taken, "num_branches": branches}
+        return {"summary": numbers}
+
+    files = {
+        "/a/torchdevice/one.py": measured(95, 100, 1, 2),
+        "/a/torchdevice/cuda/two.py": measured(94, 100, 4, 4),
+        "/a/torchdevice/cuda/__init__.py": measured(0, 0, 0, 0),
+        "/a/tests/three.py": measured(0, 9, 0, 0),
+    }
+    table = make_tested.table({"meta": {"version": "7", "timestamp": "2026-01-02T03:04:05"}, "files": files})
+    assert "| `torchdevice` | 1 | 100 | 95.0 % | 2 | 50.0 % |" in table
+    assert "| `torchdevice/cuda` | 2 | 100 | 94.0 % | 4 | 100.0 % |" in table
+    assert "| all | 3 | 200 | 94.5 % | 6 | 83.3 % |" in table
+    assert table.partition("95 %")[2].count("`") == 2 and "| `cuda/two.py` |" in table
