@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import plain_torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
 from torchdevice.errors import FidelityError, PortabilityWarning
@@ -379,6 +380,23 @@ class TestDtypeLimits:
         torch.ones(2).to(*arguments, **named)  # torch takes these arguments
         rewriters.convert(scope._resolved(), spy, (torch.ones(2), *arguments), named)
         assert repr(seen) == repr([called])
+
+    @pytest.mark.parametrize("words", [((True,), {}), ((), {"non_blocking": True}), ((False,), {}), ((), {})])
+    def test_copies_into_tensors_are_blocking_too(self, words: Any) -> None:
+        arguments, named = words
+        seen = []
+
+        class Spy(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append((func, *args[2:], *(kwargs or {}).values()))
+                return func(*args, **(kwargs or {}))
+
+        x, y = torch.ones(2, device="cuda"), torch.zeros(2, device="cuda")
+        with Spy():
+            assert x.copy_(y, *arguments, **named) is x
+            torch._foreach_copy_([x], [y], *arguments, **named)
+        assert [func.overloadpacket for func, *_ in seen] == [torch.ops.aten.copy_, torch.ops.aten._foreach_copy_]
+        assert not any(True in rest for _, *rest in seen)
 
     def test_modules_are_copied_as_tensors_are(self) -> None:
         assert torch._C._nn._parse_to("cuda", non_blocking=True)[2] is False

@@ -24,7 +24,7 @@ GENERIC: tuple[rewriters.Rewriter, ...] = (rewriters.with_device_keyword, *map(r
 NUMBERED: list[rewriters.Rewriter | None] = [None]
 """Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
 
-_tables: dict[tuple[bool, str, bool], rewriters.Table] = {}
+_tables: dict[tuple[bool, str, bool, bool], rewriters.Table] = {}
 
 
 def table_of(context: Context) -> rewriters.Table:
@@ -33,12 +33,14 @@ def table_of(context: Context) -> rewriters.Table:
     Contexts of one kind share a table: what is seen in one serves the others, and compiled code finds the same objects.
     """
     by_device = context.device_type if context.runtime.rewriters else ""
-    kind = context.shown_as is not None, by_device, bool(context.product_dtypes)
+    blocks = context.runtime.blocking_copies_only
+    kind = context.shown_as is not None, by_device, bool(context.product_dtypes), blocks
     found = _tables.get(kind)
     if found is None:
         reads = rewriters.READS if context.shown_as is not None else {}
         products = half_products.TABLE if context.product_dtypes else {}
-        found = _tables[kind] = {**rewriters.REGISTERED, **reads, **products, **context.runtime.rewriters}
+        copies = rewriters.COPIES if blocks else {}
+        found = _tables[kind] = {**rewriters.REGISTERED, **reads, **copies, **products, **context.runtime.rewriters}
         # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.
         NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
     return found

@@ -22,6 +22,7 @@ from torchdevice.context import Context
 from torchdevice.families import FAMILIES
 from torchdevice.fidelity import Fidelity
 from torchdevice.spelling import FORCE_CPU, forces_cpu
+from torchdevice.torch_internals import require
 
 Rewriter = Callable[[Context, Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -35,6 +36,9 @@ _ABOVE = 3
 
 READS: Table = {}
 """The getters of tensors, which only a scope with ``identity="program"`` rewrites."""
+
+COPIES: Table = {}
+"""The copies into tensors that are there, which only a scope on a target whose copies must block rewrites."""
 
 
 def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter], Rewriter]:
@@ -262,6 +266,13 @@ def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         if len(args) > position and args[position] is True:
             args = _replace(args, position, False)
     return func(*args, **kwargs)
+
+
+@rewrites(torch.Tensor.copy_, require(torch, "_foreach_copy_"), table=COPIES)
+def _copy_into(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``Tensor.copy_(src, non_blocking)``, as a blocking copy."""
+    kwargs = {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs
+    return func(*args[:2], **kwargs)
 
 
 # ---- memory hints ----------------------------------------------------------------------------------------------------

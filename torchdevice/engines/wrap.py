@@ -323,6 +323,7 @@ _FOR_EVERY_SCOPE = Installation(_for_every_scope)
 _DTYPES = Installation(_for_dtypes)
 _REFUSED = Installation(lambda: _listed(_may_be_refused()))
 _READS = Installation(lambda: _listed(rewriters.READS))
+_COPIES = Installation(lambda: _listed(rewriters.COPIES))
 _PRODUCTS = Installation(lambda: _listed(half_products.TABLE))
 _OF_RUNTIMES: dict[str, Installation] = {}
 
@@ -332,6 +333,8 @@ def needed(context: Context) -> list[Installation]:
     found = [_FOR_EVERY_SCOPE]
     if context.shown_as is not None:
         found.append(_READS)
+    if context.runtime.blocking_copies_only:
+        found.append(_COPIES)
     if context.product_dtypes:
         found.append(_PRODUCTS)
     if context.unsupported_dtypes:
