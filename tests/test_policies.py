@@ -156,6 +156,17 @@ FLAGS: list[tuple[str, Any]] = [
 
 
 class TestFlags:
+    def test_plan_caches_are_those_of_the_scope(self) -> None:
+        before = list(torch.backends.cuda.cufft_plan_cache.caches)
+        for count in (1, 3):
+            with torchdevice.portable("cpu", devices=count):
+                last = torch.backends.cuda.cufft_plan_cache[count - 1]
+                last.max_size = 7
+                assert torch.backends.cuda.cufft_plan_cache[count - 1] is last and last.max_size == 7
+                with pytest.raises(RuntimeError, match=f"0 <= device index < {count}"):
+                    torch.backends.cuda.cufft_plan_cache[count]
+        assert torch.backends.cuda.cufft_plan_cache.caches == before
+
     @pytest.mark.parametrize(("flag", "value"), FLAGS, ids=[flag for flag, _ in FLAGS])
     def test_flags_are_stored_and_read_back(self, cuda: torchdevice.Scope, flag: str, value: Any) -> None:
         owner, _, name = flag.rpartition(".")

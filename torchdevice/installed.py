@@ -65,6 +65,7 @@ AREAS = (
     cudart,
     nvtx,
     monitoring,
+    settings,
     memory,
     memory_pools,
     cudnn,
@@ -105,7 +106,7 @@ AREAS = (
 )
 """The modules of this package with a function ``patches()``."""
 
-ONLY_SUPPLYING = (gds, memory_history, nccl, settings, unsupported, versions)
+ONLY_SUPPLYING = (gds, memory_history, nccl, unsupported, versions)
 """The modules of this package that only register supplied names and rewriters when they are imported."""
 
 

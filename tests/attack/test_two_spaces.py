@@ -48,7 +48,7 @@ class Held:
     Attributes:
         value: A tensor of the reference, or an array that shares memory with one.
         space: ``"host"`` or ``"device"``.
-        pinned: Whether the program pinned the tensor.
+        pinned: Whether the tensor is in page-locked memory.
     """
 
     value: Any
@@ -248,7 +248,9 @@ class Writer:
             return  # a leaf stays the same object, which tests below check
         if to != held.space or dtype not in (None, held.value.dtype):
             moved = held.value.detach().to(dtype or held.value.dtype, copy=True)
-            self.assign(text, moved, to, known=not is_ambiguous)
+            # CUDA copies into page-locked memory then, and pinning that returns the tensor itself.
+            pinned = to == "host" and "non_blocking=True" in text
+            self.assign(text, moved, to, known=not is_ambiguous, pinned=pinned)
             return
         if is_ambiguous or not self.is_known(source):
             self.perhaps_copied.add(held.memory)

@@ -13,6 +13,7 @@ import torch
 from torchdevice.context import Context
 from torchdevice.engines.rewriters import rewrites
 from torchdevice.fidelity import Fidelity
+from torchdevice.patching import Callback, Patch
 from torchdevice.supplied import supplied_function
 
 
@@ -197,3 +198,25 @@ def _plan_cache_size(context: Context, func: Any, args: tuple[Any, ...], kwargs:
 @rewrites(torch._cufft_clear_plan_cache)
 def _clear_plan_cache(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Do nothing: there is no cache to clear."""
+
+
+class _PlanCaches(list[Any]):
+    """The caches of all devices. Torch keeps as many as the scope has devices that asks first."""
+
+    def __getitem__(self, index: Any) -> Any:
+        self.extend(torch.backends.cuda.cuFFTPlanCache(each) for each in range(len(self), index + 1))
+        return super().__getitem__(index)
+
+
+def patches() -> list[Patch]:
+    """Return the patch of the caches that ``torch.backends.cuda.cufft_plan_cache`` keeps."""
+    attributes = vars(torch.backends.cuda.cufft_plan_cache)
+    before = attributes["caches"]
+
+    def install() -> None:
+        attributes["caches"] = _PlanCaches()
+
+    def remove() -> None:
+        attributes["caches"] = before
+
+    return [Callback(install, remove)]
