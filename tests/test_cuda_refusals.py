@@ -216,7 +216,7 @@ LEFT_OUT = {
 
 
 def documented() -> set[str]:
-    text = (torch.use_deterministic_algorithms.__doc__ or "").split("will throw a\n    :class:`RuntimeError`")[2]
+    text = re.split(r"will throw a\s+:class:`RuntimeError`", torch.use_deterministic_algorithms.__doc__ or "")[2]
     entries = text.split("In addition, several operations")[0].split("* :")[1:]
     of_cuda = [entry for entry in entries if "MPS tensor" not in entry or "CUDA" in entry]  # MPS: since torch 2.15
     return {re.match(r"(?:class|func):`([\w.]+)`", entry)[1] for entry in of_cuda}  # type: ignore[index]
