@@ -294,6 +294,8 @@ class TestDevice:
 
     def test_a_sub_interpreter_is_refused(self, tmp_path: Path) -> None:
         """A sub-interpreter cannot import torch, and shares the class if it ever can."""
+        if sys.version_info[:2] == (3, 12):
+            pytest.skip("a sub-interpreter of Python 3.12 cannot import ctypes, nor the module that refuses it")
         interpreters = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
         kind = "'legacy'" if sys.version_info >= (3, 13) else ""  # in which extension modules can be imported
         inside = "from torchdevice.engines import replace_new; print(replace_new.refusal(), flush=True)"

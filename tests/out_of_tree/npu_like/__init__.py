@@ -21,7 +21,7 @@ enforcement.KIND = "npu_like"
 from torchdevice.devices.cpu import bytes_wanted  # noqa: E402
 from torchdevice.devices.module import ModuleRuntime  # noqa: E402
 from torchdevice.devices.registry import register_runtime  # noqa: E402
-from torchdevice.simulation import backend, guard, handwritten_kernels, kernels, random, resizing, sharing  # noqa: E402
+from torchdevice.simulation import autocast, backend, guard, handwritten_kernels, kernels, random, resizing, sharing  # noqa: E402
 
 
 class _Runtime(ModuleRuntime):
@@ -33,6 +33,9 @@ class _Runtime(ModuleRuntime):
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         return random.Generator(index) if cls is torch._C.Generator else random.own(cls, index)
+
+    def clear_autocast_cache(self) -> None:
+        autocast.clear_cache()
 
     def numbers_of(self, generator: torch.Generator) -> torch.Generator:
         return random.numbers_of(generator)
