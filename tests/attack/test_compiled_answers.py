@@ -102,7 +102,7 @@ def test_code_of_a_scope_does_not_run_outside_nor_the_reverse(target: str, engin
 
 
 @pytest.mark.xfail(
-    torch.__version__ < "2.11", strict=True, reason="torch 2.10 guards on no attribute of a threading.local"
+    torch.__version__ < "2.13", strict=True, reason="torch guards on attributes of a threading.local since 2.13"
 )
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_current_device_is_that_of_the_call(engine: str) -> None:
