@@ -142,8 +142,10 @@ def skip_torchs_own(name: str, kind: str) -> None:
 
 def declared(name: str, kind: str) -> Fidelity:
     """Return the fidelity that is declared for a name on a type of target."""
-    here = PUBLIC_NAMES[name].on.get(kind)
-    return PUBLIC_NAMES[name].fidelity if here is None else here[0]
+    on = {target: fidelity for target, (fidelity, _) in PUBLIC_NAMES[name].on.items()}
+    if kind not in TARGETS and {on.get("cpu"), on.get("mps")} == {Fidelity.UNSUPPORTED}:
+        return Fidelity.UNSUPPORTED  # what only a simulated device has
+    return on.get(kind, PUBLIC_NAMES[name].fidelity)
 
 
 def use(name: str, kind: str) -> None:
