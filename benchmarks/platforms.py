@@ -233,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--index", default=CPU_INDEX, metavar="URL", help="the package index of torch")
     parser.add_argument("--engine", default="mode", choices=["mode", "wrap", "both"], help="on which engine")
     parser.add_argument("--write", action="store_true", help="also record the runs and write docs/platforms.md")
-    parser.add_argument("--whole", action="store_true", help="run the whole suite, which takes ten minutes each")
+    parser.add_argument("--whole", action="store_true", help="run the whole suite, which takes five minutes each")
     parser.add_argument("--workers", default="auto", metavar="N", help="how many processes run the whole suite")
     options = parser.parse_args(argv)
     tests, ran = (("-n", options.workers), "the whole") if options.whole else (TESTS, "a part")
