@@ -50,9 +50,10 @@ def _load_backends() -> None:
     """
     from importlib.metadata import entry_points
 
-    names = [each.name for each in entry_points(group="torch.backends")]
+    found = list(entry_points(group="torch.backends"))
+    names = [each.name for each in found]
     own = names.index("torchdevice") if "torchdevice" in names else len(names)
-    for backend in list(entry_points(group="torch.backends"))[own + 1 :]:
+    for backend in found[own + 1 :]:
         with contextlib.suppress(Exception):
             backend.load()()
 

@@ -213,11 +213,11 @@ def moved_among_devices(context: Context, tensor: Any, result: Any) -> Any:
     The tensor may be on another device of the program than the one it is moved to, and is copied as on a CPU target.
 
     Args:
-        context: The active context, which folds devices.
+        context: The active context. Where it folds no devices, torch's result is returned.
         tensor: The tensor that is moved.
         result: The result of torch's own move: the tensor itself where torch had nothing to do.
     """
-    if result is not tensor or not _is_on_target(context, tensor) or _is_tracing():
+    if not context.folds_devices or result is not tensor or not _is_on_target(context, tensor) or _is_tracing():
         return result
     storage = _storage(tensor)
     if context.thread.moving_module and storage is not None and isinstance(tensor, torch.nn.Parameter):

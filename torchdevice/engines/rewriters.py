@@ -127,7 +127,7 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
             placement.created_by_default(func, args, kwargs, result)
         else:
             result = placement.created(context, args[0] if args else None, result, asked, target)
-    elif context.folds_devices and asked is not None and args:
+    elif asked is not None and args:
         result = placement.moved_among_devices(context, args[0], result)
     return context.pin(result) if pins else result
 
@@ -160,8 +160,8 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if device is None or isinstance(device, (torch.dtype, torch.Tensor)):
         result = convert(context, func, args, kwargs)
         if not context.runtime.shares_host_memory:
-            among = context.folds_devices and isinstance(device, torch.Tensor)
-            return placement.moved_among_devices(context, args[0], result) if among else result
+            follows = isinstance(device, torch.Tensor)
+            return placement.moved_among_devices(context, args[0], result) if follows else result
         if isinstance(device, torch.Tensor):
             return placement.moved(context, args[0], result, placement.side_of(device))
         return placement.followed(args[0], result)
@@ -174,7 +174,7 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         note_memory(context)
     if context.runtime.shares_host_memory:
         return placement.moved_as_asked(context, args[0], result, device, target)
-    return placement.moved_among_devices(context, args[0], result) if context.folds_devices else result
+    return placement.moved_among_devices(context, args[0], result)
 
 
 @rewrites(*(getattr(torch.Tensor, family) for family in FAMILIES if hasattr(torch.Tensor, family)))
@@ -207,7 +207,7 @@ def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
     if context.runtime.shares_host_memory:
         other = args[1] if len(args) > 1 else kwargs["other"]
         return placement.moved(context, args[0], result, placement.side_of(other))
-    return placement.moved_among_devices(context, args[0], result) if context.folds_devices else result
+    return placement.moved_among_devices(context, args[0], result)
 
 
 @rewrites(torch.Tensor.clone, torch.clone)
@@ -260,7 +260,7 @@ def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
             return kept
         args, kwargs = dtypes.fit_conversion(context, args, kwargs)
     if context.runtime.blocking_copies_only:
-        kwargs = {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs
+        kwargs = _blocking(kwargs)
         dtype_first = len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor))
         position = 2 if dtype_first else 3  # of non_blocking: a device is followed by a dtype, which may be None
         if len(args) > position and args[position] is True:
@@ -268,11 +268,14 @@ def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return func(*args, **kwargs)
 
 
+def _blocking(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs
+
+
 @rewrites(torch.Tensor.copy_, require(torch, "_foreach_copy_"), table=COPIES)
 def _copy_into(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.copy_(src, non_blocking)``, as a blocking copy."""
-    kwargs = {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs
-    return func(*args[:2], **kwargs)
+    return func(*args[:2], **_blocking(kwargs))
 
 
 # ---- memory hints ----------------------------------------------------------------------------------------------------
