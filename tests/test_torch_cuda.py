@@ -105,6 +105,31 @@ class TestDevices:
         assert torch.get_device_module("cuda") is torch.cuda
         assert torch.get_device_module(torch.device("cuda")) is torch.cuda
 
+    def test_accelerator_takes_what_torch_cuda_takes(self, target: str) -> None:
+        with torchdevice.portable(target, devices=2):
+            for device in ("cuda:1", 1):
+                torch.accelerator.set_device_index(device)
+                assert torch.accelerator.current_device_index() == torch.cuda.current_device() == 1
+                torch.accelerator.synchronize(device)
+                torch.accelerator.set_device_index(0)
+            torch.accelerator.synchronize("cuda")
+            with pytest.raises(ValueError, match=r"specified index or an integer, but got:cuda"):
+                torch.accelerator.set_device_index("cuda")
+            with pytest.raises(ValueError, match=r"^mps doesn't match the current accelerator cuda"):
+                torch.accelerator.synchronize("mps")
+
+    def test_accelerator_memory(self) -> None:
+        kept = torch.ones(1 << 20, device="cuda")
+        assert torch.accelerator.memory_stats().keys() == torch.cuda.memory_stats().keys()
+        free, total = torch._C._accelerator_getMemoryInfo(0)  # torch 2.12 and later have a function for it
+        assert 0 < free <= total == torch.cuda.mem_get_info()[1] and kept.is_contiguous()
+        torch.accelerator.empty_cache()
+        torch._C._accelerator_emptyHostCache()
+        state = torch._C._accelerator_getDefaultGenerator(0).get_state()
+        assert torch.equal(state, torch.cuda.get_rng_state())
+        with pytest.raises(RuntimeError, match="doesn't support getting device capabilities"):
+            torch.accelerator.get_device_capability()
+
 
 class TestStreams:
     def test_current_stream_follows_the_context(self) -> None:
@@ -225,8 +250,9 @@ class TestMemory:
         assert torch.cuda.max_memory_allocated() - before > 48 * 2**20
 
     def test_further_memory_functions(self) -> None:
+        kept = torch.ones(1 << 20, device="cuda")
         free, total = torch.cuda.mem_get_info()
-        assert 0 < free < total
+        assert 0 < free < total and kept.is_contiguous()
         assert torch.cuda.mem_get_info("cuda:0")[1] == total == torch.cuda.get_device_properties(0).total_memory
         stats = torch.cuda.memory_stats()
         for name in ("allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current", "num_ooms"):
