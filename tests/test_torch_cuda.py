@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from conftest import plain_torch
 from torch.cuda import (  # before any activation, as programs do
     Event,
     Stream,
@@ -82,6 +83,8 @@ class TestDevices:
             torch.cuda.get_device_properties(7)
         with pytest.raises(ValueError, match="Expected a cuda device"):
             torch.cuda.get_device_name(torch.device("meta"))
+        with pytest.raises(ValueError, match=r"specified index or an integer, but got:cuda$"):
+            torch.cuda.set_device("cuda")
         with pytest.raises(RuntimeError, match="invalid value of debug_mode"):
             torch.cuda.set_sync_debug_mode("loud")
 
@@ -90,6 +93,23 @@ class TestDevices:
         assert torch.cuda.get_sync_debug_mode() == 1
         torch.cuda.set_per_process_memory_fraction(0.5)
         assert torch.cuda.get_per_process_memory_fraction() == 0.5
+        cache = torch.backends.cuda.cufft_plan_cache[0]
+        cache.max_size = 7
+        assert (cache.max_size, cache.size) == (7, 0)
+
+    @pytest.mark.parametrize("library", ["Cublas", "CublasLt"])
+    def test_a_size_of_workspaces_is_forgotten(self, library: str) -> None:
+        set_, get, reset = (
+            getattr(torch._C, f"_cuda_{verb}{library}WorkspaceSize", None) for verb in ("set", "get", "reset")
+        )
+        default = get()
+        set_(1 << 20 if library == "Cublas" else 1 << 21)
+        assert get() != default
+        reset()
+        assert get() == default
+
+    def test_a_mask_of_dynamic_dimensions_is_taken(self) -> None:
+        torch._C._cuda_tunableop_pop_dynamic_dims_mask(torch._C._cuda_tunableop_push_dynamic_dims_mask(3))
 
     def test_versions(self) -> None:
         assert int(torch.version.cuda.split(".")[0]) >= 12
@@ -461,6 +481,8 @@ class TestProfilingAndInternals:
     def test_errors_of_cudart(self, code: int, text: str) -> None:
         with pytest.raises(torch.cuda.CudaError, match=rf"{text}.*\({code}\)"):
             torch.cuda.check_error(code)
+        with pytest.raises(ValueError, match="'out of memory' is not a valid CudaError"):
+            torch.cuda.cudart().cudaError("out of memory")
 
     def test_private_names_that_libraries_use(self) -> None:
         torch.cuda._lazy_init()
@@ -470,6 +492,29 @@ class TestProfilingAndInternals:
         assert torch.cuda._is_compiled() and torch.cuda._initialized
         assert not torch.cuda.is_current_stream_capturing()
         assert 0 <= torch.cuda.utilization() <= 100
+        assert torch._C._cuda_hasPrimaryContext(0) and not torch._C._cuda_hasPrimaryContext(7)
+        flag = torch.cuda._initialized
+        assert flag == True and hash(flag) == hash(True) and repr(flag) == "True"  # noqa: E712
+
+    def test_initializing_by_torchs_private_name(self, target: str) -> None:
+        with torchdevice.portable(target) as scope:
+            assert not scope._resolved().is_initialized
+            torch._C._cuda_init()
+            assert scope._resolved().is_initialized
+
+    def test_private_names_in_a_thread_without_a_scope(self, no_cuda_build: bool) -> None:
+        with plain_torch():
+            assert not torch.cuda._cudart
+            with pytest.raises(AttributeError, match="cudaMemGetInfo"):
+                assert torch.cuda._cudart.cudaMemGetInfo
+            with pytest.raises(AttributeError, match=r"torch\.cuda"):
+                torch.cuda._get_device_properties(0)
+            if no_cuda_build:
+                assert torch.backends.cudnn.benchmark_limit is None
+                torch.backends.cudnn.benchmark_limit = 5
+                assert torch.backends.cudnn.benchmark_limit == 5
+        assert torch.backends.cudnn.benchmark_limit == 10
+        vars(torch.backends.cudnn).pop("benchmark_limit", None)
 
     @pytest.mark.parametrize(
         "call",
