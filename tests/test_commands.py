@@ -17,7 +17,7 @@ import torch
 from conftest import run_command, run_python
 
 import torchdevice
-from torchdevice.cli import examinations, main, programs
+from torchdevice.cli import examinations, main, programs, run
 from torchdevice.options import declarations, flag_of
 
 COMMANDS = ("run", "check", "doctor", "report", "devices", "coverage", "completion")
@@ -231,6 +231,44 @@ class TestRun:
         result = run_command("run", *words)
         assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
         assert result.stderr.startswith("torchdevice: ")
+
+
+@pytest.mark.parametrize("system", ["posix", "nt"])
+def test_flags_of_python_start_another_one(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the place of this one. Windows cannot do that: this one waits for it, and its status is the status."""
+    started: list[list[str]] = []
+
+    def execv(path: str, words: list[str]) -> None:
+        started.append(words)
+        raise SystemExit(7)  # never returns
+
+    monkeypatch.setattr(run, "os", types.SimpleNamespace(name=system, execv=execv, environ=os.environ))
+    monkeypatch.setattr(run.subprocess, "call", lambda words: started.append(words) or 7)
+    words = ["run", "--target", "cpu", "python", "-O", "program.py", "--flag"]
+    try:
+        status = main.main(words)
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 7
+    again = ["-m", "torchdevice", "run", "--target", "cpu", "program.py", "--flag"]
+    assert started == [[sys.executable, "-O", *again]]
+
+
+def test_a_command_decides_what_an_interrupt_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = iter([KeyboardInterrupt(), KeyboardInterrupt(), -15])
+
+    def wait() -> int:
+        event = next(events)
+        if isinstance(event, KeyboardInterrupt):
+            raise event
+        return event
+
+    monkeypatch.setattr(run.subprocess, "Popen", lambda words: types.SimpleNamespace(wait=wait))
+    monkeypatch.setattr(run._options, "set_environment", lambda variables: None)
+    monkeypatch.setattr(run, "_begin_run", lambda options, scope: None)
+    monkeypatch.setattr(programs.shutil, "which", lambda name: __file__)
+    assert main.main(["run", "--target", "cpu", "a-command"]) == 128 + 15
+    assert list(events) == []
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------
