@@ -83,6 +83,9 @@ class TestDevices:
             torch.cuda.get_device_properties(7)
         with pytest.raises(ValueError, match="Expected a cuda device"):
             torch.cuda.get_device_name(torch.device("meta"))
+        for device in ("cpu", "mps", "xpu:0", torch.device("xpu")):
+            with pytest.raises(ValueError, match=f"^Expected a cuda device, but got: {device}"):
+                torch.cuda.synchronize(device)
         with pytest.raises(ValueError, match=r"specified index or an integer, but got:cuda$"):
             torch.cuda.set_device("cuda")
         with pytest.raises(RuntimeError, match="invalid value of debug_mode"):

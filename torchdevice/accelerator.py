@@ -15,7 +15,7 @@ from torchdevice.context import Context
 from torchdevice.cuda import devices, graphs, memory, streams
 from torchdevice.fidelity import Fidelity
 from torchdevice.patching import TORCHS_OWN, Patch, replaced_function, replaced_in_importers
-from torchdevice.spelling import ACCELERATORS, parse
+from torchdevice.spelling import ACCELERATORS
 from torchdevice.supplied import Supplied, add, first_line
 
 _ACCELERATORS = {accelerator: torch.device(accelerator) for accelerator in ACCELERATORS}
@@ -101,9 +101,8 @@ def _accelerator_index(context: Context, original: Any, device: Any, optional: b
         return original(device, optional)
     if isinstance(device, torch.device) and context.is_targets(device):
         return context.thread.device_index
-    spelling = parse(device) if isinstance(device, str) else None
-    if spelling is not None and spelling.accelerator == context.options.written_for:
-        return devices.get_device_index(context, original, device, optional)
+    if isinstance(device, str):
+        return devices.get_device_index(context, lambda device, *_: original(device, optional), device, optional)
     return original(device, optional)
 
 
