@@ -436,6 +436,8 @@ class TestExaminations:
         unknown, known = examinations._variables()
         assert (unknown.status, unknown.remedy) == ("warning", "see docs/options.md")
         assert known.said == "in force: TORCHDEVICE_DEVICES=2, CUDA_VISIBLE_DEVICES=0"
+        monkeypatch.setenv("TORCHDEVICE_DEVICES", "many")
+        assert [each.status for each in examinations._variables()] == ["warning", "problem", "ok"]
 
     def test_what_is_lacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")

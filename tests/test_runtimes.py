@@ -315,9 +315,10 @@ def lacking(path: str, *mode: str) -> Any:
     raise FileNotFoundError(2, "No such file or directory", path)
 
 
-def test_cpu_memory_on_systems_that_say_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no /proc, and psutil knows nothing of the heap, the figures are those of the resident set."""
-    monkeypatch.setattr(cpu_memory, "open", lacking, raising=False)
+@pytest.mark.parametrize("proc", [lacking, lambda path, *mode: io.StringIO("VmRSS:\t5 kB\n")])
+def test_cpu_memory_on_systems_that_say_less(proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no high-water mark in /proc, and a psutil that knows no heap, the figures are of the resident set."""
+    monkeypatch.setattr(cpu_memory, "open", proc, raising=False)
     for name in ("heap_info", "heap_trim"):
         monkeypatch.delattr(psutil, name, raising=False)
     now = types.SimpleNamespace(rss=1000)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -140,6 +141,17 @@ class TestDevices:
                 torch.accelerator.set_device_index("cuda")
             with pytest.raises(ValueError, match=r"^mps doesn't match the current accelerator cuda"):
                 torch.accelerator.synchronize("mps")
+
+    def test_a_target_that_torch_counts_as_an_accelerator_is_torchs(self, distinct: torchdevice.Scope) -> None:
+        """Torch's own functions answer there. Here they know no such device, and say so as without a scope."""
+        calls: list[Callable[[], Any]] = [lambda: torch.accelerator.synchronize("cpu")]
+        if hasattr(torch.accelerator, "Graph"):
+            calls.append(torch.accelerator.Graph)
+        for call in calls:
+            with plain_torch(), pytest.raises((RuntimeError, ValueError)) as outside:
+                call()
+            with pytest.raises(type(outside.value), match=f"^{re.escape(str(outside.value))}$"):
+                call()
 
     def test_accelerator_memory(self) -> None:
         kept = torch.ones(1 << 20, device="cuda")
@@ -507,12 +519,12 @@ class TestProfilingAndInternals:
 
     def test_private_names_in_a_thread_without_a_scope(self, no_cuda_build: bool) -> None:
         with plain_torch():
-            assert not torch.cuda._cudart
-            with pytest.raises(AttributeError, match="cudaMemGetInfo"):
-                assert torch.cuda._cudart.cudaMemGetInfo
             with pytest.raises(AttributeError, match=r"torch\.cuda"):
                 torch.cuda._get_device_properties(0)
             if no_cuda_build:
+                assert not torch.cuda._cudart
+                with pytest.raises(AttributeError, match="cudaMemGetInfo"):
+                    assert torch.cuda._cudart.cudaMemGetInfo
                 assert torch.backends.cudnn.benchmark_limit is None
                 torch.backends.cudnn.benchmark_limit = 5
                 assert torch.backends.cudnn.benchmark_limit == 5
