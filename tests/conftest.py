@@ -330,8 +330,9 @@ def failing_half_way(installation: patching.Installation, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def no_cuda_build() -> bool:
-    """Whether the installed torch was built without CUDA."""
-    return torch.version.cuda is None
+    """Whether the installed torch was built without CUDA. In a scope ``torch.version.cuda`` says otherwise."""
+    with plain_torch():
+        return torch.version.cuda is None
 
 
 class MetaRuntime(runtimes.Runtime):

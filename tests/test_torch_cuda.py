@@ -507,6 +507,8 @@ class TestProfilingAndInternals:
         assert torch.cuda._is_compiled() and torch.cuda._initialized
         assert not torch.cuda.is_current_stream_capturing()
         assert 0 <= torch.cuda.utilization() <= 100
+        for host in ("cpu", torch.device("cpu")):
+            assert torch.cuda._utils._get_device_index(host, allow_cpu=True) == -1
         assert torch._C._cuda_hasPrimaryContext(0) and not torch._C._cuda_hasPrimaryContext(7)
         flag = torch.cuda._initialized
         assert flag == True and hash(flag) == hash(True) and repr(flag) == "True"  # noqa: E712
