@@ -11,12 +11,14 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from conftest import free_port, run_command
 
 from torchdevice.cli import main, ranks
+from torchdevice.torch_apis import distributed, divided_attention, dtensor
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -30,6 +32,16 @@ def torchrun(
         "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options, str(program), *arguments,
         TORCHDEVICE_TARGET=devices, **environment,
     )  # fmt: skip
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize("area", [distributed, divided_attention, dtensor])
+def test_a_build_without_process_groups_gets_no_patches_of_them(
+    area: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert area.patches()
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert area.patches() == []
 
 
 def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:
