@@ -6,10 +6,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import inspect
+import multiprocessing
 import os
 import sys
 import textwrap
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -367,6 +369,28 @@ class TestEnable:
         torchdevice.disable()
 
 
+class PoolWithWorkerContexts(concurrent.futures.ThreadPoolExecutor):
+    """Initializes workers by contexts, as Python 3.14 does."""
+
+    def __init__(self, count: int, initializer: Callable[[], Any]):
+        super().__init__(count)
+        self._create_worker_context = lambda: types.SimpleNamespace(initialize=initializer)
+
+    @property
+    def _initializer(self) -> Callable[[], Any]:
+        """What a worker of an older Python calls."""
+        return self._create_worker_context().initialize
+
+    @_initializer.setter
+    def _initializer(self, given: None) -> None:
+        pass
+
+
+KINDS_OF_POOL = [concurrent.futures.ThreadPoolExecutor]
+if sys.version_info < (3, 14):  # whose own pools have contexts
+    KINDS_OF_POOL.append(PoolWithWorkerContexts)
+
+
 class TestThreads:
     def test_unrelated_threads_see_plain_torch(self, no_cuda_build: bool, kind: str) -> None:
         ready, go = threading.Event(), threading.Event()
@@ -435,6 +459,55 @@ class TestThreads:
             worker.join()
         assert worker.active
         assert "run" not in vars(worker)
+
+    def test_a_thread_with_a_run_of_its_own(self) -> None:
+        """Threads that can be stopped set ``run`` on themselves before they start."""
+        seen: list[bool] = []
+        thread = threading.Thread()
+        thread.run = own = lambda: seen.append(is_active())  # type: ignore[method-assign]
+        with torchdevice.portable():
+            thread.start()
+            thread.join()
+            assert vars(thread)["run"] is own
+            with pytest.raises(RuntimeError, match="threads can only be started once"):
+                thread.start()
+        assert seen == [True] and vars(thread)["run"] is own
+
+    @pytest.mark.parametrize("kind_of_pool", KINDS_OF_POOL)
+    def test_a_worker_is_initialized_in_the_scope_that_starts_it(
+        self, kind_of_pool: type[concurrent.futures.ThreadPoolExecutor]
+    ) -> None:
+        begun, end, seen = threading.Semaphore(0), threading.Event(), []
+
+        def work() -> bool:
+            begun.release()
+            end.wait(60)
+            return is_active()
+
+        with kind_of_pool(2, initializer=lambda: seen.append(is_active())) as pool:
+            with torchdevice.portable():
+                tasks = [pool.submit(work)]
+                begun.acquire(timeout=60)
+            tasks.append(pool.submit(work))
+            begun.acquire(timeout=60)
+            end.set()
+            assert [task.result() for task in tasks] == seen == [True, False]
+
+    def test_the_thread_of_a_queue_is_in_no_scope(self) -> None:
+        seen: list[bool] = []
+
+        class Pickled:
+            def __reduce__(self) -> Any:
+                seen.append(is_active())
+                return int, ()
+
+        with torchdevice.portable():
+            queue = multiprocessing.Queue()
+            queue.put(Pickled())
+            assert queue.get(timeout=60) == 0
+            queue.close()
+            queue.join_thread()
+        assert seen == [False]
 
     def test_many_threads(self) -> None:
         def work(index: int) -> bool:
