@@ -23,12 +23,10 @@ from torchdevice.simulation.resizing import resize
 
 _META = torch.device("meta")
 
-_OF_METADATA = frozenset(
-    {"aten::set_", "aten::is_set_to", "aten::is_pinned", "aten::record_stream", "aten::_resize_output_"}
-)
+_OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream"})
 """Operators whose kernels for the device look at no values."""
 
-_COPIES = frozenset({"aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize"})
+_COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 
 _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -62,6 +60,8 @@ class WithoutValues(StreamObserver):
                 if not known:
                     raise NoValueError(name)
                 return kernel(*args, **kwargs)
+            if kwargs.get("device") is not None and kwargs["device"].type != enforcement.KIND:
+                return _elsewhere(op, args, kwargs)
             return _run(op, kernel, args, kwargs, known)
 
 
@@ -84,8 +84,14 @@ def _gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
         device = kwargs.get("device")
         return device is not None and device.type not in (enforcement.KIND, "meta")
     if name in _COPIES:
-        return bool(args[1 if name.startswith("aten::_copy_from") else 0].is_cpu)
+        return bool(args[0].is_cpu)
     return torch.Tag.data_dependent_output in op.tags
+
+
+def _elsewhere(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operator that reads shapes only, such as ``zeros_like``, makes on a device of another type."""
+    taken, named = pytree.tree_map_only(torch.Tensor, meta_of, (args, kwargs))
+    return op(*taken, **named)
 
 
 def _resized(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
