@@ -13,6 +13,8 @@ import textwrap
 import threading
 import types
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -508,6 +510,13 @@ class TestThreads:
             queue.close()
             queue.join_thread()
         assert seen == [False]
+
+    def test_the_thread_that_passes_descriptors_is_in_no_scope(self) -> None:
+        """The first tensor that a process sends to another starts it, and it does not end."""
+        resource_sharer.stop()
+        with torchdevice.portable():
+            ForkingPickler.dumps(torch.ones(1))
+        assert type(torch.version) is types.ModuleType, "torch is as it was"
 
     def test_many_threads(self) -> None:
         def work(index: int) -> bool:

@@ -19,6 +19,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
-from torchdevice.errors import FidelityError, PortabilityWarning, UnknownTargetError
+from torchdevice.errors import FidelityError, PortabilityWarning, ScopeError, UnknownTargetError
 
 
 @pytest.fixture
@@ -1338,6 +1339,38 @@ def _compiled_code_in_a_cuda_graph() -> None:
 @pytest.mark.parametrize("check", [_compiled_training, _compiled_aliases_and_draws, _compiled_code_in_a_cuda_graph])
 def test_compiled_code(check: Callable[[], None]) -> None:
     check()
+
+
+class TestTensorsForOtherProcesses:
+    """What a queue of ``torch.multiprocessing`` pickles, and what the other process makes of it."""
+
+    @pytest.mark.parametrize("requires_grad", [True, False])
+    @pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+    def test_they_arrive_on_the_same_device(
+        self, devices: torchdevice.Scope, kind: type[torch.Tensor], requires_grad: bool
+    ) -> None:
+        x = torch.arange(6.0, device="cuda:1").view(2, 3)
+        sent = torch.nn.Parameter(x, requires_grad) if kind is torch.nn.Parameter else x.requires_grad_(requires_grad)
+        found = pickle.loads(ForkingPickler.dumps(sent))
+        assert type(found) is kind and found.device == torch.device("cuda", 1)
+        assert torch.equal(found, sent) and found.requires_grad is requires_grad and found.is_leaf
+        (entry,) = [each for each in devices.journal.entries if each.requested == "a tensor for another process"]
+        assert (entry.count, entry.bytes) == (1, 24)
+
+    def test_what_torch_refuses_to_send_is_refused(self, devices: torchdevice.Scope) -> None:
+        for device in ("cuda", "cpu"):
+            x = torch.ones(2, device=device, requires_grad=True)
+            with pytest.raises(RuntimeError, match="Cowardly refusing to serialize non-leaf tensor"):
+                ForkingPickler.dumps(x * 2)
+
+    def test_a_process_without_a_scope_is_told_to_enter_one(self) -> None:
+        with torchdevice.simulate():
+            x = torch.ones(2, device="cuda")
+        sent = [ForkingPickler.dumps(x) for _ in range(2)]  # as the thread of a queue does, which is in no scope
+        with pytest.raises(ScopeError, match="Start the process in a scope, or after enable"):
+            pickle.loads(sent[0])
+        with torchdevice.simulate():
+            assert pickle.loads(sent[1]).tolist() == [1, 1]
 
 
 def test_collectives_between_processes(tmp_path: Path) -> None:

@@ -17,7 +17,12 @@ from torchdevice.patching import Patch, replaced_function
 
 _RUN = "run"
 
-_INHERIT_NO_SCOPE = ("multiprocessing.queues", "concurrent.futures.process", "tqdm._monitor")
+_INHERIT_NO_SCOPE = (
+    "concurrent.futures.process",
+    "multiprocessing.queues",
+    "multiprocessing.resource_sharer",
+    "tqdm._monitor",
+)
 """Modules whose threads inherit no scope: they never call torch, and may run until the process ends."""
 
 
