@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 import torchdevice
 from torchdevice import thread_state
-from torchdevice.errors import ScopeError
+from torchdevice.errors import NotSupportedError, ScopeError
 
 pytestmark = pytest.mark.usefixtures("chosen")
 
@@ -534,6 +534,93 @@ class TestThreads:
             thread.start()
             thread.join()
             assert (torch.cuda.current_device(), seen) == (3, [0])
+
+
+class TestInterruptedThreadState:
+    """An interrupt, or a signal handler, at a line where tests cannot place a real one while lines are counted."""
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_leaving_goes_on_after_an_interrupt(self, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        leave, interrupts = thread_state.leave, [KeyboardInterrupt]
+
+        def interrupted(entry: thread_state.Entry) -> None:
+            if late or not interrupts:
+                leave(entry)
+            if interrupts:
+                raise interrupts.pop()
+
+        with torchdevice.portable():
+            monkeypatch.setattr(thread_state, "leave", interrupted)
+            seen = []
+            with pytest.raises(KeyboardInterrupt), thread_state.suspended():
+                seen.append(torch.cuda.is_available())
+            assert is_active() and seen == [False]
+            monkeypatch.undo()
+
+    def test_an_interrupted_entry_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        settle, interrupts = thread_state.settle, [KeyboardInterrupt]
+
+        def interrupted() -> None:
+            if interrupts:
+                raise interrupts.pop()
+            settle()
+
+        with torchdevice.portable():
+            monkeypatch.setattr(thread_state, "settle", interrupted)
+            with pytest.raises(KeyboardInterrupt), thread_state.suspended():
+                raise AssertionError("it was entered")
+            assert is_active()
+            monkeypatch.undo()
+
+    def test_what_was_entered_and_never_left_ends_with_its_object(self) -> None:
+        with torchdevice.portable():
+            entered = thread_state.suspended()
+            entered.__enter__()
+            seen = [torch.cuda.is_available()]
+            del entered
+            assert is_active() and seen == [False]
+
+    def test_a_stack_that_grows_shorter_is_looked_at_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Mode(TorchFunctionMode):
+            pass
+
+        with Mode() as mode:
+            length = thread_state._stack_length
+            longer = [1]
+            monkeypatch.setattr(thread_state, "_stack_length", lambda: length() + (longer.pop() if longer else 0))
+            assert thread_state.stacked_modes()[-1] is mode and not longer
+
+    def test_a_scope_is_left_where_somebody_else_took_its_mode_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pop, refusals = thread_state._pop, [RuntimeError("stack is empty")]
+
+        def refused() -> None:
+            if refusals:
+                raise refusals.pop()
+            pop()
+
+        monkeypatch.setattr(thread_state, "_pop", refused)
+        with torchdevice.portable(engine="mode"):
+            assert is_active()
+        assert not is_active() and not refusals
+
+    def test_a_scope_is_left_in_a_call_that_its_mode_handles(self) -> None:
+        class Leaving(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if entered:
+                    entered.pop().__exit__(None, None, None)
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        x, entered = torch.ones(2).as_subclass(Leaving), [torchdevice.portable(engine="mode")]
+        entered[0].__enter__()
+        assert torch.add(x, 1).tolist() == [2, 2] and not entered and not is_active()
+        with torchdevice.portable():
+            assert is_active()
+        assert not is_active()
+
+    def test_what_is_kept_from_a_scope_refuses_after_it(self) -> None:
+        with pytest.raises(NotSupportedError, match=r"torch\.cuda\.thing is not supported.*Do without"):
+            thread_state.refuse("torch.cuda.thing", "Do without.")
 
 
 def frames_of(call: Callable[[], object]) -> int:
