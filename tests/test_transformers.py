@@ -306,7 +306,23 @@ def test_accelerates_device_is_that_of_its_tensors(target: str, precision: str) 
         assert {state.device.type for state in states} == {weight.device.type}
         assert {state.device for state in states} == {torch.device("cuda")}
         assert weight.device.type == torch.ones(1, device=again.device).device.type
+        assert not hasattr(AcceleratorState, "device") and not hasattr(PartialState, "device")
+        del states[2].device
+        with pytest.raises(AttributeError, match=r"This happens if `PartialState\._reset_state\(\)` was called"):
+            _ = states[2].device
     assert not hasattr(AcceleratorState, "device") and not hasattr(PartialState, "device")
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_accelerate_on_the_cpu_stays_there(target: str) -> None:
+    from accelerate import Accelerator
+
+    with torchdevice.portable(target):
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+        (weight, _) = accelerator.prepare(torch.nn.Linear(2, 2)).parameters()
+        assert weight.device.type == accelerator.device.type == "cpu"
+        with accelerator.autocast():
+            assert (weight @ weight).dtype is torch.bfloat16
 
 
 def test_peft_lora_step(target: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import types
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -57,6 +58,8 @@ def _new_group(
     kwargs.pop("device_id", None)
     if backend is None and dist.is_initialized():
         asked = _asked_for.get(dist.distributed_c10d._get_default_group())
+    if asked == "nccl":
+        kwargs.pop("pg_options", None)
     group = original(ranks, timeout, used, *args, **kwargs)
     _remember(group, asked)
     return group
@@ -86,6 +89,24 @@ def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: 
 
     if not isinstance(group, NcclOnGloo):
         original(group, *args, **kwargs)
+
+
+class ProcessGroupNCCL:
+    """NCCL's class, in builds of torch without NCCL. Programs make options of it; no group is an instance of it."""
+
+    class Options:
+        """What a program sets for NCCL, and gloo does not read."""
+
+        def __init__(self, is_high_priority_stream: bool = False):
+            self.is_high_priority_stream = is_high_priority_stream
+            self.config = types.SimpleNamespace()
+
+
+def _patches_of_absent_class() -> list[Patch]:
+    """Return the patches for the functions of torch, and programs, that name the class where NCCL is available."""
+    name = "ProcessGroupNCCL"
+    absent = [module for module in (dist.distributed_c10d, dist) if not hasattr(module, name)]
+    return [Replaced(module, name, lambda original: ProcessGroupNCCL, may_be_absent=True) for module in absent]
 
 
 def _is_nccl_available(context: Context, original: Any) -> bool:
@@ -167,6 +188,7 @@ def patches() -> list[Patch]:
         WhenImported("torch.distributed.device_mesh", _patches_of_meshes),
         WhenImported("torch.distributed.fsdp._common_utils", _patches_of_device_handles),
         WhenImported("torch.distributed.fsdp._flat_param", _patches_of_flat_parameters),
+        *_patches_of_absent_class(),
         *(
             replaced_in_importers(dist.distributed_c10d, name, replacement, native_to="cuda")
             for name, replacement in functions.items()
