@@ -58,7 +58,7 @@ class Private:
         splits: Whether its segments are split.
     """
 
-    def __init__(self, serves_all: bool = False, splits: bool = True):
+    def __init__(self, serves_all: bool, splits: bool):
         self.uses = 0
         self.serves_all = serves_all
         self.splits = splits
@@ -235,7 +235,8 @@ class Device:
         total = Limits(*self._limits(self.index)).total
         if total is not None and self._all.reserved + self.uncached + size > total:
             raise torch.AcceleratorError("CUDA error: out of memory")
-        pool = self._pools.setdefault((stream, False, UNCACHED, False), Pool(stream, False, UNCACHED, False, Figures()))
+        key = (stream, False, UNCACHED, False)
+        pool = self._pools.setdefault(key, Pool(*key, Figures()))
         self.uncached += size
         block = Block(self._end, size, pool, USED)
         self._end += size
