@@ -249,9 +249,9 @@ class TestPrivatePools:
 
 
 NUMBERS = re.compile(
-    r"Tried to allocate (.*)\. GPU 3 has a total capacity of (.*) of which (.*) is free\. "
-    r".* this process has (.*) memory in use\. (?:(.*) allowed; )?Of the allocated memory (.*) is allocated by PyTorch, "
-    r"(?:with (.*) allocated in private pools .*, )?and (.*) is reserved by PyTorch but unallocated\."
+    r"Tried to allocate (.*)\. GPU 3 has a total capacity of (.*) of which (.*) is free\. .* this "
+    r"process has (.*) memory in use\. (?:(.*) allowed; )?Of the allocated memory (.*) is allocated by PyTorch, (?:"
+    r"with (.*) allocated in private pools .*, )?and (.*) is reserved by PyTorch but unallocated\."
 )
 
 
