@@ -258,6 +258,14 @@ class TestLeftAlone:
         with pytest.raises(RuntimeError, match="negative"):
             torch.device("cuda", -1)
 
+    def test_no_argument_gets_torchs_own_error(self) -> None:
+        with plain_torch():
+            with pytest.raises(TypeError) as plain:
+                torch.device()  # type: ignore[call-overload]
+        with pytest.raises(TypeError) as scoped:
+            torch.device()  # type: ignore[call-overload]
+        assert str(scoped.value) == str(plain.value)
+
     def test_int_arguments_that_are_no_device(self) -> None:
         x = torch.ones(3, 4)
         assert x.sum(0).shape == (4,) and x.to(torch.int64).dtype is torch.int64
@@ -410,6 +418,14 @@ class TestIdentity:
             assert torch.ones(1).device.type == "cpu" and not torch.ones(1).is_cuda
             assert torch.zeros(2, device=x.device).is_cuda
         assert x.device.type == "meta"
+
+    @pytest.mark.parametrize("written_for", ["cuda", "mps", "xpu"])
+    def test_reads_of_every_accelerator(self, meta_target: None, written_for: Any) -> None:
+        with torchdevice.portable("meta", identity="program", written_for=written_for):
+            there, here = torch.zeros(2, device=written_for), torch.zeros(2)
+            kinds = ("cuda", "mps", "xpu")
+            assert [getattr(there, f"is_{kind}") for kind in kinds] == [kind == written_for for kind in kinds]
+            assert not any(getattr(here, f"is_{kind}") for kind in kinds)
 
     def test_refused_where_a_tensor_cannot_be_told_from_a_cpu_tensor(self) -> None:
         with pytest.raises(ValueError, match="simulated"):

@@ -35,6 +35,8 @@ ONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "an ordinal": lambda: "cuda:0",
             "a number": lambda: 0,
             "a host object": lambda: torch.device("cpu"),
+            "a host object with an ordinal": lambda: torch.device("cpu", 0),
+            "a host object with an ordinal by keyword": lambda: torch.device(type="cpu", index=0),
             "a device object": lambda: torch.device("cuda"),
         }.items()
         for form, to in {
@@ -92,7 +94,7 @@ TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 Step = tuple[str, Callable[..., torch.Tensor], tuple[int, ...]]
 
-Seen = tuple[str, list[int], list[int], bool]
+Seen = tuple[str, list[int], list[int], tuple[bool, bool]]
 """Of a step's result: which tensors before it are it, which share its memory, and whether it is pinned."""
 
 
@@ -119,7 +121,7 @@ def run(steps: list[Step], refused: set[int]) -> list[Seen]:
         memory = result.untyped_storage()._cdata
         same = [n for n, each in enumerate(tensors) if each is result]
         shares = [n for n, each in enumerate(tensors) if each.untyped_storage()._cdata == memory]
-        seen.append((f"{name} of {inputs}", same, shares, result.is_pinned()))
+        seen.append((f"{name} of {inputs}", same, shares, (result.is_pinned(), result.is_pinned("cuda"))))
         tensors.append(result)
     return seen
 
