@@ -70,6 +70,12 @@ def test_torch_device_by_keyword_and_index() -> None:
     assert torch.device(torch.device("cuda")).type == "meta"
 
 
+def test_numbers_are_reported_as_they_were_written(distinct: torchdevice.Scope) -> None:
+    torch.device(0)
+    torch.zeros(1, device=0)
+    assert [(entry.requested, entry.done) for entry in distinct.journal.entries] == [("0", "meta")] * 2
+
+
 def test_context_manager_and_default_device() -> None:
     with torch.device("cuda"):
         assert torch.zeros(2).is_meta
@@ -280,6 +286,21 @@ class TestLeftAlone:
         assert torch.Generator | None
 
 
+class TestPinning:
+    """A target without page-locked memory of its own that can be told from the CPU."""
+
+    def test_only_the_hosts_memory_can_be_pinned(self) -> None:
+        for make in (lambda **where: torch.empty(2, **where), lambda **where: torch.zeros(1).new_empty(2, **where)):
+            assert make(pin_memory=True).is_pinned() and make(device="cpu", pin_memory=True).is_pinned()
+            assert not make(device="cuda", pin_memory=False).is_pinned()
+            with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+                make(device="cuda", pin_memory=True)
+
+    def test_in_a_scope_that_was_sent_to_the_cpu(self) -> None:
+        torch.device("cpu:-1")
+        assert torch.empty(2, device="cuda", pin_memory=True).is_pinned()
+
+
 class TestOrdinals:
     def test_folded_by_default(self) -> None:
         scope = torchdevice.current()
@@ -418,6 +439,10 @@ class TestIdentity:
             assert torch.ones(1).device.type == "cpu" and not torch.ones(1).is_cuda
             assert torch.zeros(2, device=x.device).is_cuda
         assert x.device.type == "meta"
+
+    def test_a_device_that_is_only_made_stays_what_it_is(self, meta_target: None) -> None:
+        with torchdevice.portable("meta", identity="program", strict=True):
+            assert torch.device("cuda:3") == torch.device("cuda", 3) and torch.device("cuda:3").index == 3
 
     @pytest.mark.parametrize("written_for", ["cuda", "mps", "xpu"])
     def test_reads_of_every_accelerator(self, meta_target: None, written_for: Any) -> None:

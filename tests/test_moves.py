@@ -53,6 +53,7 @@ ONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "as_tensor by keyword": lambda x, d: torch.as_tensor(data=x, device=d),
             "asarray": lambda x, d: torch.asarray(x, device=d),
             "aten": lambda x, d: torch.ops.aten.to.device(x, d, torch.float32),
+            "aten by keyword": lambda x, d: torch.ops.aten.to.device(x, device=d, dtype=torch.float32),
         }.items()
     },
     "to its dtype": lambda x: x.to(torch.float32),
@@ -149,10 +150,12 @@ MODULES: dict[str, Callable[[torch.nn.Module, str, Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 @pytest.mark.parametrize("form", MODULES)
-def test_a_module_that_was_moved_is_known_to_be_there(cuda: torchdevice.Scope, form: str) -> None:
-    module = torch.nn.Linear(2, 2)
-    for to, other in (("cuda", "cpu"), ("cpu", "cuda")):
-        assert MODULES[form](module, to, torch.ones(1, device=to)) is module
-        weight = module.weight.detach()
-        assert weight.to(to) is weight and weight.to(other) is not weight
+def test_a_module_that_was_moved_is_known_to_be_there(form: str, target: str) -> None:
+    with torchdevice.portable(target):
+        module = torch.nn.Linear(2, 2)
+        for to, other in (("cuda", "cpu"), ("cpu", "cuda")):
+            assert MODULES[form](module, to, torch.ones(1, device=to)) is module
+            weight = module.weight.detach()
+            assert weight.to(to) is weight and weight.to(other) is not weight
