@@ -366,6 +366,8 @@ class TestDtypeLimits:
     def test_the_cpu_keeps_float64(self) -> None:
         assert torch.ones(2).double().dtype is torch.float64
         assert torch.zeros(2, dtype=torch.float64, device="cpu").dtype is torch.float64
+        for words in ((torch.float64,), ("cpu", torch.float64), (torch.ones(1, dtype=torch.float64),)):
+            assert torch.nn.Linear(2, 2).to(*words).weight.dtype is torch.float64
 
     def test_float64_error_leaves_the_dtype_to_torch(self, meta_target: None) -> None:
         with torchdevice.portable("meta", float64="error"):

@@ -230,8 +230,6 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         if target is not None:
             args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
     device, dtype, non_blocking, *rest = func(*args, **kwargs)
-    if dtype in context.unsupported_dtypes:
-        dtype = dtypes.fit(context, dtype)
     if device is not None and context.runtime.shares_host_memory:
         side = placement.side_meant(context, asked, target) if names_device else placement.side_of(asked)
         device = placement.device_meaning(context, device, side)
