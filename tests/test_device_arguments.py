@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from conftest import plain_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
+from torchdevice.engines import rewriters
 from torchdevice.errors import FidelityError, PortabilityWarning
 
 # The device reads "meta" where the spelling was understood, so nothing here can pass by accident.
@@ -261,6 +263,12 @@ class TestLeftAlone:
             torch.zeros(1, device=text)
 
     def test_negative_index_gets_torchs_own_error(self) -> None:
+        with plain_torch():
+            with pytest.raises(RuntimeError) as plain:
+                torch.device(-1)
+        with pytest.raises(RuntimeError) as scoped:
+            torch.device(-1)
+        assert str(scoped.value) == str(plain.value)
         with pytest.raises(RuntimeError, match="negative"):
             torch.device("cuda", -1)
 
@@ -369,6 +377,19 @@ class TestDtypeLimits:
         for words in ((torch.float64,), ("cpu", torch.float64), (torch.ones(1, dtype=torch.float64),)):
             assert torch.nn.Linear(2, 2).to(*words).weight.dtype is torch.float64
 
+    def test_only_grad_scaler_gets_what_it_has_in_place_of_float64(self) -> None:
+        """GradScaler calls ``double`` on accelerators other than MPS, for better rounding only."""
+        x, names = torch.ones(2, device="cuda"), {"__name__": "torch.amp.grad_scaler"}
+        exec("def double(x): return x.double()", names)
+        double: Any = names["double"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert double(x) is x and double(torch.ones(2)).dtype is torch.float64
+        with pytest.warns(PortabilityWarning):
+            assert x.double().dtype is torch.float32
+        with torchdevice.portable("cpu"):
+            assert double(torch.ones(2, device="cuda")).dtype is torch.float64
+
     def test_float64_error_leaves_the_dtype_to_torch(self, meta_target: None) -> None:
         with torchdevice.portable("meta", float64="error"):
             # A real target would raise here; the meta device holds any dtype.
@@ -399,8 +420,6 @@ class TestDtypeLimits:
     def test_copies_are_blocking_where_they_must_be(self, given: Any, called: Any) -> None:
         scope = torchdevice.current()
         assert scope is not None
-        from torchdevice.engines import rewriters
-
         seen: list[Any] = []
 
         def spy(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -453,6 +472,14 @@ class TestIdentity:
             kinds = ("cuda", "mps", "xpu")
             assert [getattr(there, f"is_{kind}") for kind in kinds] == [kind == written_for for kind in kinds]
             assert not any(getattr(here, f"is_{kind}") for kind in kinds)
+
+    def test_reads_where_the_target_is_another_accelerator(self, meta_target: None) -> None:
+        with torchdevice.portable("meta", identity="program") as scope:
+            read = rewriters.READS[torch.Tensor.is_mps.__get__]
+            assert read is not None
+            of_target, of_another = torch.zeros(2, device="cuda"), torch.zeros(2)
+            for tensor, expected in ((of_target, False), (of_another, True)):
+                assert read(scope._resolved(), lambda tensor: True, (tensor,), {}) is expected
 
     def test_refused_where_a_tensor_cannot_be_told_from_a_cpu_tensor(self) -> None:
         with pytest.raises(ValueError, match="simulated"):

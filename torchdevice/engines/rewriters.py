@@ -83,7 +83,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     lone = args[0] if len(args) == 1 and not kwargs else None
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
-    if type(lone) is int and lone >= 0:
+    if type(lone) is int:
         device = context.redirect(lone, _ABOVE)
         return func(lone) if device is None else context.shown(device)
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
