@@ -12,7 +12,7 @@ import torch
 from torchdevice.devices.runtime import Stat
 from torchdevice.simulation.allocator_settings import DEFAULT, parsed
 from torchdevice.simulation.caching_allocator import Device
-from torchdevice.simulation.memory_blocks import Block
+from torchdevice.simulation.memory_blocks import NOBODY, Block
 
 pytestmark = pytest.mark.one_engine
 
@@ -203,6 +203,15 @@ class TestExpandable:
         found = one.allocate(21 * MIB)
         assert found is (block if usual < grown else other) and held.pool.expands
 
+    def test_a_free_part_is_used_again_while_they_are_enabled(self) -> None:
+        one = device(self.TEXT)
+        blocks = [one.allocate(4 * MIB) for _ in range(3)]
+        one.freed.append(blocks[1])
+        assert one.allocate(4 * MIB).address == blocks[1].address
+        one.freed.append(blocks[2])
+        one.configure(parsed("max_split_size_mb:200"))
+        assert not one.allocate(4 * MIB).pool.expands
+
     def test_free_parts_are_not_counted_as_inactive(self) -> None:
         one = device(self.TEXT)
         blocks = [one.allocate(4 * MIB) for _ in range(3)]
@@ -211,8 +220,25 @@ class TestExpandable:
         assert found["inactive_split"]["all"] == found["inactive_split_bytes"]["all"] == Stat(0, 0, 0, 0)
         assert found["reserved_bytes"]["all"].current == 20 * MIB
 
+    @pytest.mark.parametrize("size", [29 * MIB, 29 * MIB + 512, 30 * MIB - 512])
+    def test_a_rest_that_only_they_leave_is_no_longer_split_off_without_them(self, size: int) -> None:
+        one = device()
+        (block,) = cached(one, 30)
+        one.configure(parsed(self.TEXT))
+        assert one.allocate(size) is block and len(one.segments({})[0].parts) == 2
+        one.configure(DEFAULT)
+        one.freed.append(block)
+        assert one.allocate(size) is block and block.size == 30 * MIB
+
 
 class TestPrivatePools:
+    def test_a_block_that_was_freed_in_one_is_not_given_outside(self) -> None:
+        one = device()
+        one.keep_private(OWNER)
+        (block,) = inside(one, [700])
+        one.freed.append(block)
+        assert one.allocate(700).pool.owner == NOBODY
+
     def test_one_splits_and_serves_only_its_own_unless_it_says_so(self) -> None:
         one = device(total=2 * MIB)
         one.keep_private(OWNER)

@@ -129,7 +129,7 @@ class Device:
         self._numbers = dict.fromkeys(_NUMBERS, 0)
         self._searches = 0
         self.uncached = 0
-        self._end = _FIRST_ADDRESS + index * _ADDRESSES
+        self._end = self._first = _FIRST_ADDRESS + index * _ADDRESSES
         self.configure(DEFAULT)
         self.renew_lock()
 
@@ -427,7 +427,7 @@ class Device:
     def begin_segment(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
         """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
         if not self.heads and not self.uncached:
-            self._end = _FIRST_ADDRESS + self.index * _ADDRESSES
+            self._end = self._first
         self._end = -(-self._end // unit) * unit
         block = self.heads[self._end] = Block(self._end, size, pool, state)
         self._end += size
