@@ -62,10 +62,11 @@ class TestAddresses:
         one.empty_cache()
         assert one.allocate(30 * MIB).address == block.address
 
-    def test_values_that_nobody_names_have_no_address(self) -> None:
+    def test_what_nobody_has_requested_has_no_values(self) -> None:
         one = device()
         block = one.allocate(700)
-        assert [part.data for part in one.segments({block: 5})[0].parts] == [5, 0]
+        parts = one.segments({block: 5})[0].parts
+        assert [(part.data, part.requested) for part in parts] == [(5, 700), (0, 0)]
 
 
 class TestDisabled:
