@@ -43,6 +43,16 @@ def test_a_program_is_shown_its_own_device_where_it_asks_for_that(mac: torchdevi
         assert x.is_cuda and not x.is_mps and x.device == torch.device("cuda", 0)
 
 
+@pytest.mark.parametrize(("identity", "accelerator"), [("target", "mps"), ("program", "cuda")])
+def test_a_tensor_that_cannot_be_pinned_is_named_as_the_program_sees_it(
+    mac: torchdevice.Scope, identity: Any, accelerator: str
+) -> None:
+    with torchdevice.portable("mps", identity=identity):
+        x = torch.ones(2, device="cuda")
+        with pytest.raises(RuntimeError, match=f"^cannot pin 'torch.{accelerator}.FloatTensor' only dense CPU tensors"):
+            x.pin_memory()
+
+
 def test_a_scope_without_a_target_finds_the_mac(mac: torchdevice.Scope) -> None:
     with torchdevice.portable() as scope:
         assert isinstance(scope.runtime, MpsRuntime)

@@ -83,7 +83,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     lone = args[0] if len(args) == 1 and not kwargs else None
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
-    if type(lone) is int and lone >= 0:
+    if type(lone) is int:
         device = context.redirect(lone, _ABOVE)
         return func(lone) if device is None else context.shown(device)
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
@@ -156,7 +156,7 @@ def with_device_at(position: int) -> Rewriter:
 @rewrites(torch.Tensor.to)
 def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.to``: a copy where CUDA makes one (see :mod:`torchdevice.placement`)."""
-    device = args[1] if len(args) > 1 else kwargs.get("device", kwargs.get("other"))
+    device = args[1] if len(args) > 1 else kwargs.get("device", kwargs.get("tensor"))
     if device is None or isinstance(device, (torch.dtype, torch.Tensor)):
         result = convert(context, func, args, kwargs)
         if not context.runtime.shares_host_memory:
@@ -214,15 +214,15 @@ def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
 def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``clone``, the only operator whose result takes its source's mark: programs keep clones, as copies or leaves."""
     result = func(*args, **kwargs)
-    if context.runtime.shares_host_memory and args:
-        return placement.followed(args[0], result)
+    if context.runtime.shares_host_memory:
+        return placement.followed(args[0] if args else kwargs["input"], result)
     return result
 
 
 @rewrites(torch._C._nn._parse_to)
 def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch._C._nn._parse_to``, by which ``Module.to`` parses its arguments."""
-    asked = args[0] if args else kwargs.get("device")
+    asked = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     target = None
     names_device = asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
     if names_device:
@@ -230,8 +230,6 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         if target is not None:
             args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
     device, dtype, non_blocking, *rest = func(*args, **kwargs)
-    if dtype in context.unsupported_dtypes:
-        dtype = dtypes.fit(context, dtype)
     if device is not None and context.runtime.shares_host_memory:
         side = placement.side_meant(context, asked, target) if names_device else placement.side_of(asked)
         device = placement.device_meaning(context, device, side)

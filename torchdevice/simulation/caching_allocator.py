@@ -58,7 +58,7 @@ class Private:
         splits: Whether its segments are split.
     """
 
-    def __init__(self, serves_all: bool = False, splits: bool = True):
+    def __init__(self, serves_all: bool, splits: bool):
         self.uses = 0
         self.serves_all = serves_all
         self.splits = splits
@@ -133,7 +133,7 @@ class Device:
         self._searches = 0
         self._refused: Exception | None = None
         self.uncached = 0
-        self._end = _FIRST_ADDRESS + index * _ADDRESSES
+        self._end = self._first = _FIRST_ADDRESS + index * _ADDRESSES
         self.configure(DEFAULT)
         self.renew_lock()
 
@@ -250,7 +250,8 @@ class Device:
         total = Limits(*self._limits(self.index)).total
         if total is not None and self._all.reserved + self.uncached + size > total:
             raise self._refusal(torch.AcceleratorError("CUDA error: out of memory"))
-        pool = self._pools.setdefault((stream, False, UNCACHED, False), Pool(stream, False, UNCACHED, False, Figures()))
+        key = (stream, False, UNCACHED, False)
+        pool = self._pools.setdefault(key, Pool(*key, Figures()))
         self.uncached += size
         block = Block(self._end, size, pool, USED)
         self._end += size
@@ -457,7 +458,7 @@ class Device:
     def begin_segment(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
         """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
         if not self.heads and not self.uncached:
-            self._end = _FIRST_ADDRESS + self.index * _ADDRESSES
+            self._end = self._first
         self._end = -(-self._end // unit) * unit
         block = self.heads[self._end] = Block(self._end, size, pool, state)
         self._end += size
