@@ -53,6 +53,7 @@ REHEARSING = frozenset(
         "errors",
         "inventory",
         "memory",
+        "module_sweep",
         "op_sweep",
         "profiling",
         "scope",
