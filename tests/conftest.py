@@ -49,6 +49,7 @@ REHEARSING = frozenset(
         "cpp_extension",
         "data",
         "device_arguments",
+        "distributed",
         "engines",
         "errors",
         "inventory",
@@ -61,6 +62,7 @@ REHEARSING = frozenset(
         "torch_cuda",
         "torchscript",
         "transfer",
+        "transformers",
         "written_for_xpu",
     )
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import Any
 
 import pytest
 import torch
-from sweeping import choose, identical
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from sweeping import attention_on, choose, identical
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import optim_db
 
@@ -49,11 +47,6 @@ FUSED_BY_ACCELERATORS = (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU, torch.nn.LST
 """On an accelerator torch runs these modules by other operators than on a CPU, which add in another order."""
 
 
-def _attention_on(target: str) -> contextlib.AbstractContextManager[None]:
-    """Let the CPU compute attention by the operators of a target: MPS has no kernel like the fused one of the CPU."""
-    return sdpa_kernel(SDPBackend.MATH) if "mps" in target else contextlib.nullcontext()
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_every_module_gives_the_same_bits(
     target: str, kind: str, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]
@@ -64,7 +57,7 @@ def test_every_module_gives_the_same_bits(
         before = compared
         for plain in _inputs(info, "cpu"):
             try:
-                with _attention_on(target):
+                with attention_on(target):
                     expected = _run_module(info, plain, "cpu")
             except Exception:  # this configuration does not run on the plain CPU
                 continue
