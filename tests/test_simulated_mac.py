@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import plain_torch
 from planted_bugs import begin_group, end_group
+from torch.distributed import tensor as dtensor
 from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
 
 import torchdevice
@@ -55,7 +56,7 @@ class TestProcessGroups:
         assert torch.distributed.get_default_backend_for_device(device) == "nccl"
 
     @pytest.mark.parametrize("devices", [1, 2])
-    def test_a_parallel_module_moves_its_inputs(self, mac: torchdevice.Scope, devices: int) -> None:
+    def test_inputs_are_moved_and_shards_are_drawn(self, mac: torchdevice.Scope, devices: int) -> None:
         with torchdevice.portable("mps", devices=devices):
             begin_group()
             try:
@@ -63,6 +64,9 @@ class TestProcessGroups:
                 module = torch.nn.Linear(2, 2).cuda(last)
                 parallel = torch.nn.parallel.DistributedDataParallel(module, device_ids=[last], output_device=last)
                 assert parallel(torch.ones(1, 2)).is_mps
+                mesh = torch.distributed.init_device_mesh("cuda", (1,))
+                drawn = dtensor.zeros(4, device_mesh=mesh, placements=[dtensor.Shard(0)]).normal_()
+                assert drawn.to_local().is_mps and drawn.to_local().count_nonzero() == 4
             finally:
                 end_group()
 
