@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torchdevice.devices.current_streams import CurrentStreams
 from torchdevice.devices.plain_parts import plain_parts
 from torchdevice.devices.runtime import HALF, Runtime
 from torchdevice.devices.stream_order import Stream, StreamObserver
@@ -54,7 +55,7 @@ class ThreadValues(threading.local):
     def __init__(self) -> None:
         self.device_index = 0
         self.device_text = "0"
-        self.streams: dict[int, int] = {}
+        self.streams = CurrentStreams()
         self.entered_streams: list[tuple[int, int, int]] = []
         self.capture: Any = None
         self.at_exit: list[Callable[[], None]] = []
