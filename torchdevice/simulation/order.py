@@ -210,9 +210,10 @@ def is_in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any]
     """Return whether a copy between the host and the device goes on after its call: of page-locked memory only.
 
     torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``, and for all copies to COO tensors.
+    Copies of quantized tensors count as done.
     """
     host = host_side(op, args, result)
-    if host is None or not given_to(op, args, kwargs).get("non_blocking"):
+    if host is None or host.is_quantized or not given_to(op, args, kwargs).get("non_blocking"):
         return False
     allocated = host is result and (op._schema.name == "aten::_to_copy" or host.is_sparse)
     return allocated or context.is_pinned(host)
