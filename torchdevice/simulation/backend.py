@@ -153,7 +153,6 @@ def _register_kernels() -> None:
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
-    quantized.register(aten)
     for name in _VIEWS:
         aten.impl(name, kernels.view_of(_overload(name)), "PrivateUse1")
     for name in sorted(_shadowed().difference(handwritten_kernels.SPECIAL, batch_norm.KERNELS, quantized.MAKING)):
@@ -163,7 +162,7 @@ def _register_kernels() -> None:
             aten.impl(name, _holding_doubles(_overload(name).decompose), key)
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, _NON_FUNCTIONAL)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
-    _libraries.extend((fallback, aten, *autocast.register(), *sparse.register()))
+    _libraries.extend((fallback, aten, quantized.register(aten), *autocast.register(), *sparse.register()))
 
 
 def _made_when_called(name: str) -> Any:
