@@ -15,7 +15,7 @@ import torchdevice
 from torchdevice import autoload, collector, logs, thread_state
 
 # Each test starts processes, so the default run takes a sample.
-pytestmark = [pytest.mark.sampled(12, of="runs of the command line"), pytest.mark.one_engine]
+pytestmark = [pytest.mark.sampled(9, of="runs of the command line"), pytest.mark.one_engine]
 
 MOVES = "import torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available())"
 

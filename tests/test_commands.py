@@ -121,7 +121,7 @@ print(vars(sys.modules["__main__"]) is globals())
 """
 
 
-@pytest.mark.sampled(12, of="runs of the command line")
+@pytest.mark.sampled(9, of="runs of the command line")
 class TestRun:
     @pytest.mark.parametrize("code", [SEEN, "1 / 0", "def broken(:", "import sys; sys.exit(3)", "print('é')"])
     @pytest.mark.parametrize("way", ["-c", "-"])

@@ -102,6 +102,7 @@ def described(way: str, folder: Path) -> Any:
 WAYS = ["dict", "json", *(["toml"] if sys.version_info >= (3, 11) else [])]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_of_ones_own(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,8 @@ from torchdevice.cli import main, reports
 from torchdevice.fidelity import Fidelity
 from torchdevice.journal import Journal
 from torchdevice.report import Report, plot, rows, source, wording
-from torchdevice.report.rows import Group
+from torchdevice.report.content import Content, Process
+from torchdevice.report.rows import Group, Row
 
 pytestmark = pytest.mark.one_engine
 
@@ -306,10 +307,58 @@ class TestText:
             assert run_program(tmp_path, program, options=options).stdout == "False\n"
 
     def test_figures(self) -> None:
-        times = {0: "", 2e-7: "0.2 µs", 0.0123456: "12.3 ms", 1.5: "1.5 s", 4000: "4,000 s"}
+        times = {0: "", 2e-7: "0.2 µs", 0.0123456: "12.3 ms", 1.5: "1.5 s", 4000: "4,000 s", 0.9998: "1,000 ms"}
+        times |= {0.0009998: "1,000 µs", 999.4: "999 s", 999.6: "1,000 s"}
         assert {seconds: wording.duration(seconds) for seconds in times} == times
-        sizes = {0: "", 12: "12 B", 1536: "1.5 KiB", 3 << 40: "3,072 GiB"}
+        sizes = {
+            0: "",
+            12: "12 B",
+            1536: "1.5 KiB",
+            3 << 40: "3,072 GiB",
+            1023 << 10: "1,023 KiB",
+            1023950: "1,000 KiB",
+        }
         assert {count: wording.size(count) for count in sizes} == sizes
+
+
+class TestSentences:
+    def report(self, **fields: Any) -> Content:
+        processes = fields.pop("processes", (Process("main", 1),))
+        return Content(("t.py",), "cpu", "cuda", {}, fields.pop("rows", ()), processes, **fields)
+
+    def row(self, *processes: str) -> Row:
+        return Row("t.py", 3, "f", 1, [], "cuda", "cpu", Fidelity.EXACT, 1, 0, 0, [], list(processes))
+
+    @pytest.mark.parametrize(
+        ("counts", "said"),
+        [
+            (({"aten::add": 2, "aten::mul": 1}, {}, {}), "verified 3 calls of 2 operators: 0 findings"),
+            (
+                ({"aten::add": 1}, {"aten::rand": 1}, {"aten::other": 2}),
+                "verified 1 call of 1 operator, 1 call with random numbers by shape, dtype and range only; "
+                "2 calls the CPU cannot make: 0 findings",
+            ),
+        ],
+    )
+    def test_what_was_verified(self, counts: tuple[dict[str, int], ...], said: str) -> None:
+        verified = dict(zip(("compared", "random", "unknown"), counts, strict=True))
+        assert wording.verified(self.report(verified=verified)) == said and wording.verified(self.report()) == ""
+
+    def test_which_processes(self) -> None:
+        names = [f"rank {number}" for number in range(6)]
+        report = self.report(processes=[Process(name, 1, calls=1) for name in names] + [Process("main", 1)])
+        said = [wording.processes(self.row(*names[:count]), report) for count in (1, 4, 5, 6)]
+        four = "rank 0, rank 1, rank 2, rank 3"
+        assert said == ["rank 0", four, f"{four} and 1 more", ""]
+        assert wording.processes(self.row("main"), self.report()) == "", "there is only one"
+
+    def test_what_is_missing(self) -> None:
+        processes = [Process("main", 1, calls=1), Process("rank 1", 2, "running"), Process("rank 2", 3, "lost")]
+        assert wording.missing(self.report(processes=processes, left_out=1)) == [
+            "rank 1 (process 2) is still running; what it did is not in this report.",
+            "rank 2 (process 3) was killed before it could say what it did.",
+            "The journal's limit was reached: 1 call more, not told apart.",
+        ]
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -361,8 +410,6 @@ def fallbacks(report: Report, monkeypatch: pytest.MonkeyPatch) -> Report:
     with torchdevice.simulate("mps") as scope:
         for _ in range(3):
             torch.linalg.eig(torch.randn(8, 8, device="cuda"))
-    from torchdevice.report.content import Process
-
     return report.joined([scope.report().renamed("rank 1")], [Process("rank 2", 4711, "lost")])
 
 
@@ -630,3 +677,11 @@ def test_places_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert source.short("/venv/lib/python3.12/site-packages/accelerate/state.py") == "accelerate/state.py"
     assert source.short("/usr/lib/python3.12/threading.py") == "threading.py"
     assert source.short("/elsewhere/x.py") == "/elsewhere/x.py" and source.short("<string>") == "<string>"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no folder in which a process works")
+def test_places_are_whole_where_the_working_folder_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert source.short("/elsewhere/x.py") == "/elsewhere/x.py"

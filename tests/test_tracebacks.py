@@ -180,7 +180,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["error", "interrupt"])
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_of_a_program(tmp_path: Path, target: str, engine: str, how: str) -> None:

@@ -16,6 +16,7 @@ from torch._C import DispatchKey
 from torch.autograd.graph import increment_version
 
 from torchdevice import thread_state
+from torchdevice.devices.plain_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.simulation import enforcement, placement
 from torchdevice.simulation import random as device_random
@@ -141,30 +142,27 @@ def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
     with meaning(index):
         if tensor.layout is not torch.sparse_coo:
             return make_compressed([fresh(part, index) for part in parts_of(tensor)], tensor)
-        return _make_sparse(
-            tensor.sparse_dim(),
-            tensor.dense_dim(),
-            tensor.shape,
-            fresh(tensor._indices(), index),
-            fresh(tensor._values(), index),
-            dtype=tensor.dtype,
-            layout=torch.sparse_coo,
-            device=torch.device(enforcement.KIND, index),
-            is_coalesced=tensor.is_coalesced(),
-        )
+        return make_coo([fresh(part, index) for part in parts_of(tensor)], tensor)
 
 
-def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the indices and values of a COO tensor, or the compressed indices, plain indices and values of another."""
-    if tensor.is_sparse:
-        return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+def make_coo(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return a COO tensor of its indices and values, on their device, with the shape of ``like``."""
+    indices, values = parts
+    return _make_sparse(
+        like.sparse_dim(),
+        like.dense_dim(),
+        like.shape,
+        indices,
+        values,
+        dtype=values.dtype,
+        layout=torch.sparse_coo,
+        device=_CPU if index_of(values) < 0 else torch.device(enforcement.KIND, index_of(values)),
+        is_coalesced=like.is_coalesced(),
+    )
 
 
 def make_compressed(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return a compressed tensor of what :func:`parts_of` returns, on its device, with the shape of ``like``."""
+    """Return a compressed tensor of its indices and values, on their device, with the shape of ``like``."""
     compressed, plain, values = parts
     return torch.ops.aten._sparse_compressed_tensor_unsafe(
         compressed, plain, values, like.shape, dtype=values.dtype, layout=like.layout, device=values.device
@@ -230,7 +228,8 @@ class _Arguments:
         named = dict(zip(kwargs, values, strict=True))
         device = named.get("device")
         if device is not None:
-            index, named["device"] = -1 if device == _CPU else device.index or 0, _CPU
+            is_own = device.type == enforcement.KIND
+            index, named["device"] = (device.index or 0, _CPU) if is_own else (-1, device)
         return named, index, odd
 
     def look_again(self, taken: list[Any], args: Any, kwargs: Any, index: int) -> bool:
@@ -279,7 +278,7 @@ def _plain(op: Any) -> Kernel:
             result = _again(error, op, call, taken, named)
         if not only_new:
             return results.of(result, index, args, kwargs)
-        if index < 0:  # ``device="cpu"`` was given
+        if index < 0:  # a device of another type was given
             return result
         if result.__class__ is _Tensor and result.layout is _STRIDED:
             return fresh(result, index)
