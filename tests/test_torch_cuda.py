@@ -57,6 +57,8 @@ class TestDevices:
         properties = torch.cuda.get_device_properties("cuda")
         assert properties.total_memory > 2**28 and properties.multi_processor_count >= 1
         assert "total_memory=" in repr(properties)
+        assert isinstance(properties, torch._C._CudaDeviceProperties)
+        assert isinstance(properties, torch.cuda._CudaDeviceProperties)
         assert torch.cuda.is_bf16_supported() and torch.cuda.is_tf32_supported()
         assert torch.cuda.get_arch_list() == ["sm_80"]
         assert torch.cuda.get_gencode_flags() == "-gencode compute=compute_80,code=sm_80"
@@ -136,7 +138,8 @@ class TestDevices:
                 assert torch.accelerator.current_device_index() == torch.cuda.current_device() == 1
                 torch.accelerator.synchronize(device)
                 torch.accelerator.set_device_index(0)
-            torch.accelerator.synchronize("cuda")
+            for device in ("cuda", torch.device("cuda"), torch.ones(1, device="cuda").device):
+                torch.accelerator.synchronize(device)
             with pytest.raises(ValueError, match=r"specified index or an integer, but got:cuda"):
                 torch.accelerator.set_device_index("cuda")
             with pytest.raises(ValueError, match=r"^mps doesn't match the current accelerator cuda"):
@@ -509,6 +512,7 @@ class TestProfilingAndInternals:
         assert 0 <= torch.cuda.utilization() <= 100
         for host in ("cpu", torch.device("cpu")):
             assert torch.cuda._utils._get_device_index(host, allow_cpu=True) == -1
+        assert torch._C._cuda_isInBadFork() is False
         assert torch._C._cuda_hasPrimaryContext(0) and not torch._C._cuda_hasPrimaryContext(7)
         flag = torch.cuda._initialized
         assert flag == True and hash(flag) == hash(True) and repr(flag) == "True"  # noqa: E712
@@ -530,7 +534,10 @@ class TestProfilingAndInternals:
                 assert torch.backends.cudnn.benchmark_limit is None
                 torch.backends.cudnn.benchmark_limit = 5
                 assert torch.backends.cudnn.benchmark_limit == 5
+                assert type(torch.backends.cudnn).benchmark_limit is None  # torch's own value for the class
         assert torch.backends.cudnn.benchmark_limit == 10
+        torch.backends.cudnn.benchmark_limit = 7
+        assert torch.backends.cudnn.benchmark_limit == 7
         vars(torch.backends.cudnn).pop("benchmark_limit", None)
 
     @pytest.mark.parametrize(
