@@ -254,6 +254,24 @@ def test_flags_of_python_start_another_one(system: str, monkeypatch: pytest.Monk
     assert started == [[sys.executable, "-O", *again]]
 
 
+@pytest.mark.parametrize("safe", [False, True])
+def test_the_first_folder_of_the_path(safe: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the program takes the place of the command's. Python itself adds none where it has to be safe."""
+    expected = [
+        (programs.Program(["a.py"], path="/x/a.py", source=b""), os.path.realpath("/x")),
+        (programs.Program(["-c"], source=""), ""),
+        (programs.Program(["-m"], module="a"), os.getcwd()),
+    ]
+    for program, first in expected:
+        path = ["rest"] if safe else ["the command's", "rest"]
+        python = types.SimpleNamespace(flags=types.SimpleNamespace(isolated=0, safe_path=safe), path=path)
+        monkeypatch.setattr(run, "sys", python)
+        run._set_first_path(program)
+        assert python.path == (["rest"] if safe else [first, "rest"])
+    run._set_first_path(programs.Program(["folder"], path="/x/folder"))  # which is run itself
+    assert python.path[0] == "/x/folder"
+
+
 def test_a_command_decides_what_an_interrupt_does(monkeypatch: pytest.MonkeyPatch) -> None:
     events = iter([KeyboardInterrupt(), KeyboardInterrupt(), -15])
 

@@ -663,6 +663,14 @@ class TestCommand:
         reports.show_report(str(tmp_path / "gone" / "r.json"), report)
         assert capsys.readouterr().err.startswith("torchdevice: the report could not be written: [Errno 2]")
 
+    def test_what_was_verified_is_said_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with torchdevice.portable("cpu", verify=True) as scope:
+            torch.ones(2, device="cuda").exp()
+        for quiet in (True, False):
+            reports.show_verified(True, scope.report(), quiet=quiet)
+            said = capsys.readouterr().err
+            assert said == "" if quiet else said.startswith("torchdevice: ")
+
     def test_a_page(self, tmp_path: Path) -> None:
         result = run_program(
             tmp_path, "import os, torch; os.chdir('/'); torch.ones(1).cuda()", options=["--report=r.html"]
