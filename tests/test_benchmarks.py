@@ -29,7 +29,7 @@ def test_a_case_as_a_table_and_as_json(tmp_path: Path) -> None:
     assert all(lower <= median <= upper and lower > 0 for median, lower, upper in timings.values())
 
 
-@pytest.mark.sampled(3, of="measurements")
+@pytest.mark.sampled(2, of="measurements")
 def test_moves_against_a_bare_to(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     arguments = ("--transfers", "--rounds", "3", "--only", "4 elements", "--json", str(figures))
@@ -39,7 +39,7 @@ def test_moves_against_a_bare_to(tmp_path: Path) -> None:
     assert len(found) == 6 and all(set(timings) == {"x.to(device)", "ToDevice"} for timings in found.values())
 
 
-@pytest.mark.sampled(3, of="measurements")
+@pytest.mark.sampled(2, of="measurements")
 def test_half_precision_against_float32(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     ran = run_python(
@@ -51,7 +51,7 @@ def test_half_precision_against_float32(tmp_path: Path) -> None:
     assert set(timings) == dtypes | {f"{name}, products by torch" for name in dtypes - {"float32"}}
 
 
-@pytest.mark.sampled(3, of="measurements")
+@pytest.mark.sampled(2, of="measurements")
 def test_what_verify_costs(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     ran = run_python(
@@ -63,7 +63,7 @@ def test_what_verify_costs(tmp_path: Path) -> None:
     assert timings.keys() == conditions
 
 
-@pytest.mark.sampled(3, of="measurements")
+@pytest.mark.sampled(2, of="measurements")
 def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
     plot, figures = tmp_path / "growth.svg", tmp_path / "figures.json"
     arguments = ("--growth", "--most", "2", "--plot", str(plot), "--json", str(figures))
@@ -75,7 +75,7 @@ def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
     assert all(microseconds > 0 for curve in found.values() for microseconds, _, _ in curve.values())
 
 
-@pytest.mark.sampled(3, of="measurements")
+@pytest.mark.sampled(2, of="measurements")
 def test_a_soak_is_watched_and_drawn(tmp_path: Path) -> None:
     plot, figures = tmp_path / "soak.svg", tmp_path / "figures.json"
     arguments = ("--soak", "--minutes", "0.001", "--plot", str(plot), "--json", str(figures))
@@ -100,7 +100,7 @@ def test_instructions_are_counted_where_valgrind_is() -> None:
 SLOW_ADD = "import torch\nadd = torch.add\ntorch.add = lambda *x: [add(*x) for _ in range(20)][0]\nprint('hello')\n"
 
 
-@pytest.mark.sampled(3, of="measurements")
+@pytest.mark.sampled(2, of="measurements")
 def test_peers_against_a_program_edited_by_hand(tmp_path: Path) -> None:
     for name, text in (("mpsify", SLOW_ADD), ("torchada", "raise ImportError('no GPU of ours')\n")):
         (tmp_path / f"{name}.py").write_text(text)
@@ -132,7 +132,7 @@ sys.exit(platforms.main([sys.executable, "/nowhere/python", *made, *sys.argv[2:]
 """
 
 
-@pytest.mark.sampled(3, of="measurements")
+@pytest.mark.sampled(2, of="measurements")
 def test_platforms_are_compared(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--engine')\n")
     (tmp_path / "test_it.py").write_text(

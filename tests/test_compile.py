@@ -128,7 +128,7 @@ STREAMS: list[Callable[[torch.Tensor], torch.Tensor]] = (
 )
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("function", [*PLAIN, *STREAMS], ids=lambda function: function.__name__)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_whole_graphs(cuda: torchdevice.Scope, kind: str, backend: str, function: Any) -> None:
@@ -194,7 +194,7 @@ def test_functions_of_higher_order_operators(cuda: torchdevice.Scope, kind: str,
         torch.testing.assert_close([each.cpu() for each in results], pytree.tree_leaves(by_hand(name, x)))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [factory, to_a_device, attention, autocast], ids=lambda f: f.__name__)
 def test_whole_graphs_by_inductor(cuda: torchdevice.Scope, kind: str, function: Any) -> None:
     x = torch.rand(3).cuda()
@@ -531,7 +531,7 @@ class TestTracing:
                 torch_compile._compile_ahead(context, lambda *passed: passed, *given) == given
             )  # a model of the CPU's
 
-    @pytest.mark.sampled(1)
+    @pytest.mark.sampled(2, of="processes that compile")
     def test_dtensor_with_fake_tensors(self, target: str, tmp_path: Path) -> None:
         program = """
             import torch
@@ -717,7 +717,7 @@ def test_operators_of_torchs_database_make_whole_graphs(target: str, sweep: tupl
 ARCHITECTURES = ["gpt2", "llama", "mistral", "qwen2", "bert", "roberta", "opt", "gpt_neox", "phi", "bloom"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_compiled_architectures_agree_with_eager(target: str, name: str) -> None:
     family = next(family for family, known in tiny_models.all_names() if known == name)

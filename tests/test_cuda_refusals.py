@@ -324,6 +324,30 @@ def test_a_kernel_asserts(name: str) -> None:
         assert (ones(3) + 1).tolist() == [2, 2, 2]  # another scope has another device
 
 
+@pytest.mark.parametrize("lengths", [(3, 2), torch.tensor([3, 2])], ids=["ints", "tensor"])
+def test_targets_of_ctc_loss(lengths: Any) -> None:
+    """The CPU's kernel ends the process where one is far out of range. What only fills a row may be anything."""
+    probabilities = torch.randn(10, 2, 5, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    filled = torch.tensor([[1, 2, 4], [3, 1, -(10**12)]])
+
+    def outcome(device: str, targets: torch.Tensor, times: Any = (10, 10)) -> list[Any]:
+        given = probabilities.to(device).detach().requires_grad_()
+        lengths_there = lengths.to(device) if isinstance(lengths, torch.Tensor) else lengths
+        times = torch.tensor(times, device=device) if isinstance(lengths, torch.Tensor) else times
+        loss = torch.nn.functional.ctc_loss(given, targets.to(device), times, lengths_there)
+        loss.backward()
+        return [loss.item(), given.grad.tolist()]  # type: ignore[union-attr]
+
+    for targets in (filled, torch.tensor([1, 2, 4, 3, 1])):
+        with torchdevice.simulate(asynchronous=True):
+            assert outcome("cuda", targets) == outcome("cpu", targets)
+        wrong = targets.masked_fill(targets == 4, 10**12)
+        with torchdevice.simulate():
+            for _ in range(2):  # nothing works after that
+                with pytest.raises(torch.AcceleratorError, match=r"^CUDA error: an illegal memory access was encount"):
+                    outcome("cuda", wrong)
+
+
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_nothing_works_after_an_assertion(name: str) -> None:
     scope = torchdevice.simulate(count=2)

@@ -545,6 +545,7 @@ class TestAuto:
         program = f"import model, torchdevice; print({USED})"
         assert self.used(tmp_path, program, TORCHDEVICE="1") == ["wrap"]
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize(
         ("before", "expected"),
         [

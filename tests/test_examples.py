@@ -43,7 +43,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("name", [name for name in names() if name != "two_devices_mixed_up"])
 def test_runs_in_a_scope(name: str, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_mistake_is_seen_on_simulated_devices_and_not_on_a_cpu() -> None:
     assert "found at least two devices, cuda:0 and cuda:1!" in simulated.stderr and simulated.returncode == 1
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="examples that train")
 @pytest.mark.usefixtures("chosen")
 def test_a_run_can_be_resumed(tmp_path: Path) -> None:
     script = str(EXAMPLES / "train_nanogpt.py")
@@ -75,7 +75,7 @@ def test_a_run_can_be_resumed(tmp_path: Path) -> None:
     assert "resumed at step 5" in second.stdout and "step 10: loss" in second.stdout, second.stderr
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="examples that train")
 @pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_losses_are_close_in_every_precision(dtype: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from test_options import OTHER_VALUES
 from torchdevice import options as record
 
 # Each test starts processes, so the default run takes a sample.
-pytestmark = [pytest.mark.sampled(8, of="runs of pytest"), pytest.mark.one_engine]
+pytestmark = [pytest.mark.sampled(5, of="runs of pytest"), pytest.mark.one_engine]
 
 PROJECT = """
 import pytest

@@ -23,6 +23,7 @@ from conftest import run_command, run_program
 
 import torchdevice
 from torchdevice import call_sites, journal
+from torchdevice.cli import main, reports
 from torchdevice.fidelity import Fidelity
 from torchdevice.journal import Journal
 from torchdevice.report import Report, plot, rows, source, wording
@@ -534,6 +535,8 @@ CHILDREN = """
             process = mp.get_context(method).Process(target=worker, args=(0,))
             process.start(); process.join()
         subprocess.run([sys.executable, "-c", "import torch; torch.ones(1).cuda()"])
+        code = "import torch\\ntorch.ones(1).cuda()"
+        subprocess.run([sys.executable, "-m", "torchdevice", "run", "-"], input=code.encode())
         if hasattr(os, "fork") and os.fork() == 0:
             torch.empty(1, device="cuda")
             sys.exit(0)
@@ -557,11 +560,13 @@ class TestProcesses:
     def test_all_kinds_of_children(self, tmp_path: Path) -> None:
         data = reported(tmp_path, CHILDREN, "program.py")
         calls = {(row["line"], row["count"]): row["processes"] for row in data["rows"]}
-        assert calls.keys() == {(5, 5), (8, 1), (1, 1), (15, 1)}
+        assert calls.keys() == {(5, 5), (8, 1), (1, 1), (2, 1), (17, 1)}
         assert len(calls[5, 5]) == 5 and sum("Spawn" in name for name in calls[5, 5]) == 2
         assert sum("Fork" in name for name in calls[5, 5]) == 3
-        assert calls[8, 1] == ["main"] and calls[1, 1] == ["-c"] and calls[15, 1] == ["program.py"]
-        assert all(process["end"] == "reported" for process in data["processes"]) and len(data["processes"]) == 8
+        assert (
+            calls[8, 1] == ["main"] and calls[17, 1] == ["program.py"] and (calls[1, 1], calls[2, 1]) == (["-c"], ["-"])
+        )
+        assert all(process["end"] == "reported" for process in data["processes"]) and len(data["processes"]) == 9
 
     def test_ranks(self, tmp_path: Path) -> None:
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "program.py"]
@@ -626,19 +631,37 @@ class TestProcesses:
 
 class TestCommand:
     def test_of_code(self, tmp_path: Path) -> None:
-        """The text of ``-c`` and of stdin is in no file."""
-        result = run_command("run", "--report", "-c", "import torch\ntorch.ones(1).cuda()", cwd=tmp_path)
-        assert "<string>:2  torch.ones(1).cuda()" in result.stderr, result.stderr
+        """The text of ``-c`` and of stdin is in no file. A check beside the run is said in its report."""
+        result = run_command("run", "--check", "-c", "import torch\ntorch.ones(1).cuda()", cwd=tmp_path)
+        assert "<string>:2  torch.ones(1).cuda()" in result.stderr and "foretold" in result.stderr, result.stderr
 
-    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         ("file", "message"),
         [("r.txt", "'r.txt' is neither FILE.html nor FILE.json"), ("away/r.html", "'away/r.html': there is no folder")],
     )
-    def test_a_file_that_cannot_be_written(self, file: str, message: str, tmp_path: Path) -> None:
-        result = run_program(tmp_path, "print('started')", options=[f"--report={file}"])
-        assert (result.returncode, result.stdout) == (2, "") and message in result.stderr
-        assert "Traceback" not in result.stderr
+    def test_a_file_that_cannot_be_written(self, file: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main.main(["run", f"--report={file}", "program.py"])
+        assert ended.value.code == 2 and message in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("level", "said"), [("WARNING", "torchdevice: the report is"), ("ERROR", "")])
+    def test_a_file_whose_folder_has_gone_meanwhile(
+        self,
+        level: str,
+        said: str,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """The report is lost, which is said also where nothing else is."""
+        caplog.set_level(level, "torchdevice")
+        with torchdevice.portable("cpu") as scope:
+            report = scope.report()
+        reports.show_report(str(tmp_path / "r.json"), report)
+        assert capsys.readouterr().err.partition(" in ")[0] == said
+        assert Report.from_dict(json.loads((tmp_path / "r.json").read_text())) == report
+        reports.show_report(str(tmp_path / "gone" / "r.json"), report)
+        assert capsys.readouterr().err.startswith("torchdevice: the report could not be written: [Errno 2]")
 
     def test_a_page(self, tmp_path: Path) -> None:
         result = run_program(

@@ -1094,7 +1094,7 @@ class TestMps:
         """``UNIMPLEMENTED_XFAILLIST`` of common_mps.py lists the operators that have no kernel on MPS."""
         expected = _unimplemented_on_mps()
         agreed, others = 0, []
-        for op in sweeping.choose([op for op in op_db if torch.float32 in op.supported_dtypes("cpu")], sweep, 130):
+        for op in sweeping.choose([op for op in op_db if torch.float32 in op.supported_dtypes("cpu")], sweep, 60):
             refused = _is_refused(op)
             if refused is None:
                 continue
@@ -1105,7 +1105,7 @@ class TestMps:
         with capsys.disabled():
             print(f"\nmps profile: {agreed} of {agreed + len(others)} operators as torch's tests expect; not these:")
             print("  " + ", ".join(sorted(others)))
-        assert agreed > (600 if sweep[0] else 100) and len(others) < (0.07 if sweep[0] else 0.12) * agreed
+        assert agreed > (600 if sweep[0] else 45) and len(others) < (0.07 if sweep[0] else 0.15) * agreed
 
 
 def _unimplemented_on_mps() -> set[str]:

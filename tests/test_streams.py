@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import torchdevice
+from torchdevice.devices import current_streams
 from torchdevice.errors import NotSupportedError
 
 
@@ -78,6 +79,21 @@ class TestStreams:
         assert same == stream and hash(same) == hash(stream) and {stream: 1}[same] == 1
         assert stream != torch.cuda.Stream() and stream != 3
         assert torch.cuda.default_stream(0) != torch.cuda.default_stream(1)
+
+    def test_record_stream_by_both_forms(self, two: torchdevice.Scope, kind: str) -> None:
+        """A simulated device defers the reuse of memory; the CPU has nothing to defer, which is reported."""
+        stream = torch.cuda.Stream()
+        for record in (lambda x: x.record_stream(stream), lambda x: x.record_stream(s=stream)):
+            x = torch.zeros(1000, device="cuda")
+            before = torch.cuda.memory_stats().get("active.all.current", 0)
+            record(x)
+            del x
+            if kind == "simulated":
+                assert torch.cuda.memory_stats()["active.all.current"] == before
+                torch.cuda.synchronize()
+                assert torch.cuda.memory_stats()["active.all.current"] == before - 1
+        reported = [entry for entry in two.journal.entries if entry.requested == "Tensor.record_stream"]
+        assert bool(reported) is (kind == "cpu")
 
     def test_work_on_another_stream_is_done_after_waiting(self) -> None:
         stream, data = torch.cuda.Stream(), torch.zeros(1000, device="cuda")
@@ -256,6 +272,99 @@ def test_custom_backward_runs_on_the_stream_of_its_forward() -> None:
         _Doubled.apply(x).sum().backward()
         assert _Doubled.seen == [torch.cuda.default_stream()]
     _Doubled.seen.clear()
+
+
+def _seen(streams: list[torch.cuda.Stream]) -> Callable[[torch.Tensor], None]:
+    return lambda gradient: streams.append(torch.cuda.current_stream())
+
+
+@pytest.mark.parametrize("options", [{}, {"races": "error"}, {"asynchronous": True}], ids=str)
+def test_nodes_run_backward_on_the_stream_of_their_forward(options: dict[str, Any]) -> None:
+    with torchdevice.simulate(**options):
+        side, ambient = torch.cuda.Stream(), torch.cuda.Stream()
+        early, late = (torch.ones(3, device="cuda", requires_grad=True) for _ in range(2))
+        seen: dict[str, list[torch.cuda.Stream]] = {name: [] for name in ("early", "late", "within", "posted", "loss")}
+        early.register_hook(_seen(seen["early"]))
+        late.register_hook(_seen(seen["late"]))
+        late.register_post_accumulate_grad_hook(_seen(seen["posted"]))
+        ready = early * 2
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            product = ready * late * early
+        product.register_hook(_seen(seen["within"]))
+        ambient.wait_stream(side)
+        with torch.cuda.stream(ambient):
+            loss = product.sum()
+            loss.register_hook(_seen(seen["loss"]))
+            for _ in range(2):
+                loss.backward(retain_graph=True)
+                assert torch.cuda.current_stream() == ambient
+            assert (early.grad + late.grad).tolist() == [12, 12, 12]  # type: ignore[operator]
+            with pytest.raises(ZeroDivisionError):
+                product.register_hook(lambda gradient: 1 / 0)
+                loss.backward()
+            assert torch.cuda.current_stream() == ambient
+    default = (0, 0)
+    found = {name: {(each.device_index, each.stream_id) for each in streams} for name, streams in seen.items()}
+    on_side, on_ambient = {(0, side.stream_id)}, {(0, ambient.stream_id)}
+    expected = {"early": {default}, "late": on_side, "posted": on_side, "within": on_side, "loss": on_ambient}
+    assert found == expected
+
+
+def test_gradients_belong_to_the_stream_of_the_forward() -> None:
+    """The memory of a gradient, and the work that makes it: whoever uses it there need not wait."""
+    with torchdevice.simulate(races="error"):
+        side, x = torch.cuda.Stream(), torch.ones(1 << 19, device="cuda", requires_grad=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x * 2
+        gradient = torch.ones_like(y)
+        y.backward(gradient)
+        with torch.cuda.stream(side):
+            assert x.grad is not None and (x.grad + 1).max().item() == 3
+        of_gradient = [
+            each["stream"]
+            for each in torch.cuda.memory_snapshot()
+            for block in each["blocks"]
+            if block.get("data_ptr") == x.grad.data_ptr()
+        ]
+        assert of_gradient == [side.stream_id]
+
+
+def test_recomputed_nodes_run_on_the_stream_of_what_recomputes_them() -> None:
+    with torchdevice.simulate(races="error"):
+        side, x = torch.cuda.Stream(), torch.ones(3, device="cuda", requires_grad=True)
+        seen: list[torch.cuda.Stream] = []
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            if y.requires_grad:  # not in the first pass of the reentrant kind
+                y.register_hook(_seen(seen))
+            return y * y
+
+        side.wait_stream(torch.cuda.current_stream())
+        for reentrant in (True, False):
+            with torch.cuda.stream(side):
+                y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=reentrant)
+            torch.cuda.current_stream().wait_stream(side)
+            y.sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [16, 16, 16] and set(seen) == {side}
+
+
+def test_changes_of_the_stream_that_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(current_streams, "_KEPT", 3)
+    x = torch.ones(1, requires_grad=True)
+    streams, nodes = current_streams.CurrentStreams(), []
+    assert not streams.history.has_changes
+    streams[0] = 5
+    streams[0] = 0  # no node between them
+    assert not streams.history.has_changes
+    for number in range(1, 9):
+        streams[0] = number
+        nodes.append((x * 2).grad_fn)
+    assert streams.history.has_changes
+    known = [streams.history.at(node._sequence_nr()).get(0, 0) for node in nodes]
+    assert known[-3:] == [6, 7, 8] and 0 in known  # the oldest are forgotten
 
 
 def test_legacy_types_on_a_device() -> None:

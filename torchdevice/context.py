@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torchdevice.devices.current_streams import CurrentStreams
+from torchdevice.devices.plain_parts import plain_parts
 from torchdevice.devices.runtime import HALF, Runtime
 from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.errors import FidelityError
@@ -53,7 +55,7 @@ class ThreadValues(threading.local):
     def __init__(self) -> None:
         self.device_index = 0
         self.device_text = "0"
-        self.streams: dict[int, int] = {}
+        self.streams = CurrentStreams()
         self.entered_streams: list[tuple[int, int, int]] = []
         self.capture: Any = None
         self.at_exit: list[Callable[[], None]] = []
@@ -227,7 +229,11 @@ class Context:
 
     def is_targets(self, device: torch.device) -> bool:
         """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""
-        return device.type in (self.device_type, self.shown_as)
+        return self.is_targets_type(device.type)
+
+    def is_targets_type(self, kind: str) -> bool:
+        """Return whether a device type is the target's, as torch names it or as the program sees it."""
+        return kind in (self.device_type, self.shown_as)
 
     def program_device(self, index: int) -> torch.device:
         """Return the device that the program would spell for one of its ordinals."""
@@ -335,8 +341,8 @@ class Context:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Remember that the program pinned this tensor, on a target that needs no page-locked memory."""
         self._pinned[tensor] = True
-        if tensor.layout is torch.strided and not tensor.is_nested:
-            self._pinned_memory[tensor.untyped_storage()] = True
+        for part in plain_parts(tensor):
+            self._pinned_memory[part.untyped_storage()] = True
         return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
@@ -345,8 +351,8 @@ class Context:
             return False
         if tensor in self._pinned:
             return True
-        has_memory = tensor.layout is torch.strided and not tensor.is_nested
-        return has_memory and (tensor.untyped_storage() in self._pinned_memory or self._is_registered(tensor))
+        parts = plain_parts(tensor)  # torch too asks the values of a sparse tensor, which come last
+        return bool(parts) and (parts[-1].untyped_storage() in self._pinned_memory or self._is_registered(parts[-1]))
 
     def _is_registered(self, tensor: torch.Tensor) -> bool:
         """Return whether the program registered the tensor's memory with the CUDA runtime."""

@@ -12,6 +12,7 @@ __all__ = [
     "DivergenceWarning",
     "EngineUnavailableError",
     "FidelityError",
+    "IndicesInFlightError",
     "NoValueError",
     "NotSupportedError",
     "PortabilityWarning",
@@ -226,6 +227,28 @@ class CopyInFlightError(TorchDeviceError, RuntimeError):
             f"the copy to cuda:{stream[0]} that began at {site} on stream {stream[1]} was in flight while the host "
             f"wrote to its source. On a GPU it may have copied what was written then. Record an event after the copy "
             f"and synchronize it before the memory is written again."
+        )
+
+
+class IndicesInFlightError(TorchDeviceError, RuntimeError):
+    """A kernel reads the indices of a sparse tensor before its stream has waited for their copy.
+
+    On a GPU it would read whatever is in the memory then, and use it as places in other memory.
+
+    Attributes:
+        site: The line of the program that began the copy, with ``file``, ``line`` and ``function``.
+        stream: The ordinal of the device and the id of the stream on which the copy runs.
+        reader: The same of the stream on which the kernel runs.
+    """
+
+    def __init__(self, site: Any, stream: tuple[int, int], reader: tuple[int, int]):
+        self.site = site
+        self.stream = stream
+        self.reader = reader
+        super().__init__(
+            f"a kernel on stream {reader[1]} of cuda:{reader[0]} reads the indices of a sparse tensor, whose copy "
+            f"began at {site} on stream {stream[1]} and may not be done. Before the kernel, let its stream wait: call "
+            f"its wait_stream(), or its wait_event() with an event that was recorded after the copy."
         )
 
 

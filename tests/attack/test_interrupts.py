@@ -154,6 +154,7 @@ def chosen_lines(count: int, sweep: tuple[bool, int], sample: int) -> list[int]:
     return list(range(count)) if everything else sorted(random.Random(seed).sample(range(count), min(sample, count)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupt_at_any_line(target: str, engine: str, way: str, sweep: tuple[bool, int]) -> None:
@@ -173,6 +174,7 @@ def test_an_interrupt_at_any_line(target: str, engine: str, way: str, sweep: tup
     assert lines_of(run, make) < 1.05 * count, "interrupts left something that each later entry walks over"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("way", WAYS)
 def test_another_scope_at_any_line(target: str, engine: str, way: str, sweep: tuple[bool, int]) -> None:

@@ -41,3 +41,31 @@ def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: i
 def field(address: int, offset: int) -> ctypes.c_uint64:
     """Return a field of an object, whose ``value`` can be set."""
     return ctypes.c_uint64.from_address(address + offset)
+
+
+def place_of(name: str, objects: Sequence[int], values: Sequence[bytes], words: int) -> int:
+    """Return the offset of a field that is not a word of its own, as :func:`offset_of` does.
+
+    Args:
+        name: The field, for the error.
+        objects: The addresses of the objects.
+        values: The field's bytes in each object.
+        words: How many words of each object to look at.
+
+    Raises:
+        TorchVersionError: No offset, or more than one, holds these values.
+    """
+    held = [bytes(contents(each, words * _WORD)) for each in objects]
+    found = [
+        offset
+        for offset in range(words * _WORD)
+        if all(each[offset:].startswith(value) for each, value in zip(held, values, strict=True))
+    ]
+    if len(found) != 1:
+        raise TorchVersionError(name, torch.__version__)
+    return found[0]
+
+
+def contents(address: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
+    """Return the bytes at an address, which can be set."""
+    return (ctypes.c_ubyte * size).from_address(address)

@@ -6,6 +6,7 @@ otherwise train parameters that the module no longer has.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any
 
@@ -36,7 +37,7 @@ def _set_data(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if not isinstance(value, torch.Tensor) or not _changes_kind(context.device_type, tensor, value):
         return func(*args, **kwargs)
     with torch._C.DisableTorchFunction():
-        keys = field(tensor._cdata, _offset_of_keys())
+        keys = keys_of(tensor)
         before, keys.value = keys.value, _keys(value).raw_repr()
         try:
             func(*args, **kwargs)
@@ -46,6 +47,11 @@ def _set_data(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 _keys = require(torch._C, "_dispatch_keys")
+
+
+def keys_of(tensor: torch.Tensor) -> ctypes.c_uint64:
+    """Return the dispatch keys of a tensor, as bits that can be set."""
+    return field(tensor._cdata, _offset_of_keys())
 
 
 @functools.cache

@@ -52,17 +52,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-class _Hooks(torch._C._acc.PrivateUse1Hooks):
-    def is_available(self) -> bool:
-        return True
-
-    def is_built(self) -> bool:
-        return True
-
-    def has_primary_context(self, device_index: int) -> bool:
-        return True
-
-
 class Module:
     """``torch.simulated``, the device module that torch requires. In a scope, ``torch.cuda`` has its other names."""
 
@@ -121,7 +110,7 @@ def _register() -> None:
         raise BackendTakenError(name)
     setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
     with collector.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
-        setup(KIND, Module(), _Hooks(), guard.Guard())
+        setup(KIND, Module(), guard.Hooks(), guard.Guard())
         _guard_storage()
         resizing.register()
         page_locked.register()
@@ -164,7 +153,6 @@ def _register_kernels() -> None:
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
-    quantized.register(aten)
     for name in _VIEWS:
         aten.impl(name, kernels.view_of(_overload(name)), "PrivateUse1")
     for name in sorted(_shadowed().difference(handwritten_kernels.SPECIAL, batch_norm.KERNELS, quantized.MAKING)):
@@ -174,7 +162,7 @@ def _register_kernels() -> None:
             aten.impl(name, _holding_doubles(_overload(name).decompose), key)
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, _NON_FUNCTIONAL)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
-    _libraries.extend((fallback, aten, *autocast.register(), *sparse.register()))
+    _libraries.extend((fallback, aten, quantized.register(aten), *autocast.register(), *sparse.register()))
 
 
 def _made_when_called(name: str) -> Any:

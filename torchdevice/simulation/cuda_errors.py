@@ -13,6 +13,7 @@ _SUFFIX = (
 """What torch says after CUDA's own text (c10/cuda/CUDAException.cpp, CUDAMiscFunctions.cpp)."""
 
 DEVICE_ASSERT = ("device-side assert triggered", "cudaErrorAssert")
+ILLEGAL_ADDRESS = ("an illegal memory access was encountered", "cudaErrorIllegalAddress")
 INITIALIZATION = ("initialization error", "cudaErrorInitializationError")
 """CUDA's text of an error, and its name in ``cudaError_t``."""
 

@@ -145,15 +145,15 @@ def stands_for_mps() -> bool:
     return limits is not None and "MPS" in limits.profile.backends and not _thread.falling_back
 
 
-_lost: dict[Context, str] = {}
-"""The contexts whose devices CUDA could not use any more -> what happened."""
+_lost: dict[Context, tuple[tuple[str, str], str]] = {}
+"""The contexts whose devices CUDA could not use any more -> the kind of CUDA's error, and what happened."""
 
 
-def lose(why: str) -> None:
-    """Let every later call on the devices of this thread's scope fail, as after an assertion of a kernel of CUDA's."""
+def lose(why: str, kind: tuple[str, str] = DEVICE_ASSERT) -> None:
+    """Let every later call on the devices of this thread's scope fail, as after an error of a kernel of CUDA's."""
     context = thread_state.state.context
     assert context is not None
-    _lost[context] = why
+    _lost[context] = kind, why
     watch(context)
 
 
@@ -173,7 +173,8 @@ def check_alive() -> None:
     if context is None or context.device_type != KIND:
         return
     if context in _lost:
-        raise cuda_error(DEVICE_ASSERT, f"An earlier call failed, and CUDA runs nothing after that. {_lost[context]}")
+        kind, why = _lost[context]
+        raise cuda_error(kind, f"An earlier call failed, and CUDA runs nothing after that. {why}")
     if context.is_in_bad_fork:
         raise cuda_error(INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'.")
 

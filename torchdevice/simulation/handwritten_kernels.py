@@ -17,6 +17,7 @@ from torch._C import DispatchKey
 from torchdevice import thread_state
 from torchdevice.simulation import enforcement, random, recurrent_cells
 from torchdevice.simulation.allocator import fresh, has_no_values, host_waited, meant
+from torchdevice.simulation.cuda_errors import ILLEGAL_ADDRESS, cuda_error
 from torchdevice.simulation.kernels import aliased, index_of, kernel_of, without_mode
 from torchdevice.simulation.resizing import resize
 from torchdevice.torch_apis import divided_attention
@@ -304,6 +305,38 @@ def convolve(*args: Any) -> torch.Tensor:
     """``_convolution`` above autograd, which differentiates ``convolution``."""
     with torch._C.DisableTorchFunction():
         return _aten.convolution(*args[:9])
+
+
+def _ctc(overload: str) -> Callable[..., Any]:
+    run = kernel_of(getattr(_aten._ctc_loss, overload))
+
+    def kernel(log_probs: torch.Tensor, targets: torch.Tensor, *lengths_and_options: Any, **options: Any) -> Any:
+        """Torch's kernels do not look at the targets: the CPU's ends the process where one is far out of range."""
+        used = _used_targets(aliased(targets), lengths_and_options[1])
+        wrong = used[(used < 0) | (used >= log_probs.shape[-1])]
+        if wrong.numel():
+            raise _illegal_address(f"Target {wrong[0].item()} of ctc_loss is not in [0, {log_probs.shape[-1]}).")
+        return run(log_probs, targets, *lengths_and_options, **options)
+
+    return kernel
+
+
+def _used_targets(targets: torch.Tensor, lengths: Any) -> torch.Tensor:
+    """Return the targets without those that only fill a row."""
+    count = torch.as_tensor(_memory(lengths) if isinstance(lengths, torch.Tensor) else lengths)
+    if targets.dim() < 2:
+        return targets[: max(0, int(count.sum()))]
+    return targets[torch.arange(targets.shape[1]) < count.reshape(-1, 1)[: len(targets)]]
+
+
+def _illegal_address(why: str) -> Exception:
+    if not enforcement.stands_for_cuda():
+        return IndexError(why)
+    enforcement.lose(why, ILLEGAL_ADDRESS)
+    return cuda_error(ILLEGAL_ADDRESS, why)
+
+
+SPECIAL["_ctc_loss"], SPECIAL["_ctc_loss.Tensor"] = _ctc("default"), _ctc("Tensor")
 
 
 def _is_real(tensor: torch.Tensor) -> bool:

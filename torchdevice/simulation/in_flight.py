@@ -2,8 +2,9 @@
 
 Until the host has waited for a copy to the host, its destination holds garbage. A copy to the device takes the values
 of its source as late as it can: where a kernel that is ordered after it reads the destination, or where the host has
-waited for it; what reads the destination in no order reads garbage. Where the host has written to the source after a
-kernel had read the copy, and before it had waited for it, the wait raises :class:`CopyInFlightError`.
+waited for it; what reads the destination in no order reads garbage, and raises :class:`IndicesInFlightError` where the
+destination is the indices of a sparse tensor. Where the host has written to the source after a kernel had read the
+copy, and before it had waited for it, the wait raises :class:`CopyInFlightError`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,24 @@ import torch
 
 from torchdevice.call_sites import program_line, site_of
 from torchdevice.context import Context
+from torchdevice.devices.plain_parts import plain_parts
 from torchdevice.devices.stream_order import Stream
-from torchdevice.errors import CopyInFlightError
+from torchdevice.errors import CopyInFlightError, IndicesInFlightError
+from torchdevice.simulation.garbage import garbage_for, of_values
 from torchdevice.simulation.kernels import aliased, index_of
-from torchdevice.simulation.order import Order, host_side, host_waits, is_in_flight, knows, of_device, touched
+from torchdevice.simulation.order import (
+    Order,
+    host_side,
+    host_waits,
+    is_in_flight,
+    knows,
+    of_device,
+    sparse_indices,
+    touched,
+)
 from torchdevice.torch_internals import require
 
 _preserve_version = require(torch.autograd.grad_mode, "_unsafe_preserve_version_counter")
-
-_GARBAGE = 0xA5
-"""The byte of which garbage consists, except that of floating-point numbers, which is NaN: all bits are 1."""
 
 
 class _Copy:
@@ -55,10 +64,10 @@ class _Copy:
 class _ToHost(_Copy):
     """A copy to the host. Its values are known; the destination gets them when the host has waited."""
 
-    def __init__(self, stream: Stream, number: int, destination: torch.Tensor):
+    def __init__(self, stream: Stream, number: int, destination: torch.Tensor, garbage: torch.Tensor):
         super().__init__(stream, number, destination)
         self._values = destination.detach().clone()
-        self.write(_garbage(self._values))
+        self.write(garbage)
 
     def finish(self) -> None:
         self.write(self._values)
@@ -77,7 +86,12 @@ class _ToDevice(_Copy):
         self.block = block
         self._source = source.detach()
         self._taken: torch.Tensor | None = None
-        self.write(_garbage(destination))
+        self.write(of_values(destination))
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a kernel needed the values."""
+        return self._taken is not None
 
     def run(self) -> None:
         """Take the source's values, because a kernel needs them."""
@@ -91,15 +105,6 @@ class _ToDevice(_Copy):
             self.write(self._source)
         elif not _same(taken, self._source):
             raise CopyInFlightError(self.site, self.stream)
-
-
-def _garbage(like: torch.Tensor) -> torch.Tensor:
-    garbage = torch.empty(like.shape, dtype=like.dtype, device="cpu")
-    if like.dtype is torch.bool:
-        return torch.logical_not(like)
-    number = like.dtype.is_floating_point or like.dtype.is_complex
-    garbage.reshape(-1).view(torch.uint8).fill_(0xFF if number else _GARBAGE)
-    return garbage
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -123,6 +128,7 @@ class InFlight(Order):
 
         Raises:
             CopyInFlightError: The call waits for a copy whose source was written too early.
+            IndicesInFlightError: The kernel reads indices of a sparse tensor before its stream has waited for them.
         """
         if self._copies:
             with torch._C.DisableTorchFunction(), self.lock:
@@ -144,18 +150,28 @@ class InFlight(Order):
         assert host is not None
         stream = self.current(index)
         if result is host:
-            self._copies.append(_ToHost(stream, self.number, host))
-        else:
-            block = result.untyped_storage().data_ptr()
-            self._copies.append(_ToDevice(stream, self.number, aliased(result), block, host))
+            self._copies.extend(_ToHost(stream, self.number, *each) for each in garbage_for(host))
+            return
+        for source, destination in zip(plain_parts(host), plain_parts(result), strict=True):
+            if destination.numel():
+                block = destination.untyped_storage().data_ptr()
+                self._copies.append(_ToDevice(stream, self.number, aliased(destination), block, source))
 
     def _run_needed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run the copies whose destinations a kernel uses, if its stream has waited for them."""
+        """Run the copies whose destinations a kernel uses, if its stream has waited for them.
+
+        Raises:
+            IndicesInFlightError: It has not, and a destination is the indices of a sparse tensor.
+        """
         used = {each.untyped_storage().data_ptr(): index_of(each) for each in of_device((args, kwargs))}
         needed = [copy for copy in self._copies if isinstance(copy, _ToDevice) and copy.block in used]
+        trusted = {each.untyped_storage().data_ptr() for each in sparse_indices((args, kwargs))} if needed else set()
         for copy in needed:
-            if knows(self.clock(self.current(used[copy.block])), copy.stream, copy.number):
+            stream = self.current(used[copy.block])
+            if knows(self.clock(stream), copy.stream, copy.number):
                 copy.run()
+            elif copy.block in trusted and not copy.has_run:  # kernels of the CPU do not look whether they are valid
+                raise IndicesInFlightError(copy.site, copy.stream, stream)
 
     def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
         with torch._C.DisableTorchFunction(), self.lock:

@@ -16,6 +16,7 @@ from torch._C import DispatchKey
 from torch.autograd.graph import increment_version
 
 from torchdevice import thread_state
+from torchdevice.devices.plain_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.simulation import enforcement, placement
 from torchdevice.simulation import random as device_random
@@ -141,30 +142,27 @@ def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
     with meaning(index):
         if tensor.layout is not torch.sparse_coo:
             return make_compressed([fresh(part, index) for part in parts_of(tensor)], tensor)
-        return _make_sparse(
-            tensor.sparse_dim(),
-            tensor.dense_dim(),
-            tensor.shape,
-            fresh(tensor._indices(), index),
-            fresh(tensor._values(), index),
-            dtype=tensor.dtype,
-            layout=torch.sparse_coo,
-            device=torch.device(enforcement.KIND, index),
-            is_coalesced=tensor.is_coalesced(),
-        )
+        return make_coo([fresh(part, index) for part in parts_of(tensor)], tensor)
 
 
-def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the indices and values of a COO tensor, or the compressed indices, plain indices and values of another."""
-    if tensor.is_sparse:
-        return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+def make_coo(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return a COO tensor of its indices and values, on their device, with the shape of ``like``."""
+    indices, values = parts
+    return _make_sparse(
+        like.sparse_dim(),
+        like.dense_dim(),
+        like.shape,
+        indices,
+        values,
+        dtype=values.dtype,
+        layout=torch.sparse_coo,
+        device=_CPU if index_of(values) < 0 else torch.device(enforcement.KIND, index_of(values)),
+        is_coalesced=like.is_coalesced(),
+    )
 
 
 def make_compressed(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return a compressed tensor of what :func:`parts_of` returns, on its device, with the shape of ``like``."""
+    """Return a compressed tensor of its indices and values, on their device, with the shape of ``like``."""
     compressed, plain, values = parts
     return torch.ops.aten._sparse_compressed_tensor_unsafe(
         compressed, plain, values, like.shape, dtype=values.dtype, layout=like.layout, device=values.device

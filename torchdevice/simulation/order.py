@@ -16,8 +16,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchdevice.context import Context
+from torchdevice.devices.plain_parts import parts_of, plain_parts
 from torchdevice.devices.stream_order import COLLECTIVES, Stream, StreamObserver
-from torchdevice.simulation.kernels import index_of, parts_of
+from torchdevice.simulation.kernels import index_of
 
 Clock = dict[Stream, int]
 
@@ -187,8 +188,14 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    parts = (tensor,) if tensor.layout is torch.strided else parts_of(tensor)
-    return (part for part in parts if part.numel())
+    return (part for part in plain_parts(tensor) if part.numel())
+
+
+def sparse_indices(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the indices of the sparse tensors of the device among some values."""
+    for tensor in _tensors(value):
+        if tensor.layout is not torch.strided:
+            yield from parts_of(tensor)[:-1]
 
 
 def host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | None:
@@ -202,14 +209,14 @@ def host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | Non
 def is_in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> bool:
     """Return whether a copy between the host and the device goes on after its call: of page-locked memory only.
 
-    torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``. Copies of COO tensors count as done.
+    torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``, and for all copies to COO tensors.
+    Copies of quantized tensors count as done.
     """
     host = host_side(op, args, result)
-    if host is None or not given_to(op, args, kwargs).get("non_blocking"):
+    if host is None or host.is_quantized or not given_to(op, args, kwargs).get("non_blocking"):
         return False
-    if host.layout is not torch.strided:  # kernels of the CPU end the process where indices are not valid
-        return False
-    return (op._schema.name == "aten::_to_copy" and host is result) or context.is_pinned(host)
+    allocated = host is result and (op._schema.name == "aten::_to_copy" or host.is_sparse)
+    return allocated or context.is_pinned(host)
 
 
 def host_waits(context: Context, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:

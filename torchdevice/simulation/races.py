@@ -4,9 +4,9 @@ Two accesses of which one writes are a race if the later one's stream does not k
 ``torch.cuda._sanitizer`` does that too; here accesses have ranges of bytes, so that streams may work on parts of one
 tensor, and memory that is freed and given out again is followed.
 
-Limits: a view with gaps counts from its first to its last byte. Backward runs on the stream on which it is called, and
-counts as ordered after all earlier work, as torch orders it after the forward. What the host reads and writes in its
-own memory is not seen.
+Limits: a view with gaps counts from its first to its last byte. Backward counts as ordered after all earlier work, its
+nodes one after the other, and what they use as kept by ``record_stream``. What the host reads and writes in its own
+memory is not seen.
 """
 
 from __future__ import annotations
@@ -136,6 +136,8 @@ class Races(Order):
             memory = self._memory.get(tensor.untyped_storage().data_ptr())
             if memory is not None:
                 stream = self.current(index_of(tensor))
+                if self.context.thread.streams.follows_nodes:  # torch's engine calls record_stream for gradients
+                    memory.used_by.add(stream)
                 self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
 
     def _access(self, name: str, stream: Stream, writes: bool, start: int, end: int) -> Access:

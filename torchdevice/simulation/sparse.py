@@ -14,6 +14,7 @@ import torch
 from torch._C import DispatchKey
 from torch.utils import _pytree as pytree
 
+from torchdevice.devices.plain_parts import parts_of
 from torchdevice.simulation import enforcement, placement
 from torchdevice.simulation.allocator import fresh, meaning, with_bits
 from torchdevice.simulation.kernels import (
@@ -21,7 +22,7 @@ from torchdevice.simulation.kernels import (
     fresh_sparse,
     index_of,
     make_compressed,
-    parts_of,
+    make_coo,
     without_mode,
 )
 from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
@@ -67,7 +68,7 @@ _OF_COMPRESSED_PARTS = (
 """The same for the compressed layouts. Torch itself makes such tensors for any device."""
 
 
-_RUN_WHOLE = {"clone", "copy_", "_to_copy", "zero_", "empty_like"}
+_RUN_WHOLE = {"clone", "copy_", "zero_", "empty_like"}
 
 
 _COPIES = (_aten.copy_.default, _aten.copy_sparse_to_sparse_.default, _aten.resize_as_sparse_.default)
@@ -77,7 +78,7 @@ _COPIES = (_aten.copy_.default, _aten.copy_sparse_to_sparse_.default, _aten.resi
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 
 
-_COMPOSED = {"_to_copy", "is_pinned"}
+_COMPOSED = {"is_pinned"}
 """Operators that torch's composite kernels do on the parts of a compressed tensor, whatever device these are on."""
 
 
@@ -95,13 +96,14 @@ def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: tuple[str, ...]
     """Register the kernels for a dispatch key, for which the CPU has ``of_cpu``. Return the library of the fallback."""
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(without_mode(_run), key)
+    aten.impl("_to_copy", without_mode(_to_copy), key)
     for name in of_parts:
         aten.impl(name, without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
     registered = registrations_for_dispatch_key(of_cpu.name)
     composite = {name for each in _COMPOSITE for name in registrations_for_dispatch_key(each)}
     shadowed = composite.intersection(registered)
     names = {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")} | _RUN_WHOLE
-    for name in sorted(names.difference(of_parts, composed)):
+    for name in sorted(names.difference(of_parts, composed, {"_to_copy"})):
         base, _, overload = name.partition(".")
         op = getattr(getattr(_aten, base), overload or "default")
         aten.impl(name, without_mode(functools.partial(_run, op)), key)
@@ -123,16 +125,38 @@ def _of_parts(op: Any, key: Any = DispatchKey.SparseCPU) -> Callable[..., Any]:
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator, while somebody looks where somebody does, or raise what CUDA raises for it."""
+    """Run an operator on CPU tensors, while somebody looks where somebody does, or raise what CUDA raises for it."""
     if op.name().removeprefix("aten::") in cpu_only_sparse_operators() and enforcement.stands_for_cuda():
         raise NotImplementedError(missing_on_cuda(op.name(), "SparseCsrCUDA"))
+    return _watched(op, functools.partial(_run_on_cpu, op), args, kwargs)
+
+
+def _watched(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a kernel, while somebody looks where somebody does."""
     if enforcement.watching:
         if any(index_of(each) >= 0 for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)):
             enforcement.check_alive()
         looking = enforcement.recorder()
         if looking is not None:
-            return enforcement.record(looking, op, functools.partial(_run_on_cpu, op), args, kwargs)
-    return _run_on_cpu(op, *args, **kwargs)
+            return enforcement.record(looking, op, kernel, args, kwargs)
+    return kernel(*args, **kwargs)
+
+
+def _to_copy(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _watched(_aten._to_copy.default, _copy_parts, args, kwargs)
+
+
+def _copy_parts(
+    self: torch.Tensor, *, dtype: Any = None, device: Any = None, non_blocking: bool = False, **options: Any
+) -> torch.Tensor:
+    """Copy a sparse tensor by its indices and values, as torch does on CUDA."""
+    *indices, values = parts_of(self)
+    where = {"device": device, "non_blocking": non_blocking}
+    copied = [*(_aten._to_copy(part, **where) for part in indices), _aten._to_copy(values, dtype=dtype, **where)]
+    if not self.is_sparse:
+        return make_compressed(copied, self)
+    with meaning(max(0, index_of(copied[-1]))):
+        return make_coo(copied, self)
 
 
 def _run_on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:

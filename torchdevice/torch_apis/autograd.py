@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torchdevice.context import Context
+from torchdevice.devices.current_streams import following_nodes
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.engines.mode import with_mode
 from torchdevice.engines.rewriters import rewrites
@@ -47,7 +48,7 @@ def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) ->
     for observer in context.stream_observers:
         observer.backward_began()
     try:
-        with _in_this_thread(context):
+        with _in_this_thread(context), _on_streams_of_forward(context, args[0]):
             return with_mode(context, original, *args, **kwargs)
     except SystemError as error:  # what Python makes of an error that is gone
         raised = taken.error or error
@@ -71,6 +72,25 @@ def _in_this_thread(context: Context) -> contextlib.AbstractContextManager[Any]:
     if context.runtime.shares_host_memory or not _is_multithreading():
         return contextlib.nullcontext()
     return torch.autograd.set_multithreading_enabled(False)
+
+
+def _on_streams_of_forward(context: Context, roots: Any) -> contextlib.AbstractContextManager[None]:
+    """Run each node on the stream of its forward, ordered after the node before it and before the next."""
+    if not context.runtime.has_handles:
+        return contextlib.nullcontext()
+
+    def wait(index: int, before: int, now: int) -> None:
+        for observer in context.stream_observers:
+            observer.event_created(_ENGINE)
+            observer.event_recorded(_ENGINE, (index, before))
+            observer.event_waited(_ENGINE, (index, now))
+            observer.event_deleted(_ENGINE)
+
+    return following_nodes(context.thread, roots, wait)
+
+
+_ENGINE = -1
+"""The number of the events by which the engine orders streams; those of the program are positive."""
 
 
 def _init_hooks(context: Context, original: Any, self: Any, pack_hook: Any, unpack_hook: Any) -> None:

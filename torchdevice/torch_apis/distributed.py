@@ -79,7 +79,7 @@ def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
 def _default_backend(context: Context, original: Any, device: Any) -> str:
     """``get_default_backend_for_device``: for the target, the backend of the program's accelerator."""
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
-    is_target = kind == context.device_type and not context.runtime.shares_host_memory
+    is_target = context.is_targets_type(kind) and not context.runtime.shares_host_memory
     return original(context.program_device(0) if is_target or kind == context.options.written_for else device)
 
 
@@ -116,8 +116,8 @@ def _is_nccl_available(context: Context, original: Any) -> bool:
 def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to write them to a file."""
     original(self, *args, **kwargs)
-    if context.shown_as is None and not context.runtime.shares_host_memory:
-        self.device_type = context.device_type
+    if not context.runtime.shares_host_memory:
+        self.device_type = context.shown_as or context.device_type
 
 
 def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -129,7 +129,13 @@ def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any,
 
 def _device_handle(context: Context, original: Any, cls: type, device: Any) -> Any:
     """``_FSDPDeviceHandle.from_device``: the program's module, because ``torch.cpu`` has streams without methods."""
-    return getattr(torch, context.options.written_for) if device.type == context.device_type else original(cls, device)
+    return getattr(torch, context.options.written_for) if context.is_targets(device) else original(cls, device)
+
+
+def _module_of_type(context: Context, original: Any, device_type: str = "cuda") -> Any:
+    """``_get_device_handle`` and ``_get_device_module``: the program's module, because ``torch.mps`` has no streams."""
+    lacks = bool(context.runtime.lacks_in_module) and context.is_targets_type(device_type)
+    return getattr(torch, context.options.written_for) if lacks else original(device_type)
 
 
 def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
@@ -140,7 +146,7 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     chosen, count = context.is_initialized, context.device_count
     group = original(self)
     index = int(os.environ.get("LOCAL_RANK", dist.get_rank() % max(1, count)))
-    of_accelerator = self._device_type in (context.device_type, context.options.written_for)
+    of_accelerator = self._device_type == context.options.written_for or context.is_targets_type(self._device_type)
     if of_accelerator and not chosen and index < count:
         context.thread.select(index)
     return group
@@ -148,7 +154,11 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
 
 def _patches_of_meshes(module: ModuleType) -> list[Patch]:
     mesh = require(module, "DeviceMesh")
-    return [replaced_function(mesh, "_setup_world_group_and_device", _set_up_mesh, native_to="cuda")]
+    require(module, "_get_device_handle")
+    return [
+        replaced_function(mesh, "_setup_world_group_and_device", _set_up_mesh, native_to="cuda"),
+        replaced_in_importers(module, "_get_device_handle", _module_of_type, native_to="cuda"),
+    ]
 
 
 def _patches_of_device_handles(module: ModuleType) -> list[Patch]:
@@ -183,7 +193,9 @@ def patches() -> list[Patch]:
     }
     if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):
         functions["_maybe_attach_flight_recorder"] = _attach_flight_recorder
+    require(torch._utils, "_get_device_module")
     return [
+        replaced_in_importers(torch._utils, "_get_device_module", _module_of_type, native_to="cuda"),
         WhenImported("torch.distributed.checkpoint.filesystem", _patches_of_checkpoints),
         WhenImported("torch.distributed.device_mesh", _patches_of_meshes),
         WhenImported("torch.distributed.fsdp._common_utils", _patches_of_device_handles),

@@ -1,0 +1,160 @@
+"""A thread's current streams, and those on which autograd runs a node backward: the ones that its forward ran on.
+
+Torch's engine sets the stream of each node through the device's guard in C++, which Python cannot answer. So a change
+of the stream is noted with the number that autograd gives the next node, and while the engine runs, whoever asks for
+the current stream gets that of the node in progress. A program that never changes its stream pays nothing.
+
+Source: "Stream semantics of backward passes" in torch's notes on CUDA, and torch/csrc/autograd/engine.cpp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from torchdevice.torch_internals import require
+
+_next_number = require(torch.autograd, "_get_sequence_nr")
+"""Returns the number of the node that autograd makes next in this thread."""
+
+_current_node = require(torch._C, "_current_autograd_node")
+"""Returns the node that the engine runs in this thread, also while its hooks run; None between nodes."""
+
+_OF_LEAVES = (1 << 64) - 1
+"""The number of every node that accumulates the gradient of a leaf."""
+
+_KEPT = 10_000
+"""How many changes of the stream are remembered at least."""
+
+
+class _History:
+    """Which streams were current when autograd made a node with a number."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._streams: list[dict[int, int]] = []
+
+    @property
+    def has_changes(self) -> bool:
+        return len(self._numbers) > 1 or bool(self._numbers and any(self._streams[0].values()))
+
+    def note(self, streams: Mapping[int, int]) -> None:
+        """Note that these streams are current from the next node on."""
+        number = _next_number()
+        if self._numbers and self._numbers[-1] == number:
+            self._drop(slice(-1, None))
+        if not self._streams or self._streams[-1] != streams:
+            self._numbers.append(number)
+            self._streams.append(dict(streams))
+        if len(self._numbers) > 2 * _KEPT:
+            self._drop(slice(0, _KEPT))
+
+    def _drop(self, these: slice) -> None:
+        del self._numbers[these]
+        del self._streams[these]
+
+    def at(self, number: int) -> Mapping[int, int]:
+        place = bisect_right(self._numbers, number)
+        return self._streams[place - 1] if place else {}
+
+
+class CurrentStreams(dict[int, int]):
+    """Ordinal -> id of the current stream of a thread."""
+
+    follows_nodes = False
+    """Whether autograd's engine runs, and the streams are those of the node in progress."""
+
+    def __init__(self, history: _History | None = None) -> None:
+        self.history = _History() if history is None else history
+
+    def __setitem__(self, index: int, stream: int) -> None:
+        super().__setitem__(index, stream)
+        self.history.note(self)
+
+
+class _StreamsOfNodes(CurrentStreams):
+    """The same while the engine runs.
+
+    Args:
+        outer: The streams that were current when the engine began.
+        roots: The tensors or edges from which it goes backward.
+        wait: Called with an ordinal and two streams of this device where the work goes on from the first on the second.
+    """
+
+    follows_nodes = True
+
+    def __init__(self, outer: CurrentStreams, roots: Iterable[Any], wait: Callable[[int, int, int], None]):
+        super().__init__(outer.history)
+        self._ambient = dict(outer)
+        self.update(self._ambient)
+        self._first_uses = _first_uses(roots)
+        self._wait = wait
+        self._node: Any = None
+
+    def get(self, index: int, default: Any = None) -> Any:
+        node = _current_node()
+        if node is not self._node:
+            self._node = node
+            self.become(self._ambient if node is None else self._of(node))
+        return super().get(index, default)
+
+    def _of(self, node: Any) -> Mapping[int, int]:
+        number = node._sequence_nr()
+        if number == _OF_LEAVES:
+            number = self._first_uses.get(node)
+        return self._ambient if number is None else self.history.at(number)
+
+    def become(self, streams: Mapping[int, int] | None = None) -> None:
+        """Make these streams current, after the work on the streams before; without an argument those of the caller."""
+        wanted = self._ambient if streams is None else streams
+        for index in {*wanted, *self}:
+            before, now = dict.get(self, index, 0), wanted.get(index, 0)
+            if before != now:
+                self[index] = now
+                self._wait(index, before, now)
+
+
+def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:
+    """Return the node of each leaf of a graph, with the number of the first node that uses the leaf.
+
+    Torch makes the node of a leaf where the leaf is used first.
+    """
+    found: dict[Any, int] = {}
+    waiting = [each for each in map(_node_of, roots) if each is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for below, _ in node.next_functions:
+            if below is None:
+                continue
+            if below._sequence_nr() == _OF_LEAVES:
+                found[below] = min(found.get(below, _OF_LEAVES), node._sequence_nr())
+            elif below not in seen:
+                seen.add(below)
+                waiting.append(below)
+    return found
+
+
+def _node_of(root: Any) -> Any:
+    return root.grad_fn if isinstance(root, torch.Tensor) else root[0]
+
+
+@contextlib.contextmanager
+def following_nodes(thread: Any, roots: Any, wait: Callable[[int, int, int], None]) -> Iterator[None]:
+    """Let the current streams of a thread be those of the node in progress, where it ever changed its stream."""
+    outer = thread.streams
+    if not outer.history.has_changes:
+        yield
+        return
+    with torch._C.DisableTorchFunction():
+        each = (roots,) if isinstance(roots, torch.Tensor) else roots
+        thread.streams = inner = _StreamsOfNodes(outer, each, wait)
+    try:
+        yield
+    finally:
+        inner.become()
+        thread.streams = outer
