@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -645,6 +646,39 @@ class TestStatistics:
     )
     def test_sizes_are_written_as_cudas_allocator_writes_them(self, size: int, text: str) -> None:
         assert written(size) == text
+
+
+@pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:40"])
+@pytest.mark.parametrize("at", range(1, 6))
+def test_an_interrupt_comes_while_somebody_is_told_of_a_segment(text: str, at: int) -> None:
+    """It comes from an observer here, so that the lines which lay the memory out anew are counted as run."""
+
+    class Interrupt(BaseException):
+        pass
+
+    device, held, told = Device(0), [], []
+
+    def tell(*event: Any) -> None:
+        told.append(event)
+        if len(told) == at:
+            device.freed.extend(held[:1])  # a storage ends just then
+            del held[:1]
+            raise Interrupt
+
+    device.configure(parsed(text))
+    device.live, device.tell = (lambda: list(held)), tell
+    for size in (1, 3 * MIB, 30 * MIB, 50 * MIB):
+        with contextlib.suppress(Interrupt):
+            held.append(device.allocate(size))
+    device.freed.append(held.pop())
+    with contextlib.suppress(Interrupt):
+        device.empty_cache()
+    device.host_waited()
+    assert_consistent(device, held)
+    assert len(told) >= at or "expandable" in text, "each size has a segment of its own"
+    device.tell = lambda *event: None
+    held.append(device.allocate(50 * MIB))
+    assert_consistent(device, held)
 
 
 class Interrupting:

@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
 from torchdevice.errors import FidelityError, PortabilityWarning, ScopeError, UnknownTargetError
+from torchdevice.simulation import inductor
 
 
 @pytest.fixture
@@ -1339,6 +1340,56 @@ def _compiled_code_in_a_cuda_graph() -> None:
 @pytest.mark.parametrize("check", [_compiled_training, _compiled_aliases_and_draws, _compiled_code_in_a_cuda_graph])
 def test_compiled_code(check: Callable[[], None]) -> None:
     check()
+
+
+class WithConstant(torch.nn.Module):
+    """Adds a constant, which is no parameter, and ones that it makes on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constant, self.number = torch.arange(3.0, device="cuda"), 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.constant + torch.ops.aten.ones.default([3], device=torch.device("simulated", 0))
+
+
+class TestGraphsForInductor:
+    def test_a_graph_is_copied_for_cpu_tensors(self) -> None:
+        from torch._subclasses import FakeTensorMode
+
+        with torchdevice.simulate():
+            gm = torch.fx.symbolic_trace(WithConstant())
+            gm.meta["kept"] = True
+            with torch._C.DisableTorchFunction():
+                example = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(torch.ones(3, device="simulated"))
+                own = inductor._example(example)
+                assert own.device.type == "cpu" and own.shape == (3,) and inductor._example(7) == 7
+                copied = inductor._for_cpu(gm, [own])
+                assert copied(torch.zeros(3)).tolist() == [1, 2, 3] and copied.meta["kept"]
+                gm.constant.fill_(5)
+                assert copied(torch.zeros(3)).tolist() == [6, 6, 6], "the constant has the device's memory"
+                assert gm(torch.zeros(3, device="simulated")).device.type == "simulated"
+
+    def test_what_cannot_be_compiled_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torch._inductor import cpp_builder
+
+        def refuse() -> None:
+            raise FileNotFoundError("g++")
+
+        monkeypatch.setattr(cpp_builder, "get_cpp_compiler", refuse)
+        with torchdevice.simulate():
+            gm = torch.fx.symbolic_trace(WithConstant())
+            inductor._missing_compiler.cache_clear()
+            try:
+                assert inductor.obstacle(gm) == "there is no C++ compiler (FileNotFoundError)"
+            finally:
+                inductor._missing_compiler.cache_clear()
+            for node, device in zip(gm.graph.nodes, ("cuda", "cpu"), strict=False):
+                node.meta["val"] = torch.ones(2, device=device)
+            with torch._C.DisableTorchFunction():
+                assert inductor.obstacle(gm) == "its tensors are on cpu and simulated:0"
+            gm.add_module("inner", torch.fx.symbolic_trace(torch.nn.Identity()))
+            assert inductor.obstacle(gm) == "the graph contains another one"
 
 
 class TestTensorsForOtherProcesses:

@@ -113,8 +113,6 @@ def _to_copy(
         enforcement.check_scope()
     result = _new_copy(_memory(self), device=_CPU, **options)
     if device is not None and device.type != enforcement.KIND:
-        if device.type != "cpu":
-            return result.to(device)
         destination = _pinned(result) if non_blocking else result
     else:
         destination = fresh(result, index_of(self) if device is None else _index(device))

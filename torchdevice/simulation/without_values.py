@@ -82,7 +82,7 @@ def _gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     name = op._schema.name
     if name == "aten::_to_copy":
         device = kwargs.get("device")
-        return device is not None and device.type not in (enforcement.KIND, "meta")
+        return device is not None and device.type != enforcement.KIND
     if name in _COPIES:
         return bool(args[0].is_cpu)
     return torch.Tag.data_dependent_output in op.tags

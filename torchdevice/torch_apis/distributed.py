@@ -191,7 +191,7 @@ def patches() -> list[Patch]:
         "is_nccl_available": _is_nccl_available,
         "get_default_backend_for_device": _default_backend,
     }
-    if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):
+    if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):  # torch 2.15 and later
         functions["_maybe_attach_flight_recorder"] = _attach_flight_recorder
     require(torch._utils, "_get_device_module")
     return [
