@@ -308,6 +308,18 @@ class TestPinning:
         torch.device("cpu:-1")
         assert torch.empty(2, device="cuda", pin_memory=True).is_pinned()
 
+    def test_a_target_with_page_locked_memory_is_asked_without_the_device(
+        self, distinct: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        context, x = distinct._resolved(), torch.ones(2)
+        monkeypatch.setattr(context.runtime, "pins_memory", True)
+        for function in (torch.Tensor.pin_memory, torch._pin_memory, torch.Tensor.is_pinned):
+            rewriter = rewriters.REGISTERED[function]
+            assert rewriter is not None
+            for given in ((x,), (x, "cuda")):
+                called = rewriter(context, lambda *given: given, given, {})
+                assert len(called) == 1 and called[0] is x
+
 
 class TestOrdinals:
     def test_folded_by_default(self) -> None:
