@@ -216,6 +216,14 @@ class TestEntryPoints:
             assert inspect.unwrap(entry) is original
         assert find() is original
 
+    @pytest.mark.parametrize("name", ["__repr__", "is_shared", "double"])
+    def test_copies_of_methods_are_the_methods(self, name: str) -> None:
+        """torch's database of operators copies functions; the first two methods are written in Python."""
+        with torchdevice.simulate("cuda", engine="wrap"):
+            entry = getattr(torch.Tensor, name)
+            assert copy.copy(entry) is copy.deepcopy([entry])[0] is entry
+            assert pickle.loads(pickle.dumps(entry)) == entry
+
     def test_torch_function_of_a_subclass_gets_the_originals(self, wrapped: torchdevice.Scope) -> None:
         seen = []
 

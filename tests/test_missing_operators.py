@@ -192,7 +192,7 @@ class TestRegistration:
     def test_what_the_target_has_is_left_alone(self) -> None:
         with torchdevice.simulate("cuda"):
             lacking = missing_operators.lacking("PrivateUse1")
-            assert "aten::linalg_eig" in lacking and "aten::isfinite" not in lacking and "aten::copy_" not in lacking
+            assert "aten::mode" in lacking and "aten::isfinite" not in lacking and "aten::copy_" not in lacking
 
     def test_registered_kernels_run_operators(self) -> None:
         with torchdevice.simulate("cuda") as scope, _registrations("PrivateUse1", "aten::linalg_eig", "aten::mode"):
@@ -255,6 +255,22 @@ NOT_SUPPORTED = [
 ]
 
 
+FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "linalg_solve_triangular": lambda x: torch.linalg.cholesky(x @ x.t() + torch.eye(3, device=x.device)),
+    "lu_unpack": lambda x: torch.linalg.lu_factor(x)[0],
+    "_fft_c2c": lambda x: torch.fft.fft(x).abs(),
+    "special_i1": lambda x: torch.i0(x),
+    "polygamma": lambda x: torch.digamma(x.abs() + 1),
+    "digamma": lambda x: torch.lgamma(x.abs() + 1),
+    "flip": lambda x: x.cumsum(0) * x,
+    "scatter_add_": lambda x: x.gather(0, torch.zeros(2, 3, dtype=torch.int64, device=x.device)),
+    "index_add_": lambda x: x.index_select(0, torch.tensor([0, 0], device=x.device)),
+    "_index_put_impl_": lambda x: x[torch.tensor([0, 0], device=x.device)],
+    "_softmax_backward_data": lambda x: x.softmax(0) * x,
+}
+"""Operator -> a function whose derivative calls it, and which does not call it itself."""
+
+
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 @pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
 class TestRefusedInsideAKernel:
@@ -284,6 +300,29 @@ class TestRefusedInsideAKernel:
             assert x.grad is not None and torch.equal(there.grad.cpu(), x.grad)
         requested = [entry.requested for entry in scope.journal.degraded]
         assert "aten::max_pool3d_with_indices_backward" in requested
+
+    @pytest.mark.parametrize("target", ["simulated:mps", "mps-on-simulated"])
+    @pytest.mark.parametrize("operator", FORMULAS)
+    def test_an_operator_of_a_formula_in_backward(self, operator: str, target: str) -> None:
+        """The operator's name does not say that it is one of ``backward``."""
+        expected = gradient(FORMULAS[operator], matrix())
+        with refusing(operator, NOT_SUPPORTED[0]), torchdevice.portable(target) as scope:
+            found = gradient(FORMULAS[operator], matrix().cuda())
+            assert found.device == torch.ones(1, device="cuda").device
+            torch.testing.assert_close(found.cpu(), expected)
+        assert f"aten::{operator}" in [entry.requested for entry in scope.journal.degraded]
+
+    def test_a_cheap_operator_in_backward_raises(self, mps: torchdevice.Scope) -> None:
+        """A kernel in Python would make each call of it in the whole program slower."""
+        with refusing("mul.Tensor", NOT_SUPPORTED[0]), pytest.raises(RuntimeError, match="Conv3D is not supported"):
+            matrix().cuda().requires_grad_().exp().sum().backward()
+
+    def test_outside_backward_the_whole_call_is_made_on_the_cpu(self, mps: torchdevice.Scope) -> None:
+        """So its backward runs there too."""
+        with refusing("digamma", NOT_SUPPORTED[0]):
+            gradient(torch.special.digamma, matrix().abs().cuda())
+        (entry,) = mps.journal.degraded
+        assert entry.requested.endswith("digamma in torch.float32")
 
     @pytest.mark.parametrize("scope", [{"strict": True}, {"written_for": "mps"}], ids=str)
     def test_in_backward_torchs_error_stays(self, scope: dict[str, Any]) -> None:

@@ -80,7 +80,15 @@ class EntryPoint:
         return repr(self.original)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self.original, types.FunctionType):  # pickle knows these by their type
+            return self.original.__qualname__
         return self.original.__reduce_ex__(protocol)
+
+    def __copy__(self) -> EntryPoint:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> EntryPoint:
+        return self
 
     @property
     def __class__(self) -> Any:

@@ -1,7 +1,8 @@
-"""Kernels of backward operators that refuse a call, which then runs on the CPU.
+"""Kernels of operators that refuse a call in ``backward``, which then runs on the CPU.
 
-In ``backward`` autograd calls operators from C++, where no torch function is called again. So the operators that only
-``backward`` calls get a kernel that calls torch's and looks at its error. Other operators cost nothing.
+In ``backward`` autograd calls operators from C++, where no torch function is called again. So some operators get a
+kernel that calls torch's and looks at its error: those that only ``backward`` calls, and those of formulas of
+derivatives that take much longer than the microsecond of a frame of Python. Other operators cost nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +22,27 @@ from torchdevice.on_cpu.registrations import Registrations
 from torchdevice.patching import Callback, Installation
 from torchdevice.torch_internals import require
 
+_NONE = -1
+"""What torch answers instead of a number where no ``backward`` runs."""
+
 _REFUSALS = (RuntimeError, TypeError)
 """The types of a refusal; ``NotImplementedError`` is one of the first."""
 
+_TAKING_LONG = (
+    "_cdist_forward _fft_c2c _fft_c2r _fft_r2c _index_put_impl_ _linalg_eigh _linalg_solve_ex _linalg_svd _trilinear "
+    "_unique _unique2 cholesky_inverse cholesky_solve col2im cumprod cumsum digamma erfinv flip i0 index_add "
+    "index_reduce lgamma linalg_cholesky_ex linalg_cross linalg_householder_product linalg_inv_ex linalg_lu_solve "
+    "linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular logcumsumexp lu_unpack masked_scatter ormqr "
+    "polygamma put roll scatter_add scatter_reduce special_erfcx special_i0e special_i1 special_i1e special_xlog1py "
+    "special_zeta take triangular_solve xlogy"
+)
+
+_COSTLY = frozenset(_TAKING_LONG.split())
+"""Operators that formulas of derivatives call and that take long, without the ``_`` of those in place."""
+
 _names = require(torch._C, "_dispatch_get_all_op_names")
 _has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+_backward_that_runs = require(torch._C, "_current_graph_task_id")
 
 
 def is_refusal(context: Context, error: BaseException) -> bool:
@@ -40,14 +57,29 @@ def is_refusal(context: Context, error: BaseException) -> bool:
 
 
 def operators(key: str) -> list[str]:
-    """Return the operators of ATen that only ``backward`` calls and that have a kernel under a dispatch key."""
-    return [name for name in _names() if is_of_backward(name) and _has_kernel(name, key)]
+    """Return the operators of ATen that get a kernel of their own, of those with a kernel under a dispatch key."""
+    called = (name for name in _names() if is_of_backward(name) or is_costly(name))
+    return [name for name in called if _has_kernel(name, key) and not _writes_to_given(name)]
 
 
 def is_of_backward(name: str) -> bool:
     """Return whether an operator, by its name with namespace and overload, is one that only ``backward`` calls."""
     namespace, _, operator = name.partition("::")
-    return namespace == "aten" and operator.partition(".")[0].endswith("_backward")
+    return namespace == "aten" and "_backward" in operator.partition(".")[0]
+
+
+def is_costly(name: str) -> bool:
+    """Return whether a formula of a derivative may call an operator for which a frame of Python is a small part."""
+    namespace, _, operator = name.partition("::")
+    packet = operator.partition(".")[0]
+    return namespace == "aten" and (packet in _COSTLY or packet.removesuffix("_") in _COSTLY)
+
+
+@functools.cache
+def _writes_to_given(name: str) -> bool:
+    """Return whether an operator writes to tensors that are given for its results. Autograd calls no such overload."""
+    arguments = overload(name)._schema.arguments
+    return any(argument.kwarg_only and argument.alias_info is not None for argument in arguments)
 
 
 def kernels(key: str) -> Mapping[str, Callable[..., Any]]:
@@ -63,7 +95,8 @@ def _kernel(name: str, key: str) -> Callable[..., Any]:
             return original.call_boxed(keys, *args, **kwargs)
         except _REFUSALS as error:
             context = thread_state.state.context
-            if context is None or not is_refusal(context, error):
+            # Elsewhere the torch call is made again above autograd, so that its backward runs on the CPU too.
+            if context is None or _backward_that_runs() == _NONE or not is_refusal(context, error):
                 raise
         return run(name, overload(name), args, kwargs, context.device_type)
 
