@@ -49,10 +49,12 @@ REHEARSING = frozenset(
         "cpp_extension",
         "data",
         "device_arguments",
+        "distributed",
         "engines",
         "errors",
         "inventory",
         "memory",
+        "module_sweep",
         "op_sweep",
         "profiling",
         "scope",
@@ -60,6 +62,7 @@ REHEARSING = frozenset(
         "torch_cuda",
         "torchscript",
         "transfer",
+        "transformers",
         "written_for_xpu",
     )
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import zlib
 from collections import defaultdict
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 T = TypeVar("T")
@@ -86,6 +88,11 @@ def on_one_target(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
             kept.add(item)
     kept.update(of_one[(zlib.crc32(key.encode()) + seed) % len(of_one)] for key, of_one in cases.items())
     return [item for item in items if item in kept]
+
+
+def attention_on(target: str) -> contextlib.AbstractContextManager[None]:
+    """Let the CPU compute attention by the operators of a target: MPS has no kernel like the fused one of the CPU."""
+    return sdpa_kernel(SDPBackend.MATH) if "mps" in target else contextlib.nullcontext()
 
 
 def identical(expected: Any, actual: Any, kind: str = "cpu") -> str:

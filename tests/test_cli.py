@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import run_command, run_program, run_python
 
 import torchdevice
+from torchdevice import autoload, collector, logs, thread_state
 
 # Each test starts processes, so the default run takes a sample.
 pytestmark = [pytest.mark.sampled(9, of="runs of the command line"), pytest.mark.one_engine]
@@ -216,6 +221,46 @@ class TestActivation:
         program = "import sys; sys.stderr.close(); import torch; print('imported')"
         result = run_python("-c", program, TORCHDEVICE="1", TORCHDEVICE_DEVICES="many")
         assert (result.returncode, result.stdout) == (0, "imported\n")
+
+
+@pytest.mark.sampled(9)
+class TestActivationInThisProcess:
+    """What torch's import calls, called once more."""
+
+    @pytest.fixture(autouse=True)
+    def switched_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHDEVICE", "1")
+
+    def test_a_scope_that_is_active_is_enough(self) -> None:
+        with torchdevice.portable("cpu") as scope:
+            autoload.activate()
+            assert torchdevice.current() is scope and len(thread_state.state.entries) == 1
+
+    def test_backends_that_torch_would_load_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One of them may be the target. An error is torch's to raise, which loads them all itself."""
+        loaded: list[str] = []
+
+        def backend(name: str, call: Callable[[], Any]) -> types.SimpleNamespace:
+            return types.SimpleNamespace(name=name, load=lambda: loaded.append(name) or call)
+
+        points = [backend(name, lambda: None) for name in ("first", "torchdevice")]
+        points += [backend("broken", lambda: 1 / 0), backend("last", lambda: loaded.append("called"))]
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+        autoload._load_backends()
+        assert loaded == ["broken", "last", "called"]
+
+    def test_what_is_said_where_nothing_of_the_package_works(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def broken(*arguments: Any) -> Any:
+            raise RuntimeError("no place\nfor notes.")
+
+        monkeypatch.setattr(collector, "paused", broken)
+        monkeypatch.setattr(logs, "claim", broken)
+        autoload.activate()
+        said = capsys.readouterr().err
+        assert "which could not be activated: RuntimeError: no place for notes. torch is imported" in said
+        assert said.count("\n") == 1
 
 
 def test_version() -> None:

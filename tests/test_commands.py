@@ -17,7 +17,7 @@ import torch
 from conftest import run_command, run_python
 
 import torchdevice
-from torchdevice.cli import examinations, main, programs
+from torchdevice.cli import examinations, main, programs, run
 from torchdevice.options import declarations, flag_of
 
 COMMANDS = ("run", "check", "doctor", "report", "devices", "coverage", "completion")
@@ -233,6 +233,44 @@ class TestRun:
         assert result.stderr.startswith("torchdevice: ")
 
 
+@pytest.mark.parametrize("system", ["posix", "nt"])
+def test_flags_of_python_start_another_one(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the place of this one. Windows cannot do that: this one waits for it, and its status is the status."""
+    started: list[list[str]] = []
+
+    def execv(path: str, words: list[str]) -> None:
+        started.append(words)
+        raise SystemExit(7)  # never returns
+
+    monkeypatch.setattr(run, "os", types.SimpleNamespace(name=system, execv=execv, environ=os.environ))
+    monkeypatch.setattr(run.subprocess, "call", lambda words: started.append(words) or 7)
+    words = ["run", "--target", "cpu", "python", "-O", "program.py", "--flag"]
+    try:
+        status = main.main(words)
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 7
+    again = ["-m", "torchdevice", "run", "--target", "cpu", "program.py", "--flag"]
+    assert started == [[sys.executable, "-O", *again]]
+
+
+def test_a_command_decides_what_an_interrupt_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = iter([KeyboardInterrupt(), KeyboardInterrupt(), -15])
+
+    def wait() -> int:
+        event = next(events)
+        if isinstance(event, KeyboardInterrupt):
+            raise event
+        return event
+
+    monkeypatch.setattr(run.subprocess, "Popen", lambda words: types.SimpleNamespace(wait=wait))
+    monkeypatch.setattr(run._options, "set_environment", lambda variables: None)
+    monkeypatch.setattr(run, "_begin_run", lambda options, scope: None)
+    monkeypatch.setattr(programs.shutil, "which", lambda name: __file__)
+    assert main.main(["run", "--target", "cpu", "a-command"]) == 128 + 15
+    assert list(events) == []
+
+
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
@@ -275,6 +313,25 @@ class TestDoctor:
     def test_an_activated_process_is_looked_at_without_its_scope(self) -> None:
         assert "cpu would stand in" in run_command("doctor", TORCHDEVICE="1", TORCHDEVICE_TARGET="cpu").stdout
 
+    def test_it_takes_about_as_long_as_importing_torch(self) -> None:
+        """Measured by processor time, which does not depend on what else runs; the examinations are a small part."""
+        program = """if True:
+            import time
+            start = time.process_time()
+            import torch
+            imported = time.process_time()
+            from torchdevice.cli import examinations
+            examinations.examine(None)
+            print((time.process_time() - imported) / (imported - start))
+        """
+        ratios = [float(run_python("-c", program).stdout) for _ in range(3)]
+        assert min(ratios) < 0.6, ratios
+
+
+@pytest.mark.sampled(8)
+class TestExaminations:
+    """What ``torchdevice doctor`` finds on other machines than this one."""
+
     @pytest.mark.parametrize(
         ("package", "files", "said"),
         [
@@ -297,22 +354,98 @@ class TestDoctor:
         ],
     )
     def test_packages_that_are_in_the_way(
-        self, package: str, files: dict[str, str], said: tuple[str, str, str], tmp_path: Path
+        self,
+        package: str,
+        files: dict[str, str],
+        said: tuple[str, str, str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(text)
-        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-        _, subjects = findings(PYTHONPATH=path)
-        found = [(each["subject"], each["status"], each["said"]) for each in subjects[said[0]]]
-        assert any(each[:2] == said[:2] and each[2].startswith(said[2]) for each in found), found
-        assert all(each["remedy"] for each in subjects[said[0]] if each["status"] != "ok")
+        monkeypatch.syspath_prepend(tmp_path)
+        found = [*examinations._patchers(), *examinations._packages()]
+        assert any(each[:2] == said[:2] and each.said.startswith(said[2]) for each in found), found
+        assert all(each.remedy for each in found if each.status != "ok")
+
+    def test_packages_that_are_not_in_the_way(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One of torch's build, one that does not say its build, and modules that some code has put there."""
+        monkeypatch.setattr(torch.version, "cuda", "99.9")
+        for name, text in {"torchvision": "__version__ = '1+cu999'\ncuda = '99.9'\n", "torchaudio": None}.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").write_text("1 / 0")
+            if text is not None:
+                (tmp_path / name / "version.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setitem(sys.modules, "torchada", types.ModuleType("torchada"))
+        assert {each.status for each in [*examinations._patchers(), *examinations._packages()]} == {"ok"}
+
+    @pytest.mark.parametrize(
+        ("version", "cuda", "hip", "status", "said"),
+        [
+            ("2.9.1+cpu", None, None, "problem", "torch 2.9.1+cpu is too old"),
+            ("2.13.0+cu130", "13.0", None, "ok", "a build for CUDA 13.0, without a GPU, which it does not need"),
+            ("2.13.0+rocm7", None, "7.0", "ok", "a build for ROCm 7.0"),
+            ("2.13.0+cpu", None, None, "ok", "a build without accelerators"),
+        ],
+    )
+    def test_builds(
+        self,
+        version: str,
+        cuda: str | None,
+        hip: str | None,
+        status: str,
+        said: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(torch, "__version__", version)
+        for name, value in {"cuda": cuda, "hip": hip, "xpu": None}.items():
+            monkeypatch.setattr(torch.version, name, value, raising=False)
+        (found,) = examinations._build()
+        assert (found.status, found.said) == (status, said)
+
+    def test_the_device_and_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TORCHDEVICE_TARGET", raising=False)
+        (found,) = examinations._device(None)
+        assert found.status == "ok" and " would stand in: " in found.said and "(the best there is" in found.said
+        (found,) = examinations._device("simulated:cuda")
+        assert found.said.startswith("simulated:cuda") and found.said.endswith("(asked for)") and not found.remedy
+        monkeypatch.setenv("TORCHDEVICE_TARGET", "cpu")
+        (found,) = examinations._device(None)
+        assert found.said.endswith("(TORCHDEVICE_TARGET says so)") and "simulated:cuda" in found.remedy
+        (found,) = examinations._device("gpu")
+        assert found.status == "problem" and "Did you mean" in found.said
+
+    def test_torch_does_not_find_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
+        assert examinations._activation()[0].status == "ok"
+        monkeypatch.setattr(examinations.importlib.metadata, "entry_points", lambda **group: [])
+        (found,) = examinations._activation()
+        assert found.status == "problem" and "install the package with pip" in found.remedy
+
+    def test_variables(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [name for name in os.environ if name.startswith("TORCHDEVICE")]:
+            monkeypatch.delenv(name)
+        for name in examinations._OTHERS:
+            monkeypatch.delenv(name, raising=False)
+        assert [each.said for each in examinations._variables()] == ["none is set"]
+        monkeypatch.setenv(f"TORCHDEVICE_{'X' * 60}", "1")
+        monkeypatch.setenv("TORCHDEVICE_DEVICES", "2")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        unknown, known = examinations._variables()
+        assert (unknown.status, unknown.remedy) == ("warning", "see docs/options.md")
+        assert known.said == "in force: TORCHDEVICE_DEVICES=2, CUDA_VISIBLE_DEVICES=0"
+        monkeypatch.setenv("TORCHDEVICE_DEVICES", "many")
+        assert [each.status for each in examinations._variables()] == ["warning", "problem", "ok"]
 
     def test_what_is_lacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("CXX", raising=False)
         (compiler,) = examinations._compiler()
         assert compiler.status == "warning" and "g++" in compiler.remedy
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        assert examinations._compiler()[0].said.startswith("there is no no-such-compiler, so")
         little = types.SimpleNamespace(available=1 << 30, total=2 << 30)
         monkeypatch.setattr(examinations.psutil, "virtual_memory", lambda: little)
         assert examinations._memory()[0].status == "warning"
@@ -333,20 +466,6 @@ class TestDoctor:
             assert set(seen) == {1} and torch.get_num_threads() == 2
         finally:
             torch.set_num_threads(before)
-
-    def test_it_takes_about_as_long_as_importing_torch(self) -> None:
-        """Measured by processor time, which does not depend on what else runs; the examinations are a small part."""
-        program = """if True:
-            import time
-            start = time.process_time()
-            import torch
-            imported = time.process_time()
-            from torchdevice.cli import examinations
-            examinations.examine(None)
-            print((time.process_time() - imported) / (imported - start))
-        """
-        ratios = [float(run_python("-c", program).stdout) for _ in range(3)]
-        assert min(ratios) < 0.6, ratios
 
 
 # ---- the other commands ----------------------------------------------------------------------------------------------

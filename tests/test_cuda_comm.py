@@ -63,6 +63,13 @@ def test_results_are_written_into_what_was_given(cuda: torchdevice.Scope) -> Non
     assert comm.gather(chunks, dim=1, out=whole) is whole and whole.tolist() == x.tolist()
 
 
+def test_a_sum_is_on_its_destination(cuda: torchdevice.Scope) -> None:
+    total = comm.reduce_add([rand(3, device=device) * 0 + device + 1 for device in (0, 1)], destination=1)
+    assert total.get_device() == 1 and total.tolist() == [3.0] * 3
+    with pytest.raises(AssertionError, match="expects all inputs to be on GPUs"):
+        comm.reduce_add([torch.ones(2), torch.ones(2)])
+
+
 REFUSED: dict[str, Callable[[], Any]] = {
     r"Expected all output tensors to be CUDA tensors, but output tensor at index 1 has device 'cpu'": lambda: (
         comm.broadcast(rand(2), out=[rand(2), torch.rand(2)])
@@ -110,6 +117,8 @@ def test_a_target_that_is_the_cpu_refuses_nothing_by_device() -> None:
     with torchdevice.portable("cpu"):
         x = torch.ones(4)
         assert [each.tolist() for each in comm.scatter(x.cuda(), [0])] == [[1, 1, 1, 1]]
-        assert comm.gather([x, x], destination=0).tolist() == [1] * 8
+        for destination in (0, "cpu", "cuda:0", torch.device("cuda"), torch.device("cpu")):
+            assert comm.gather([x, x], destination=destination).tolist() == [1] * 8
+        assert comm.reduce_add([x.cuda(), x.cuda()]).tolist() == [2] * 4
         with pytest.raises(RuntimeError, match=r"^Expected at least one tensor"):
             comm.gather([])

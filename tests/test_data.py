@@ -126,6 +126,19 @@ class TestCopies:
         assert torch.equal(x.to("cpu", non_blocking=True), torch.ones(3))
         assert x.copy_(torch.zeros(3), non_blocking=True).tolist() == [0.0] * 3
 
+    def test_an_operator_with_a_dtype_in_the_place_of_a_device(self) -> None:
+        x = torch.zeros(3, device="cuda")
+        converted = torch.ops.aten.to(x, torch.float16)
+        converted += 1
+        assert converted.dtype is torch.float16 and converted.device == x.device and x.tolist() == [0.0] * 3
+
+    def test_what_has_no_memory_of_its_own(self, kind: str) -> None:
+        x = torch.eye(3).to_sparse()
+        moved = torch.as_tensor(x, dtype=torch.float16, device="cuda")
+        assert (
+            moved.is_sparse and moved.device.type == kind and torch.equal(moved.to_dense().cpu(), torch.eye(3).half())
+        )
+
 
 def tagged_cuda(value: Any, path: Path, tag: str = "cuda:0") -> Path:
     """Write a file as a CUDA machine does, in the current format: storages in the pickle have the location ``tag``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from conftest import plain_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
+from torchdevice.engines import rewriters
 from torchdevice.errors import FidelityError, PortabilityWarning
 
 # The device reads "meta" where the spelling was understood, so nothing here can pass by accident.
@@ -68,6 +70,12 @@ def test_torch_device_by_keyword_and_index() -> None:
     assert torch.device("cuda", 0).type == "meta"
     assert torch.device(type="cuda").type == "meta"
     assert torch.device(torch.device("cuda")).type == "meta"
+
+
+def test_numbers_are_reported_as_they_were_written(distinct: torchdevice.Scope) -> None:
+    torch.device(0)
+    torch.zeros(1, device=0)
+    assert [(entry.requested, entry.done) for entry in distinct.journal.entries] == [("0", "meta")] * 2
 
 
 def test_context_manager_and_default_device() -> None:
@@ -255,8 +263,22 @@ class TestLeftAlone:
             torch.zeros(1, device=text)
 
     def test_negative_index_gets_torchs_own_error(self) -> None:
+        with plain_torch():
+            with pytest.raises(RuntimeError) as plain:
+                torch.device(-1)
+        with pytest.raises(RuntimeError) as scoped:
+            torch.device(-1)
+        assert str(scoped.value) == str(plain.value)
         with pytest.raises(RuntimeError, match="negative"):
             torch.device("cuda", -1)
+
+    def test_no_argument_gets_torchs_own_error(self) -> None:
+        with plain_torch():
+            with pytest.raises(TypeError) as plain:
+                torch.device()  # type: ignore[call-overload]
+        with pytest.raises(TypeError) as scoped:
+            torch.device()  # type: ignore[call-overload]
+        assert str(scoped.value) == str(plain.value)
 
     def test_int_arguments_that_are_no_device(self) -> None:
         x = torch.ones(3, 4)
@@ -270,6 +292,21 @@ class TestLeftAlone:
         assert isinstance(torch.device("cuda"), torch.device)
         assert torch.device | None
         assert torch.Generator | None
+
+
+class TestPinning:
+    """A target without page-locked memory of its own that can be told from the CPU."""
+
+    def test_only_the_hosts_memory_can_be_pinned(self) -> None:
+        for make in (lambda **where: torch.empty(2, **where), lambda **where: torch.zeros(1).new_empty(2, **where)):
+            assert make(pin_memory=True).is_pinned() and make(device="cpu", pin_memory=True).is_pinned()
+            assert not make(device="cuda", pin_memory=False).is_pinned()
+            with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+                make(device="cuda", pin_memory=True)
+
+    def test_in_a_scope_that_was_sent_to_the_cpu(self) -> None:
+        torch.device("cpu:-1")
+        assert torch.empty(2, device="cuda", pin_memory=True).is_pinned()
 
 
 class TestOrdinals:
@@ -337,6 +374,21 @@ class TestDtypeLimits:
     def test_the_cpu_keeps_float64(self) -> None:
         assert torch.ones(2).double().dtype is torch.float64
         assert torch.zeros(2, dtype=torch.float64, device="cpu").dtype is torch.float64
+        for words in ((torch.float64,), ("cpu", torch.float64), (torch.ones(1, dtype=torch.float64),)):
+            assert torch.nn.Linear(2, 2).to(*words).weight.dtype is torch.float64
+
+    def test_only_grad_scaler_gets_what_it_has_in_place_of_float64(self) -> None:
+        """GradScaler calls ``double`` on accelerators other than MPS, for better rounding only."""
+        x, names = torch.ones(2, device="cuda"), {"__name__": "torch.amp.grad_scaler"}
+        exec("def double(x): return x.double()", names)
+        double: Any = names["double"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert double(x) is x and double(torch.ones(2)).dtype is torch.float64
+        with pytest.warns(PortabilityWarning):
+            assert x.double().dtype is torch.float32
+        with torchdevice.portable("cpu"):
+            assert double(torch.ones(2, device="cuda")).dtype is torch.float64
 
     def test_float64_error_leaves_the_dtype_to_torch(self, meta_target: None) -> None:
         with torchdevice.portable("meta", float64="error"):
@@ -368,8 +420,6 @@ class TestDtypeLimits:
     def test_copies_are_blocking_where_they_must_be(self, given: Any, called: Any) -> None:
         scope = torchdevice.current()
         assert scope is not None
-        from torchdevice.engines import rewriters
-
         seen: list[Any] = []
 
         def spy(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -410,6 +460,26 @@ class TestIdentity:
             assert torch.ones(1).device.type == "cpu" and not torch.ones(1).is_cuda
             assert torch.zeros(2, device=x.device).is_cuda
         assert x.device.type == "meta"
+
+    def test_a_device_that_is_only_made_stays_what_it_is(self, meta_target: None) -> None:
+        with torchdevice.portable("meta", identity="program", strict=True):
+            assert torch.device("cuda:3") == torch.device("cuda", 3) and torch.device("cuda:3").index == 3
+
+    @pytest.mark.parametrize("written_for", ["cuda", "mps", "xpu"])
+    def test_reads_of_every_accelerator(self, meta_target: None, written_for: Any) -> None:
+        with torchdevice.portable("meta", identity="program", written_for=written_for):
+            there, here = torch.zeros(2, device=written_for), torch.zeros(2)
+            kinds = ("cuda", "mps", "xpu")
+            assert [getattr(there, f"is_{kind}") for kind in kinds] == [kind == written_for for kind in kinds]
+            assert not any(getattr(here, f"is_{kind}") for kind in kinds)
+
+    def test_reads_where_the_target_is_another_accelerator(self, meta_target: None) -> None:
+        with torchdevice.portable("meta", identity="program") as scope:
+            read = rewriters.READS[torch.Tensor.is_mps.__get__]
+            assert read is not None
+            of_target, of_another = torch.zeros(2, device="cuda"), torch.zeros(2)
+            for tensor, expected in ((of_target, False), (of_another, True)):
+                assert read(scope._resolved(), lambda tensor: True, (tensor,), {}) is expected
 
     def test_refused_where_a_tensor_cannot_be_told_from_a_cpu_tensor(self) -> None:
         with pytest.raises(ValueError, match="simulated"):

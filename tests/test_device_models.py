@@ -145,6 +145,8 @@ def test_every_way_in(tmp_path: Path) -> None:
     [
         ("t5", UnknownTargetError, "Did you mean 'simulated:t4'?"),
         ("missing.toml", ValueError, r"missing.toml' cannot be read: No such file or directory\. Name a file"),
+        ("cut-off.json", ValueError, r"'cut-off.json' cannot be parsed: Expecting value"),
+        ("cut-off.toml", ValueError, "cut-off.toml' cannot be (parsed: Invalid value|read: Python 3.10)"),
         ({"memmory": 1}, ValueError, "has 'memmory', which is not known. Use keys among base, capability"),
         ({"base": "tpu"}, ValueError, "base='tpu' is not a profile. Use one of 'cuda', 'mps', 'strict'"),
         ({"capability": 8}, ValueError, "capability=8 is not a compute capability"),
@@ -156,6 +158,18 @@ def test_every_way_in(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_bad_models(model: Any, error: type[Exception], message: str) -> None:
+def test_bad_models(
+    model: Any, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cut-off.json").write_text('{"base": ')
+    Path("cut-off.toml").write_text("base = ")
     with pytest.raises(error, match=message), torchdevice.simulate(model):
         pass
+
+
+def test_toml_on_a_python_that_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.toml").write_text('base = "cuda"')
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    with pytest.raises(ValueError, match=r"Python 3\.10 reads no TOML\. Write the device as JSON\."):
+        torchdevice.simulate(str(tmp_path / "mine.toml")).__enter__()

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import free_port, run_command
 
+import torchdevice
+from torchdevice import thread_state
 from torchdevice.cli import main, ranks
+from torchdevice.torch_apis import distributed, divided_attention, dtensor, nccl_devices
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -30,6 +38,171 @@ def torchrun(
         "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options, str(program), *arguments,
         TORCHDEVICE_TARGET=devices, **environment,
     )  # fmt: skip
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize("area", [distributed, divided_attention, dtensor])
+def test_a_build_without_process_groups_gets_no_patches_of_them(
+    area: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert area.patches()
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    assert area.patches() == []
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype, device="cuda")
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "another dtype": (
+        lambda: dist.reduce_scatter_tensor(ones(3, dtype=torch.float16), ones(3)),
+        TypeError,
+        "input tensor must be the same type as the output tensor.",
+    ),
+    "another size": (
+        lambda: dist.reduce_scatter_tensor(ones(2), ones(3)),
+        ValueError,
+        "input tensor must be the same size as output size times world size",
+    ),
+    "sizes of parts": (
+        lambda: dist.all_to_all_single(ones(3), ones(3), [3], [2]),
+        RuntimeError,
+        "Split sizes doesn't match total dim 0 size",
+    ),
+    "bits": (
+        lambda: dist.all_reduce(ones(3), op=dist.ReduceOp.BAND),
+        ValueError,
+        "Cannot use ReduceOp.BAND with NCCL",
+    ),
+    "a mean of bools": (
+        lambda: dist.all_reduce(ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG),
+        TypeError,
+        "Cannot use ReduceOp.AVG with boolean inputs",
+    ),
+    "a greatest complex number": (
+        lambda: dist.reduce(ones(3, dtype=torch.complex64), 0, op=dist.ReduceOp.MAX),
+        RuntimeError,
+        "does not support ReduceOp.MAX on complex tensors",
+    ),
+    "sparse": (lambda: dist.broadcast(ones(2, 2).to_sparse(), 0), ValueError, "Tensors must be CUDA and dense"),
+    "without memory": (
+        lambda: dist.all_reduce(torch.ones(2, device="meta")),
+        RuntimeError,
+        "No backend type associated with device type meta",
+    ),
+}
+"""What NCCL refuses of a group of any size, and its words."""
+
+
+@pytest.mark.filterwarnings("ignore:`torch.distributed.reduce_scatter_tensor` is deprecated")  # from torch 2.13 on
+class TestGroupOfOneRank:
+    """A group in this process."""
+
+    @pytest.fixture(autouse=True)
+    def group(self, cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        # torch keeps the name of the last group's backend after the group has ended.
+        monkeypatch.setattr(dist.distributed_c10d, "_backend", dist.distributed_c10d._backend)
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, pg_options=nccl_options())
+        yield dist.distributed_c10d._get_default_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @pytest.mark.parametrize("case", REFUSED)
+    def test_what_nccl_refuses_is_refused_in_its_words(self, case: str) -> None:
+        call, kind, said = REFUSED[case]
+        with pytest.raises(kind, match=re.escape(said)):
+            call()
+
+    def test_tensors_on_the_cpu_are_those_of_gloo(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        refused = pytest.raises(RuntimeError, match="No backend type associated with device type cpu")
+        with contextlib.nullcontext() if kind == "cpu" else refused:
+            dist.all_reduce(torch.ones(2))
+        dist.destroy_process_group()
+        dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+        for values in (torch.ones(2), ones(2)):
+            dist.all_reduce(values)
+            assert values.tolist() == [1, 1]
+
+    def test_work_that_has_finished(self, group: Any) -> None:
+        values = ones(3)
+        work = dist.all_reduce(values, async_op=True)
+        assert work.wait() and work.is_completed() and work.get_future().wait() == [values]
+        outputs = [[torch.empty(2, device="cuda"), torch.empty(0, device="cuda")]]
+        group.allgather_coalesced(outputs, [ones(2), ones(0)]).wait()
+        assert [each.tolist() for each in outputs[0]] == [[1, 1], []]
+        nothing = ones(0)
+        dist.reduce_scatter_tensor(nothing, ones(0))
+        assert nothing.shape == (0,)
+
+    def test_what_torch_asks_of_a_group(self, group: Any, kind: str) -> None:
+        named = dist.new_group([0], group_desc="mine", pg_options=nccl_options())
+        assert (named.group_desc, group.group_desc, dist.get_backend(named)) == ("mine", "default_pg", "nccl")
+        before = group._get_sequence_number_for_group()
+        dist.all_reduce(ones(2))
+        assert group._get_sequence_number_for_group() > before
+        assert torch.device("cuda") in group._device_types
+        assert dist.get_default_backend_for_device("cuda") == "nccl"
+        own = dist.get_default_backend_for_device(torch.device("cuda", 0))
+        assert own == ("gloo" if kind == "cpu" else "nccl") and dist.get_default_backend_for_device("cpu") == "gloo"
+        with pytest.raises(ValueError, match="only implemented for GLOO"):
+            dist.monitored_barrier()
+
+    def test_what_torch_does_to_groups_of_nccl(self, group: Any) -> None:
+        """Functions for them name NCCL's class, which builds without NCCL lack."""
+        limit = datetime.timedelta(seconds=9)
+        dist.distributed_c10d._set_pg_timeout(limit)
+        assert group.gloo.options._timeout == limit
+        assert not isinstance(group, dist.ProcessGroupNCCL)
+        dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(limit)
+        dist.distributed_c10d._abort_process_group()
+        assert not dist.is_initialized()
+
+    def test_a_checkpoint_is_written_and_read_on_the_device(self, tmp_path: Path) -> None:
+        from torch.distributed import checkpoint
+
+        checkpoint.save({"weights": torch.arange(6.0).cuda()}, checkpoint_id=tmp_path)
+        found = {"weights": torch.zeros(6).cuda()}
+        checkpoint.load(found, checkpoint_id=tmp_path)
+        assert found["weights"].tolist() == [0, 1, 2, 3, 4, 5] and found["weights"].device == ones(1).device
+
+    def test_a_recorder_written_in_cpp_is_attached_to_no_group_written_in_python(self, group: Any) -> None:
+        """torch has it from 2.15 on."""
+        attached: list[Any] = []
+        for each in (group, group.gloo):
+            distributed._attach_flight_recorder(thread_state.current(), attached.append, each)  # type: ignore[arg-type]
+        assert attached == [group.gloo]
+
+
+def nccl_options() -> Any:
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.cga_cluster_size = 2
+    return options
+
+
+@pytest.mark.one_engine
+class TestRanksOnOneDevice:
+    """NCCL's refusal, of what all ranks say of their devices."""
+
+    def check(self, of_all: list[int]) -> None:
+        def gather(mine: torch.Tensor) -> torch.Tensor:
+            return torch.cat([mine + each - of_all[1] for each in of_all])
+
+        with torchdevice.simulate():
+            nccl_devices.check(1, of_all[1], gather)
+
+    def test_two_ranks_on_one_are_refused(self) -> None:
+        self.check([0, 1, 2])
+        with pytest.raises(dist.DistBackendError, match="rank 1 and rank 2 both on CUDA device 4000"):
+            self.check([0, 3, 3])
+
+    def test_devices_are_told_apart_by_machine_and_by_what_is_visible(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        identity = nccl_devices._identity
+        here = identity(1)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+        assert [identity(1), identity(2)] == [here, here + 1] and identity(0) == here + 2
+        monkeypatch.setenv("NCCL_HOSTID", "another")
+        assert identity(1) not in (here, here + 1, here + 2)
 
 
 def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:

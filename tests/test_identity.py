@@ -248,6 +248,7 @@ WRITTEN: dict[str, Callable[[Program], Any]] = {
     "nodes": lambda p: (p.x().requires_grad_() * 2).grad_fn._input_metadata,  # type: ignore[union-attr]
     "checkpointing": lambda p: torch.utils.checkpoint._infer_device_type(p.x()),
     "a module of torch": lambda p: torch.get_device_module(p.x().device),
+    "a parsed device": lambda p: torch._C._nn._parse_to(p.device)[0],
     "a module of nn": lambda p: (p.linear(), list(p.linear().parameters())),
 }
 """What must not name another device type."""

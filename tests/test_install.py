@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import types
 import venv
 from pathlib import Path
 
@@ -80,6 +81,23 @@ class TestNamesake:
         status, said = self.ask(place, "-m", "torchdevice", "doctor")
         assert status == 1 and "another project of that name, torchdevice 0.1.3" in said
         assert "pip uninstall torchdevice, then pip install --force-reinstall --no-deps torchdevice-portable" in said
+
+
+def test_what_the_package_of_the_other_project_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as above for every name, in this process: its package stands where this one's stood."""
+    theirs = types.ModuleType("torchdevice")
+    theirs.__path__ = torchdevice.__path__
+    monkeypatch.setitem(sys.modules, "torchdevice", theirs)
+    from torchdevice.cuda import set_cuda_visible_devices as refuse
+
+    for use in (refuse, lambda: theirs.portable, lambda: theirs.simulate):
+        with pytest.raises(ImportError, match=r"^torchdevice\.\w+ is not there: .* pip uninstall torchdevice"):
+            use()
+    for name in ("__wrapped__", "options"):
+        with pytest.raises(AttributeError, match=f"^module 'torchdevice' has no attribute '{name}'"):
+            getattr(theirs, name)
+    with pytest.raises(AttributeError, match=r"^module 'torchdevice\.cuda' has no attribute 'nothing'"):
+        assert torchdevice.cuda.nothing
 
 
 class TestImport:

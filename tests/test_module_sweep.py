@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sweeping import choose, identical
+from sweeping import attention_on, choose, identical
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import optim_db
 
@@ -57,7 +57,8 @@ def test_every_module_gives_the_same_bits(
         before = compared
         for plain in _inputs(info, "cpu"):
             try:
-                expected = _run_module(info, plain, "cpu")
+                with attention_on(target):
+                    expected = _run_module(info, plain, "cpu")
             except Exception:  # this configuration does not run on the plain CPU
                 continue
             with torchdevice.portable(target):

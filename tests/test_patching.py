@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import signal
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -429,6 +432,34 @@ class TestInstallation:
             assert log == ["+a", "+b", "-b", "-a"]
         installation.hold("third")
         assert log[4:] == ["+a", "+b"] and built == [1]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+    @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+    def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(self) -> None:
+        """Another thread is installing when the process forks. In the child nobody releases the lock that it held."""
+        (begun, says_begun), (go_on, says_go_on) = os.pipe(), os.pipe()  # no locks, which a fork might find held
+
+        class Slow:
+            def install(self) -> None:
+                os.write(says_begun, b"1")
+                os.read(go_on, 1)
+
+            def remove(self) -> None: ...
+
+        installation = Installation(lambda: [Slow()])
+        other = threading.Thread(target=installation.hold, args=("other",))
+        other.start()
+        os.read(begun, 1)
+        pid = os.fork()
+        os.write(says_go_on, b"1")
+        if pid == 0:
+            signal.alarm(10)  # ends a child that waits
+            installation.hold("child")
+            os._exit(0)
+        other.join()
+        assert os.waitpid(pid, 0)[1] == 0
+        for end in (begun, says_begun, go_on, says_go_on):
+            os.close(end)
 
     def test_who_leaves_while_it_is_installed_gets_it_removed(self) -> None:
         log: list[str] = []

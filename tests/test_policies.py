@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import run_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
 from torchdevice.errors import FidelityError
@@ -96,6 +97,18 @@ BACKENDS = [
 ]
 
 
+class Operators(TorchDispatchMode):
+    """Notes the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.overloadpacket)
+        return func(*args, **(kwargs or {}))
+
+
 class TestAttention:
     @pytest.mark.parametrize("backends", BACKENDS, ids=lambda chosen: "+".join(each.name for each in chosen))
     @pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5}, {"is_causal": True}, {"attn_mask": True}], ids=str)
@@ -108,7 +121,9 @@ class TestAttention:
             options = {"attn_mask": torch.ones(8, 8, dtype=torch.bool, device="cuda")}
         torch.manual_seed(0)
         with sdpa_kernel(backends):
+            enabled = torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()
             chosen = attend(q, q, q, **options)
+            assert enabled == (torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled())
         chosen.sum().backward()
         assert q.grad is not None and chosen.shape == q.shape
         if "dropout_p" not in options:
@@ -117,8 +132,9 @@ class TestAttention:
     def test_the_fallback_is_reported_and_flags_stay(self) -> None:
         with torchdevice.portable("cpu") as scope:
             q = torch.rand(1, 2, 8, 16, device="cuda")
-            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION), Operators() as operators:
                 torch.nn.functional.scaled_dot_product_attention(q, q, q)
+                assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in operators.seen
                 assert not torch.backends.cuda.math_sdp_enabled()
             assert torch.backends.cuda.math_sdp_enabled()
             found = [entry for entry in scope.journal.entries if "scaled_dot_product" in entry.requested]

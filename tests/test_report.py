@@ -23,10 +23,12 @@ from conftest import run_command, run_program
 
 import torchdevice
 from torchdevice import call_sites, journal
+from torchdevice.cli import main, reports
 from torchdevice.fidelity import Fidelity
 from torchdevice.journal import Journal
 from torchdevice.report import Report, plot, rows, source, wording
-from torchdevice.report.rows import Group
+from torchdevice.report.content import Content, Process
+from torchdevice.report.rows import Group, Row
 
 pytestmark = pytest.mark.one_engine
 
@@ -305,10 +307,58 @@ class TestText:
             assert run_program(tmp_path, program, options=options).stdout == "False\n"
 
     def test_figures(self) -> None:
-        times = {0: "", 2e-7: "0.2 µs", 0.0123456: "12.3 ms", 1.5: "1.5 s", 4000: "4,000 s"}
+        times = {0: "", 2e-7: "0.2 µs", 0.0123456: "12.3 ms", 1.5: "1.5 s", 4000: "4,000 s", 0.9998: "1,000 ms"}
+        times |= {0.0009998: "1,000 µs", 999.4: "999 s", 999.6: "1,000 s"}
         assert {seconds: wording.duration(seconds) for seconds in times} == times
-        sizes = {0: "", 12: "12 B", 1536: "1.5 KiB", 3 << 40: "3,072 GiB"}
+        sizes = {
+            0: "",
+            12: "12 B",
+            1536: "1.5 KiB",
+            3 << 40: "3,072 GiB",
+            1023 << 10: "1,023 KiB",
+            1023950: "1,000 KiB",
+        }
         assert {count: wording.size(count) for count in sizes} == sizes
+
+
+class TestSentences:
+    def report(self, **fields: Any) -> Content:
+        processes = fields.pop("processes", (Process("main", 1),))
+        return Content(("t.py",), "cpu", "cuda", {}, fields.pop("rows", ()), processes, **fields)
+
+    def row(self, *processes: str) -> Row:
+        return Row("t.py", 3, "f", 1, [], "cuda", "cpu", Fidelity.EXACT, 1, 0, 0, [], list(processes))
+
+    @pytest.mark.parametrize(
+        ("counts", "said"),
+        [
+            (({"aten::add": 2, "aten::mul": 1}, {}, {}), "verified 3 calls of 2 operators: 0 findings"),
+            (
+                ({"aten::add": 1}, {"aten::rand": 1}, {"aten::other": 2}),
+                "verified 1 call of 1 operator, 1 call with random numbers by shape, dtype and range only; "
+                "2 calls the CPU cannot make: 0 findings",
+            ),
+        ],
+    )
+    def test_what_was_verified(self, counts: tuple[dict[str, int], ...], said: str) -> None:
+        verified = dict(zip(("compared", "random", "unknown"), counts, strict=True))
+        assert wording.verified(self.report(verified=verified)) == said and wording.verified(self.report()) == ""
+
+    def test_which_processes(self) -> None:
+        names = [f"rank {number}" for number in range(6)]
+        report = self.report(processes=[Process(name, 1, calls=1) for name in names] + [Process("main", 1)])
+        said = [wording.processes(self.row(*names[:count]), report) for count in (1, 4, 5, 6)]
+        four = "rank 0, rank 1, rank 2, rank 3"
+        assert said == ["rank 0", four, f"{four} and 1 more", ""]
+        assert wording.processes(self.row("main"), self.report()) == "", "there is only one"
+
+    def test_what_is_missing(self) -> None:
+        processes = [Process("main", 1, calls=1), Process("rank 1", 2, "running"), Process("rank 2", 3, "lost")]
+        assert wording.missing(self.report(processes=processes, left_out=1)) == [
+            "rank 1 (process 2) is still running; what it did is not in this report.",
+            "rank 2 (process 3) was killed before it could say what it did.",
+            "The journal's limit was reached: 1 call more, not told apart.",
+        ]
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -360,8 +410,6 @@ def fallbacks(report: Report, monkeypatch: pytest.MonkeyPatch) -> Report:
     with torchdevice.simulate("mps") as scope:
         for _ in range(3):
             torch.linalg.eig(torch.randn(8, 8, device="cuda"))
-    from torchdevice.report.content import Process
-
     return report.joined([scope.report().renamed("rank 1")], [Process("rank 2", 4711, "lost")])
 
 
@@ -487,6 +535,8 @@ CHILDREN = """
             process = mp.get_context(method).Process(target=worker, args=(0,))
             process.start(); process.join()
         subprocess.run([sys.executable, "-c", "import torch; torch.ones(1).cuda()"])
+        code = "import torch\\ntorch.ones(1).cuda()"
+        subprocess.run([sys.executable, "-m", "torchdevice", "run", "-"], input=code.encode())
         if hasattr(os, "fork") and os.fork() == 0:
             torch.empty(1, device="cuda")
             sys.exit(0)
@@ -510,11 +560,13 @@ class TestProcesses:
     def test_all_kinds_of_children(self, tmp_path: Path) -> None:
         data = reported(tmp_path, CHILDREN, "program.py")
         calls = {(row["line"], row["count"]): row["processes"] for row in data["rows"]}
-        assert calls.keys() == {(5, 5), (8, 1), (1, 1), (15, 1)}
+        assert calls.keys() == {(5, 5), (8, 1), (1, 1), (2, 1), (17, 1)}
         assert len(calls[5, 5]) == 5 and sum("Spawn" in name for name in calls[5, 5]) == 2
         assert sum("Fork" in name for name in calls[5, 5]) == 3
-        assert calls[8, 1] == ["main"] and calls[1, 1] == ["-c"] and calls[15, 1] == ["program.py"]
-        assert all(process["end"] == "reported" for process in data["processes"]) and len(data["processes"]) == 8
+        assert (
+            calls[8, 1] == ["main"] and calls[17, 1] == ["program.py"] and (calls[1, 1], calls[2, 1]) == (["-c"], ["-"])
+        )
+        assert all(process["end"] == "reported" for process in data["processes"]) and len(data["processes"]) == 9
 
     def test_ranks(self, tmp_path: Path) -> None:
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "program.py"]
@@ -579,19 +631,37 @@ class TestProcesses:
 
 class TestCommand:
     def test_of_code(self, tmp_path: Path) -> None:
-        """The text of ``-c`` and of stdin is in no file."""
-        result = run_command("run", "--report", "-c", "import torch\ntorch.ones(1).cuda()", cwd=tmp_path)
-        assert "<string>:2  torch.ones(1).cuda()" in result.stderr, result.stderr
+        """The text of ``-c`` and of stdin is in no file. A check beside the run is said in its report."""
+        result = run_command("run", "--check", "-c", "import torch\ntorch.ones(1).cuda()", cwd=tmp_path)
+        assert "<string>:2  torch.ones(1).cuda()" in result.stderr and "foretold" in result.stderr, result.stderr
 
-    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         ("file", "message"),
         [("r.txt", "'r.txt' is neither FILE.html nor FILE.json"), ("away/r.html", "'away/r.html': there is no folder")],
     )
-    def test_a_file_that_cannot_be_written(self, file: str, message: str, tmp_path: Path) -> None:
-        result = run_program(tmp_path, "print('started')", options=[f"--report={file}"])
-        assert (result.returncode, result.stdout) == (2, "") and message in result.stderr
-        assert "Traceback" not in result.stderr
+    def test_a_file_that_cannot_be_written(self, file: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main.main(["run", f"--report={file}", "program.py"])
+        assert ended.value.code == 2 and message in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("level", "said"), [("WARNING", "torchdevice: the report is"), ("ERROR", "")])
+    def test_a_file_whose_folder_has_gone_meanwhile(
+        self,
+        level: str,
+        said: str,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """The report is lost, which is said also where nothing else is."""
+        caplog.set_level(level, "torchdevice")
+        with torchdevice.portable("cpu") as scope:
+            report = scope.report()
+        reports.show_report(str(tmp_path / "r.json"), report)
+        assert capsys.readouterr().err.partition(" in ")[0] == said
+        assert Report.from_dict(json.loads((tmp_path / "r.json").read_text())) == report
+        reports.show_report(str(tmp_path / "gone" / "r.json"), report)
+        assert capsys.readouterr().err.startswith("torchdevice: the report could not be written: [Errno 2]")
 
     def test_a_page(self, tmp_path: Path) -> None:
         result = run_program(
@@ -607,3 +677,11 @@ def test_places_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert source.short("/venv/lib/python3.12/site-packages/accelerate/state.py") == "accelerate/state.py"
     assert source.short("/usr/lib/python3.12/threading.py") == "threading.py"
     assert source.short("/elsewhere/x.py") == "/elsewhere/x.py" and source.short("<string>") == "<string>"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no folder in which a process works")
+def test_places_are_whole_where_the_working_folder_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert source.short("/elsewhere/x.py") == "/elsewhere/x.py"

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import gc
 import inspect
+import io
+import platform
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 import torchdevice
 from torchdevice import choosing
-from torchdevice.devices import cpu_memory, registry
+from torchdevice.devices import cpu_memory, processor, registry
 from torchdevice.devices.cpu import CpuRuntime
 from torchdevice.devices.module import ModuleRuntime
 from torchdevice.devices.mps import MpsRuntime
@@ -304,6 +309,42 @@ def test_cpu_peak_without_the_systems_help(monkeypatch: pytest.MonkeyPatch) -> N
     assert runtime.memory(0)[::2] == (200, 600)
     runtime.reset_peak_memory(0)
     assert runtime.memory(0).peak_allocated == 200
+
+
+def lacking(path: str, *mode: str) -> Any:
+    raise FileNotFoundError(2, "No such file or directory", path)
+
+
+@pytest.mark.parametrize("proc", [lacking, lambda path, *mode: io.StringIO("VmRSS:\t5 kB\n")])
+def test_cpu_memory_on_systems_that_say_less(proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no high-water mark in /proc, and a psutil that knows no heap, the figures are of the resident set."""
+    monkeypatch.setattr(cpu_memory, "open", proc, raising=False)
+    for name in ("heap_info", "heap_trim"):
+        monkeypatch.delattr(psutil, name, raising=False)
+    now = types.SimpleNamespace(rss=1000)
+    monkeypatch.setattr(psutil, "Process", lambda: types.SimpleNamespace(memory_info=lambda: now))
+    memory = cpu_memory.ProcessMemory()
+    for resident, allocated, peak in ((5000, 4000, 4000), (2000, 1000, 4000), (500, 0, 4000)):
+        now.rss = resident
+        cpu_memory.trim_heap()
+        assert memory.figures() == (allocated, allocated, peak, peak)
+    memory.reset_peak()
+    assert memory.figures() == (0, 0, 0, 0)
+
+
+def test_a_process_that_has_ended_has_no_memory() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
+        process = psutil.Process(child.pid)
+        assert child.pid in dict(cpu_memory.processes())
+    assert cpu_memory.resident(process) == 0
+
+
+@pytest.mark.parametrize("cpuinfo", [lacking, lambda path: io.StringIO("BogoMIPS : 50.00\nFeatures : fp asimd\n")])
+def test_a_processor_that_linux_does_not_name(cpuinfo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither macOS nor Windows has /proc/cpuinfo, and that of ARM has no name of the model."""
+    monkeypatch.setattr(processor, "open", cpuinfo, raising=False)
+    name = processor.processor_name.__wrapped__()
+    assert name and name == (platform.processor() or platform.machine())
 
 
 def test_the_engine_works_in_the_thread_that_is_in_the_scope(meta_target: None) -> None:

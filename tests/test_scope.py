@@ -6,11 +6,15 @@ import asyncio
 import concurrent.futures
 import contextlib
 import inspect
+import multiprocessing
 import os
 import sys
 import textwrap
 import threading
+import types
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 import torchdevice
 from torchdevice import thread_state
-from torchdevice.errors import ScopeError
+from torchdevice.errors import NotSupportedError, ScopeError
 
 pytestmark = pytest.mark.usefixtures("chosen")
 
@@ -367,6 +371,28 @@ class TestEnable:
         torchdevice.disable()
 
 
+class PoolWithWorkerContexts(concurrent.futures.ThreadPoolExecutor):
+    """Initializes workers by contexts, as Python 3.14 does."""
+
+    def __init__(self, count: int, initializer: Callable[[], Any]):
+        super().__init__(count)
+        self._create_worker_context = lambda: types.SimpleNamespace(initialize=initializer)
+
+    @property
+    def _initializer(self) -> Callable[[], Any]:
+        """What a worker of an older Python calls."""
+        return self._create_worker_context().initialize
+
+    @_initializer.setter
+    def _initializer(self, given: None) -> None:
+        pass
+
+
+KINDS_OF_POOL = [concurrent.futures.ThreadPoolExecutor]
+if sys.version_info < (3, 14):  # whose own pools have contexts
+    KINDS_OF_POOL.append(PoolWithWorkerContexts)
+
+
 class TestThreads:
     def test_unrelated_threads_see_plain_torch(self, no_cuda_build: bool, kind: str) -> None:
         ready, go = threading.Event(), threading.Event()
@@ -436,6 +462,62 @@ class TestThreads:
         assert worker.active
         assert "run" not in vars(worker)
 
+    def test_a_thread_with_a_run_of_its_own(self) -> None:
+        """Threads that can be stopped set ``run`` on themselves before they start."""
+        seen: list[bool] = []
+        thread = threading.Thread()
+        thread.run = own = lambda: seen.append(is_active())  # type: ignore[method-assign]
+        with torchdevice.portable():
+            thread.start()
+            thread.join()
+            assert vars(thread)["run"] is own
+            with pytest.raises(RuntimeError, match="threads can only be started once"):
+                thread.start()
+        assert seen == [True] and vars(thread)["run"] is own
+
+    @pytest.mark.parametrize("kind_of_pool", KINDS_OF_POOL)
+    def test_a_worker_is_initialized_in_the_scope_that_starts_it(
+        self, kind_of_pool: type[concurrent.futures.ThreadPoolExecutor]
+    ) -> None:
+        begun, end, seen = threading.Semaphore(0), threading.Event(), []
+
+        def work() -> bool:
+            begun.release()
+            end.wait(60)
+            return is_active()
+
+        with kind_of_pool(2, initializer=lambda: seen.append(is_active())) as pool:
+            with torchdevice.portable():
+                tasks = [pool.submit(work)]
+                begun.acquire(timeout=60)
+            tasks.append(pool.submit(work))
+            begun.acquire(timeout=60)
+            end.set()
+            assert [task.result() for task in tasks] == seen == [True, False]
+
+    def test_the_thread_of_a_queue_is_in_no_scope(self) -> None:
+        seen: list[bool] = []
+
+        class Pickled:
+            def __reduce__(self) -> Any:
+                seen.append(is_active())
+                return int, ()
+
+        with torchdevice.portable():
+            queue = multiprocessing.Queue()
+            queue.put(Pickled())
+            assert queue.get(timeout=60) == 0
+            queue.close()
+            queue.join_thread()
+        assert seen == [False]
+
+    def test_the_thread_that_passes_descriptors_is_in_no_scope(self) -> None:
+        """The first tensor that a process sends to another starts it, and it does not end."""
+        resource_sharer.stop()
+        with torchdevice.portable():
+            ForkingPickler.dumps(torch.ones(1))
+        assert type(torch.version) is types.ModuleType, "torch is as it was"
+
     def test_many_threads(self) -> None:
         def work(index: int) -> bool:
             with torchdevice.portable(devices=index + 1):
@@ -452,6 +534,93 @@ class TestThreads:
             thread.start()
             thread.join()
             assert (torch.cuda.current_device(), seen) == (3, [0])
+
+
+class TestInterruptedThreadState:
+    """An interrupt, or a signal handler, at a line where tests cannot place a real one while lines are counted."""
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_leaving_goes_on_after_an_interrupt(self, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        leave, interrupts = thread_state.leave, [KeyboardInterrupt]
+
+        def interrupted(entry: thread_state.Entry) -> None:
+            if late or not interrupts:
+                leave(entry)
+            if interrupts:
+                raise interrupts.pop()
+
+        with torchdevice.portable():
+            monkeypatch.setattr(thread_state, "leave", interrupted)
+            seen = []
+            with pytest.raises(KeyboardInterrupt), thread_state.suspended():
+                seen.append(torch.cuda.is_available())
+            assert is_active() and seen == [False]
+            monkeypatch.undo()
+
+    def test_an_interrupted_entry_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        settle, interrupts = thread_state.settle, [KeyboardInterrupt]
+
+        def interrupted() -> None:
+            if interrupts:
+                raise interrupts.pop()
+            settle()
+
+        with torchdevice.portable():
+            monkeypatch.setattr(thread_state, "settle", interrupted)
+            with pytest.raises(KeyboardInterrupt), thread_state.suspended():
+                raise AssertionError("it was entered")
+            assert is_active()
+            monkeypatch.undo()
+
+    def test_what_was_entered_and_never_left_ends_with_its_object(self) -> None:
+        with torchdevice.portable():
+            entered = thread_state.suspended()
+            entered.__enter__()
+            seen = [torch.cuda.is_available()]
+            del entered
+            assert is_active() and seen == [False]
+
+    def test_a_stack_that_grows_shorter_is_looked_at_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Mode(TorchFunctionMode):
+            pass
+
+        with Mode() as mode:
+            length = thread_state._stack_length
+            longer = [1]
+            monkeypatch.setattr(thread_state, "_stack_length", lambda: length() + (longer.pop() if longer else 0))
+            assert thread_state.stacked_modes()[-1] is mode and not longer
+
+    def test_a_scope_is_left_where_somebody_else_took_its_mode_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pop, refusals = thread_state._pop, [RuntimeError("stack is empty")]
+
+        def refused() -> None:
+            if refusals:
+                raise refusals.pop()
+            pop()
+
+        monkeypatch.setattr(thread_state, "_pop", refused)
+        with torchdevice.portable(engine="mode"):
+            assert is_active()
+        assert not is_active() and not refusals
+
+    def test_a_scope_is_left_in_a_call_that_its_mode_handles(self) -> None:
+        class Leaving(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if entered:
+                    entered.pop().__exit__(None, None, None)
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        x, entered = torch.ones(2).as_subclass(Leaving), [torchdevice.portable(engine="mode")]
+        entered[0].__enter__()
+        assert torch.add(x, 1).tolist() == [2, 2] and not entered and not is_active()
+        with torchdevice.portable():
+            assert is_active()
+        assert not is_active()
+
+    def test_what_is_kept_from_a_scope_refuses_after_it(self) -> None:
+        with pytest.raises(NotSupportedError, match=r"torch\.cuda\.thing is not supported.*Do without"):
+            thread_state.refuse("torch.cuda.thing", "Do without.")
 
 
 def frames_of(call: Callable[[], object]) -> int:

@@ -23,6 +23,8 @@ SEVERAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as_tensor": lambda x: torch.as_tensor(x, device="cuda:1"),
     "as_tensor by keyword": lambda x: torch.as_tensor(data=x, device="cuda:1"),
     "asarray": lambda x: torch.asarray(x, device="cuda:1"),
+    "an operator": lambda x: torch.ops.aten.to.device(x, "cuda:1", torch.float32),
+    "an operator by keyword": lambda x: torch.ops.aten.to.device(x, device="cuda:1", dtype=torch.float32),
     "a frozen parameter": lambda x: torch.nn.Parameter(x, requires_grad=False).to("cuda:1"),
     "what an operator made": lambda x: (x.requires_grad_() * 1).to("cuda:1").detach(),
 }
@@ -60,6 +62,8 @@ def test_a_move_among_several_devices_keeps_leaves_and_what_is_on_the_cpu(target
     with torchdevice.portable(target, devices=2):
         leaf, host = torch.zeros(3, device="cuda:0", requires_grad=True), torch.zeros(3)
         assert leaf.to("cuda:1") is leaf and host.to("cpu") is host and host.cpu() is host
+        x = torch.zeros(3, device="cuda:0")
+        assert x.to(torch.float32) is x and x.to(dtype=torch.float32) is x
     with torchdevice.portable(target):
         x = torch.zeros(3, device="cuda")
         assert x.to("cuda:0") is x and x.cuda() is x

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import plain_torch
+from planted_bugs import begin_group, end_group
+from torch.distributed import tensor as dtensor
+from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
 
 import torchdevice
 from torchdevice.devices.mps import MpsRuntime
@@ -37,10 +40,51 @@ def test_tensors_say_that_they_are_on_mps(portable: torchdevice.Scope) -> None:
     assert "device='mps:0'" in repr(x) and torch.nn.Linear(2, 2).cuda().weight.device.type == "mps"
 
 
+def test_who_parses_a_device_as_modules_do_gets_that_of_tensors(portable: torchdevice.Scope) -> None:
+    module = torch.nn.Linear(2, 2)
+    device, *_ = torch._C._nn._parse_to("cuda:0")
+    assert device == torch.ones(1, device="cuda").device == module.to(device).weight.device
+
+
+class TestProcessGroups:
+    def test_torch_finds_streams_in_the_module_of_a_tensors_device(self, portable: torchdevice.Scope) -> None:
+        """``torch.mps`` has none."""
+        device = torch.ones(1, device="cuda").device
+        assert _FSDPDeviceHandle.from_device(device) is torch.cuda
+        assert torch.distributed.device_mesh._get_device_handle(device.type) is torch.cuda
+        assert torch._utils._get_device_module(device.type) is torch.cuda
+        assert torch.distributed.get_default_backend_for_device(device) == "nccl"
+
+    @pytest.mark.parametrize("devices", [1, 2])
+    def test_inputs_are_moved_and_shards_are_drawn(self, mac: torchdevice.Scope, devices: int) -> None:
+        with torchdevice.portable("mps", devices=devices):
+            begin_group()
+            try:
+                last = devices - 1
+                module = torch.nn.Linear(2, 2).cuda(last)
+                parallel = torch.nn.parallel.DistributedDataParallel(module, device_ids=[last], output_device=last)
+                assert parallel(torch.ones(1, 2)).is_mps
+                mesh = torch.distributed.init_device_mesh("cuda", (1,))
+                drawn = dtensor.zeros(4, device_mesh=mesh, placements=[dtensor.Shard(0)]).normal_()
+                assert drawn.to_local().is_mps and drawn.to_local().count_nonzero() == 4
+            finally:
+                end_group()
+
+
 def test_a_program_is_shown_its_own_device_where_it_asks_for_that(mac: torchdevice.Scope) -> None:
     with torchdevice.portable("mps", identity="program"):
         x = torch.ones(2, device="cuda")
         assert x.is_cuda and not x.is_mps and x.device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("identity", "accelerator"), [("target", "mps"), ("program", "cuda")])
+def test_a_tensor_that_cannot_be_pinned_is_named_as_the_program_sees_it(
+    mac: torchdevice.Scope, identity: Any, accelerator: str
+) -> None:
+    with torchdevice.portable("mps", identity=identity):
+        x = torch.ones(2, device="cuda")
+        with pytest.raises(RuntimeError, match=f"^cannot pin 'torch.{accelerator}.FloatTensor' only dense CPU tensors"):
+            x.pin_memory()
 
 
 def test_a_scope_without_a_target_finds_the_mac(mac: torchdevice.Scope) -> None:

@@ -19,6 +19,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
-from torchdevice.errors import FidelityError, PortabilityWarning, UnknownTargetError
+from torchdevice.errors import FidelityError, PortabilityWarning, ScopeError, UnknownTargetError
 
 
 @pytest.fixture
@@ -319,6 +320,20 @@ class TestRandomNumbers:
         torch.randn(4, device="cuda:0")
         assert torch.equal(torch.randn(4, device="cuda:0"), second)
 
+    @pytest.mark.parametrize("train", [True, False, None])
+    @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+    def test_dropout_drops_what_it_drops_on_the_cpu(
+        self, devices: torchdevice.Scope, p: float, train: bool | None
+    ) -> None:
+        def dropped(device: str) -> list[torch.Tensor]:
+            torch.manual_seed(3)
+            x = torch.arange(8.0).to(device).requires_grad_()
+            found, mask = torch.native_dropout(x, p, train)
+            found.sum().backward()
+            return [found.detach().cpu(), mask.cpu(), x.grad.cpu()]  # type: ignore[union-attr]
+
+        assert all(map(torch.equal, dropped("cuda"), dropped("cpu")))
+
     def test_states(self, devices: torchdevice.Scope) -> None:
         state = torch.cuda.get_rng_state(1)
         drawn = torch.rand(3, device="cuda:1")
@@ -453,6 +468,17 @@ def test_threads_train_on_devices_of_their_own(devices: torchdevice.Scope) -> No
     for thread in threads:
         thread.join()
     assert {i: (g.get_device(), g.tolist()) for i, g in results.items()} == {0: (0, [40.0] * 3), 1: (1, [80.0] * 3)}
+
+
+@pytest.mark.parametrize("mask", [torch.eye(4), torch.eye(4) == 0, None], ids=["float", "bool", "none"])
+def test_attention_with_a_mask_is_identical_to_the_cpu(devices: torchdevice.Scope, mask: torch.Tensor | None) -> None:
+    def computed(device: str) -> list[torch.Tensor]:
+        inputs = [each.to(device).requires_grad_() for each in torch.arange(192.0).sin().view(3, 2, 2, 4, 4)]
+        masked = None if mask is None else mask.to(device)
+        found = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=masked)
+        return [each.cpu() for each in (found.detach(), *torch.autograd.grad(found.sum(), inputs))]
+
+    assert all(map(torch.equal, computed("cuda"), computed("cpu")))
 
 
 def test_functional_transforms(devices: torchdevice.Scope) -> None:
@@ -612,12 +638,41 @@ class TestMoves:
         assert not model[0].weight.is_cuda and model[0].weight is model[1].weight
         model(torch.ones(1, 3)).sum().backward()
 
+    @pytest.mark.parametrize("options", [{}, {"compute": "meta"}], ids=str)
+    @pytest.mark.parametrize("device", [None, "cuda:0", "cuda:1", "cpu", torch.device("cpu", 0), "meta"], ids=str)
+    def test_a_tensor_like_another_is_where_the_program_says(self, device: Any, options: dict[str, Any]) -> None:
+        made: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            **{
+                name: lambda x, name=name: getattr(torch, f"{name}_like")(x, device=device)
+                for name in ("empty", "zeros", "ones", "rand", "randn")
+            },
+            "full": lambda x: torch.full_like(x, 3, device=device),
+            "randint": lambda x: torch.randint_like(x, 9, device=device),
+            "new_empty": lambda x: x.new_empty(2, device=device),
+            "new_full": lambda x: x.new_full((2,), 3, device=device),
+            "new_empty_strided": lambda x: x.new_empty_strided((2, 2), (1, 2), device=device),
+        }
+        with torchdevice.simulate(count=2, **options):
+            x, of_cpu = torch.ones(2, 3, device="cuda:1").t(), torch.ones(2, 3).t()
+            for name, make in made.items():
+                found, expected = make(x), make(of_cpu)
+                assert found.device == (x.device if device is None else expected.device), name
+                assert (found.stride(), found.dtype) == (expected.stride(), expected.dtype), name
+
     def test_setting_data(self, devices: torchdevice.Scope) -> None:
         parameter = torch.nn.Parameter(torch.ones(3))
         parameter.data = parameter.data.cuda()
         assert parameter.is_cuda and parameter.requires_grad and isinstance(parameter, torch.nn.Parameter)
         (parameter * 2).sum().backward()
         assert parameter.grad is not None and parameter.grad.is_cuda
+
+    def test_to_the_meta_device_and_back(self, devices: torchdevice.Scope) -> None:
+        x = torch.ones(2, 3, device="cuda").t()
+        shape = x.to("meta", torch.float16)
+        assert (shape.device.type, shape.stride(), shape.dtype) == ("meta", (1, 3), torch.float16)
+        with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor; no data!"):
+            x.copy_(shape)
+        assert torch.empty(3, 2, device="meta").copy_(x).is_meta
 
     def test_copies_are_counted(self, devices: torchdevice.Scope) -> None:
         before = devices.runtime.copies.copy()  # type: ignore[attr-defined]
@@ -742,6 +797,17 @@ class TestStorages:
         y = torch.empty(0, device="cuda").set_(x.untyped_storage(), 3, (2,), (1,))
         assert y.tolist() == [13.0, 14.0]
         assert torch.empty(2, 3, 4, 5, device="cuda").to(memory_format=torch.channels_last).stride() == (60, 1, 15, 3)
+
+    def test_tensors_are_set_to_other_memory_as_on_the_cpu(self, devices: torchdevice.Scope) -> None:
+        def found(device: str) -> list[tuple[Any, ...]]:
+            source = torch.arange(6.0, device=device)
+            storage = source.untyped_storage()
+            given = [(), (storage,), (storage, 1, (2, 2)), (source,), (source, 1, (2,), (2,)), (source[1:],)]
+            made = [torch.zeros(6, device=device).set_(*each) for each in given]
+            same = [source.is_set_to(each) for each in (*made, source, source.clone())]
+            return [same, *((each.tolist(), each.stride(), each.storage_offset()) for each in made)]
+
+        assert found("cuda") == found("cpu")
 
     def test_a_storage_is_resized_in_place(self, devices: torchdevice.Scope) -> None:
         x = torch.arange(1000.0, device="cuda:1")
@@ -1273,6 +1339,38 @@ def _compiled_code_in_a_cuda_graph() -> None:
 @pytest.mark.parametrize("check", [_compiled_training, _compiled_aliases_and_draws, _compiled_code_in_a_cuda_graph])
 def test_compiled_code(check: Callable[[], None]) -> None:
     check()
+
+
+class TestTensorsForOtherProcesses:
+    """What a queue of ``torch.multiprocessing`` pickles, and what the other process makes of it."""
+
+    @pytest.mark.parametrize("requires_grad", [True, False])
+    @pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+    def test_they_arrive_on_the_same_device(
+        self, devices: torchdevice.Scope, kind: type[torch.Tensor], requires_grad: bool
+    ) -> None:
+        x = torch.arange(6.0, device="cuda:1").view(2, 3)
+        sent = torch.nn.Parameter(x, requires_grad) if kind is torch.nn.Parameter else x.requires_grad_(requires_grad)
+        found = pickle.loads(ForkingPickler.dumps(sent))
+        assert type(found) is kind and found.device == torch.device("cuda", 1)
+        assert torch.equal(found, sent) and found.requires_grad is requires_grad and found.is_leaf
+        (entry,) = [each for each in devices.journal.entries if each.requested == "a tensor for another process"]
+        assert (entry.count, entry.bytes) == (1, 24)
+
+    def test_what_torch_refuses_to_send_is_refused(self, devices: torchdevice.Scope) -> None:
+        for device in ("cuda", "cpu"):
+            x = torch.ones(2, device=device, requires_grad=True)
+            with pytest.raises(RuntimeError, match="Cowardly refusing to serialize non-leaf tensor"):
+                ForkingPickler.dumps(x * 2)
+
+    def test_a_process_without_a_scope_is_told_to_enter_one(self) -> None:
+        with torchdevice.simulate():
+            x = torch.ones(2, device="cuda")
+        sent = [ForkingPickler.dumps(x) for _ in range(2)]  # as the thread of a queue does, which is in no scope
+        with pytest.raises(ScopeError, match="Start the process in a scope, or after enable"):
+            pickle.loads(sent[0])
+        with torchdevice.simulate():
+            assert pickle.loads(sent[1]).tolist() == [1, 1]
 
 
 def test_collectives_between_processes(tmp_path: Path) -> None:

@@ -80,6 +80,21 @@ class TestStreams:
         assert stream != torch.cuda.Stream() and stream != 3
         assert torch.cuda.default_stream(0) != torch.cuda.default_stream(1)
 
+    def test_record_stream_by_both_forms(self, two: torchdevice.Scope, kind: str) -> None:
+        """A simulated device defers the reuse of memory; the CPU has nothing to defer, which is reported."""
+        stream = torch.cuda.Stream()
+        for record in (lambda x: x.record_stream(stream), lambda x: x.record_stream(s=stream)):
+            x = torch.zeros(1000, device="cuda")
+            before = torch.cuda.memory_stats().get("active.all.current", 0)
+            record(x)
+            del x
+            if kind == "simulated":
+                assert torch.cuda.memory_stats()["active.all.current"] == before
+                torch.cuda.synchronize()
+                assert torch.cuda.memory_stats()["active.all.current"] == before - 1
+        reported = [entry for entry in two.journal.entries if entry.requested == "Tensor.record_stream"]
+        assert bool(reported) is (kind == "cpu")
+
     def test_work_on_another_stream_is_done_after_waiting(self) -> None:
         stream, data = torch.cuda.Stream(), torch.zeros(1000, device="cuda")
         with torch.cuda.stream(stream):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from conftest import plain_torch
 from torch.cuda import (  # before any activation, as programs do
     Event,
     Stream,
@@ -82,6 +84,11 @@ class TestDevices:
             torch.cuda.get_device_properties(7)
         with pytest.raises(ValueError, match="Expected a cuda device"):
             torch.cuda.get_device_name(torch.device("meta"))
+        for device in ("cpu", "mps", "xpu:0", torch.device("xpu")):
+            with pytest.raises(ValueError, match=f"^Expected a cuda device, but got: {device}"):
+                torch.cuda.synchronize(device)
+        with pytest.raises(ValueError, match=r"specified index or an integer, but got:cuda$"):
+            torch.cuda.set_device("cuda")
         with pytest.raises(RuntimeError, match="invalid value of debug_mode"):
             torch.cuda.set_sync_debug_mode("loud")
 
@@ -90,6 +97,23 @@ class TestDevices:
         assert torch.cuda.get_sync_debug_mode() == 1
         torch.cuda.set_per_process_memory_fraction(0.5)
         assert torch.cuda.get_per_process_memory_fraction() == 0.5
+        cache = torch.backends.cuda.cufft_plan_cache[0]
+        cache.max_size = 7
+        assert (cache.max_size, cache.size) == (7, 0)
+
+    @pytest.mark.parametrize("library", ["Cublas", "CublasLt"])
+    def test_a_size_of_workspaces_is_forgotten(self, library: str) -> None:
+        set_, get, reset = (
+            getattr(torch._C, f"_cuda_{verb}{library}WorkspaceSize", None) for verb in ("set", "get", "reset")
+        )
+        default = get()
+        set_(1 << 20 if library == "Cublas" else 1 << 21)
+        assert get() != default
+        reset()
+        assert get() == default
+
+    def test_a_mask_of_dynamic_dimensions_is_taken(self) -> None:
+        torch._C._cuda_tunableop_pop_dynamic_dims_mask(torch._C._cuda_tunableop_push_dynamic_dims_mask(3))
 
     def test_versions(self) -> None:
         assert int(torch.version.cuda.split(".")[0]) >= 12
@@ -104,6 +128,42 @@ class TestDevices:
         assert torch.ones(2).to(accelerator).device.type == kind
         assert torch.get_device_module("cuda") is torch.cuda
         assert torch.get_device_module(torch.device("cuda")) is torch.cuda
+
+    def test_accelerator_takes_what_torch_cuda_takes(self, target: str) -> None:
+        with torchdevice.portable(target, devices=2):
+            for device in ("cuda:1", 1):
+                torch.accelerator.set_device_index(device)
+                assert torch.accelerator.current_device_index() == torch.cuda.current_device() == 1
+                torch.accelerator.synchronize(device)
+                torch.accelerator.set_device_index(0)
+            torch.accelerator.synchronize("cuda")
+            with pytest.raises(ValueError, match=r"specified index or an integer, but got:cuda"):
+                torch.accelerator.set_device_index("cuda")
+            with pytest.raises(ValueError, match=r"^mps doesn't match the current accelerator cuda"):
+                torch.accelerator.synchronize("mps")
+
+    def test_a_target_that_torch_counts_as_an_accelerator_is_torchs(self, distinct: torchdevice.Scope) -> None:
+        """Torch's own functions answer there. Here they know no such device, and say so as without a scope."""
+        calls: list[Callable[[], Any]] = [lambda: torch.accelerator.synchronize("cpu")]
+        if hasattr(torch.accelerator, "Graph"):
+            calls.append(torch.accelerator.Graph)
+        for call in calls:
+            with plain_torch(), pytest.raises((RuntimeError, ValueError)) as outside:
+                call()
+            with pytest.raises(type(outside.value), match=f"^{re.escape(str(outside.value))}$"):
+                call()
+
+    def test_accelerator_memory(self) -> None:
+        kept = torch.ones(1 << 20, device="cuda")
+        assert torch.accelerator.memory_stats().keys() == torch.cuda.memory_stats().keys()
+        free, total = torch._C._accelerator_getMemoryInfo(0)  # torch 2.12 and later have a function for it
+        assert 0 < free <= total == torch.cuda.mem_get_info()[1] and kept.is_contiguous()
+        torch.accelerator.empty_cache()
+        torch._C._accelerator_emptyHostCache()
+        state = torch._C._accelerator_getDefaultGenerator(0).get_state()
+        assert torch.equal(state, torch.cuda.get_rng_state())
+        with pytest.raises(RuntimeError, match="doesn't support getting device capabilities"):
+            torch.accelerator.get_device_capability()
 
 
 class TestStreams:
@@ -225,8 +285,9 @@ class TestMemory:
         assert torch.cuda.max_memory_allocated() - before > 48 * 2**20
 
     def test_further_memory_functions(self) -> None:
+        kept = torch.ones(1 << 20, device="cuda")
         free, total = torch.cuda.mem_get_info()
-        assert 0 < free < total
+        assert 0 < free < total and kept.is_contiguous()
         assert torch.cuda.mem_get_info("cuda:0")[1] == total == torch.cuda.get_device_properties(0).total_memory
         stats = torch.cuda.memory_stats()
         for name in ("allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current", "num_ooms"):
@@ -435,6 +496,8 @@ class TestProfilingAndInternals:
     def test_errors_of_cudart(self, code: int, text: str) -> None:
         with pytest.raises(torch.cuda.CudaError, match=rf"{text}.*\({code}\)"):
             torch.cuda.check_error(code)
+        with pytest.raises(ValueError, match="'out of memory' is not a valid CudaError"):
+            torch.cuda.cudart().cudaError("out of memory")
 
     def test_private_names_that_libraries_use(self) -> None:
         torch.cuda._lazy_init()
@@ -444,6 +507,29 @@ class TestProfilingAndInternals:
         assert torch.cuda._is_compiled() and torch.cuda._initialized
         assert not torch.cuda.is_current_stream_capturing()
         assert 0 <= torch.cuda.utilization() <= 100
+        assert torch._C._cuda_hasPrimaryContext(0) and not torch._C._cuda_hasPrimaryContext(7)
+        flag = torch.cuda._initialized
+        assert flag == True and hash(flag) == hash(True) and repr(flag) == "True"  # noqa: E712
+
+    def test_initializing_by_torchs_private_name(self, target: str) -> None:
+        with torchdevice.portable(target) as scope:
+            assert not scope._resolved().is_initialized
+            torch._C._cuda_init()
+            assert scope._resolved().is_initialized
+
+    def test_private_names_in_a_thread_without_a_scope(self, no_cuda_build: bool) -> None:
+        with plain_torch():
+            with pytest.raises(AttributeError, match=r"torch\.cuda"):
+                torch.cuda._get_device_properties(0)
+            if no_cuda_build:
+                assert not torch.cuda._cudart
+                with pytest.raises(AttributeError, match="cudaMemGetInfo"):
+                    assert torch.cuda._cudart.cudaMemGetInfo
+                assert torch.backends.cudnn.benchmark_limit is None
+                torch.backends.cudnn.benchmark_limit = 5
+                assert torch.backends.cudnn.benchmark_limit == 5
+        assert torch.backends.cudnn.benchmark_limit == 10
+        vars(torch.backends.cudnn).pop("benchmark_limit", None)
 
     @pytest.mark.parametrize(
         "call",

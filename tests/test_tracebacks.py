@@ -15,6 +15,7 @@ import torch
 from conftest import run_program, run_python
 
 import torchdevice
+from torchdevice.cli import run
 from torchdevice.context import Context
 
 
@@ -187,3 +188,32 @@ def test_of_a_program(tmp_path: Path, target: str, engine: str, how: str) -> Non
     expected = run_python(str(tmp_path / "program.py"), how)
     assert found.stderr[found.stderr.index("Traceback") :] == expected.stderr[expected.stderr.index("Traceback") :]
     assert found.returncode == expected.returncode
+
+
+@pytest.mark.one_engine
+class TestTheEndOfARun:
+    def test_only_the_programs_own_error_loses_frames(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another error, such as that of a handler at exit, is printed with all of its frames."""
+        shown: list[tuple[BaseException, Any]] = []
+        monkeypatch.setattr(sys, "last_traceback", None, raising=False)
+        monkeypatch.setattr(sys, "excepthook", lambda kind, value, frames: shown.append((value, frames)))
+        hook, error = sys.excepthook, self.raised()
+        for value, kept in ((self.raised(), True), (error, False)):
+            before = value.__traceback__
+            run._show_from(error, None)
+            sys.excepthook(type(value), value, before)
+            assert shown.pop() == (value, before if kept else None) and sys.excepthook is hook
+
+    def test_where_in_the_program_it_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(run, "_ended", [])
+        run._note_end(SyntaxError("of the program itself, which has no frame"))
+        assert run._ended == []
+        run._note_end(self.raised())
+        (event,) = run._ended
+        assert event[:1] + event[2:] == (__file__, 'raise ValueError("two\\nlines")', "ValueError: two", True)
+
+    def raised(self) -> BaseException:
+        try:
+            raise ValueError("two\nlines")
+        except ValueError as error:
+            return error

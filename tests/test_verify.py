@@ -7,11 +7,13 @@ import copy
 import inspect
 import io
 import json
+import math
 import os
 import re
 import runpy
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -404,6 +406,39 @@ def test_random_numbers_of_a_cpu_are_compared_by_their_range(operator: str, prog
             program()
     (finding,) = found(scope)
     assert (finding.operator, finding.kind, finding.script) == (f"aten::{operator}", "range", "")
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "kind"), [(math.nan, 4, "NaN"), (-math.inf, 4, "inf"), (1e9, 4, None), (math.nan, 0, None)]
+)
+def test_random_numbers_of_any_size_are_finite(number: float, size: int, kind: str | None) -> None:
+    drawn = iter([number])  # by the program; the reference draws from a normal distribution
+
+    def normal(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return x.fill_(next(drawn, 0.5))
+
+    with planted_in_cpu("normal_", normal), torchdevice.portable("cpu", verify=True) as scope:
+        with pytest.warns(DivergenceWarning, match="is not finite") if kind else contextlib.nullcontext():
+            torch.zeros(size, device="cuda").normal_()
+    assert [each.kind for each in found(scope)] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.rand(9, dtype=torch.complex64, device="cuda"),
+        lambda: torch.rand(9, dtype=torch.bfloat16, device="cuda"),
+        lambda: torch.randint_like(torch.ones(9, device="cuda"), 3),
+        lambda: torch.randint(-4, -2, (9,), dtype=torch.float32, device="cuda"),
+        lambda: torch.randperm(9, dtype=torch.float32, device="cuda"),
+        lambda: torch.ones(3, 4, device="cuda").multinomial(2),
+        lambda: torch.empty(9, device="cuda").random_(2, 5),
+    ],
+)
+def test_random_numbers_of_every_kind_are_in_their_range(draw: Callable[[], torch.Tensor]) -> None:
+    with torchdevice.portable("cpu", verify=True) as scope:
+        draw()
+    assert not found(scope) and sum(scope.journal.findings.random.values()) == 1
 
 
 def test_numbers_are_drawn_as_without(target: str) -> None:

@@ -61,6 +61,11 @@ def test_a_model_larger_than_this_machine() -> None:
     assert 128 <= peak_of_layers("160GiB") <= 160
 
 
+def sparse(indices: torch.Tensor, values: torch.Tensor, size: int) -> torch.Tensor:
+    """Return a sparse matrix. It is not checked, which takes values; torch warns where nothing says so."""
+    return torch.sparse_coo_tensor(indices, values, (size, size), check_invariants=False)
+
+
 REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "item": lambda x: x.sum().item(),
     "float": lambda x: float(x[0, 0]),
@@ -75,6 +80,13 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "unique": lambda x: x.unique(),
     "equal": lambda x: torch.equal(x, x + 1),
     "allclose": lambda x: torch.allclose(x, x + 1),
+    "repeat_interleave": lambda x: torch.repeat_interleave(x, x[0].long(), dim=0),
+    "unique_consecutive": lambda x: x.unique_consecutive(),
+    "to_sparse": lambda x: x.to_sparse(),
+    "to_sparse_csr": lambda x: x.to_sparse_csr(),
+    "empty sparse": lambda x: torch.empty(4, 4, layout=torch.sparse_coo, device="cuda"),
+    "coalesce": lambda x: sparse(x[:2].long(), x[0], 9).coalesce(),
+    "product with a sparse tensor": lambda x: sparse(x[:2].long(), x[0], 4) @ x,
 }
 
 
@@ -108,6 +120,12 @@ def test_numbers_of_tokens_keep_their_values() -> None:
         tokens[0, 1:] = torch.rand(3, device="cuda").argsort()
         with pytest.raises(NoValueError):
             tokens.tolist()
+        lengths = torch.tensor([2, 1]).cuda()
+        assert torch.repeat_interleave(lengths, lengths).tolist() == [2, 2, 1]
+        assert torch.repeat_interleave(torch.ones(2, 3).cuda(), lengths, dim=0).shape == (3, 3)
+        torch._foreach_add_([lengths], 1)
+        counts = sparse(torch.zeros(2, 2, dtype=torch.long).cuda(), lengths, 2)
+        assert counts.to_dense().tolist() == [[5, 0], [0, 0]]
         assert tokens.shape == (1, 4) and repr(tokens) == "tensor(..., device='cuda:0', size=(1, 4), dtype=torch.int64)"
 
 
@@ -131,6 +149,8 @@ def test_shapes_views_and_errors_are_those_of_values() -> None:
         out = torch.empty(0, device="cuda")
         assert torch.add(x.detach(), 1, out=out) is out and out.shape == (6, 8)
         assert out.resize_(20, 20).shape == (20, 20) and out.untyped_storage().nbytes() == 1600
+        assert out.resize_(5, 5).shape == (5, 5) and out.untyped_storage().nbytes() == 1600
+        assert torch.mul(out, 2, out=out) is out and out.shape == (5, 5)
         out.untyped_storage().resize_(0)
         assert out.untyped_storage().nbytes() == 0
 

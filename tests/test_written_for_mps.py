@@ -35,6 +35,7 @@ def test_what_is_available(mps: torchdevice.Scope) -> None:
     assert accelerator is not None and accelerator.type == "mps"
     assert torch.get_device_module("mps") is torch.mps is torch.get_device_module()
     assert torch.backends.mps.is_macos_or_newer(13, 3) and not torch.backends.mps.is_macos_or_newer(99, 0)
+    assert torch._C._mps_is_on_macos_13_or_newer(3) and not torch._C._mps_is_in_bad_fork()
     assert torch.backends.mps.get_name() and torch.backends.mps.get_core_count() >= 1
 
 
@@ -102,7 +103,7 @@ def test_memory(mps: torchdevice.Scope, target: str) -> None:
     kept = torch.ones(1 << 20, device="mps")
     assert torch.mps.current_allocated_memory() - before >= kept.nbytes * 0.9
     assert torch.mps.driver_allocated_memory() >= torch.mps.current_allocated_memory()
-    assert torch.mps.recommended_max_memory() > kept.nbytes
+    assert torch._C._mps_maxBufferLength() == torch.mps.recommended_max_memory() > kept.nbytes
     with pytest.raises(ValueError, match="Invalid fraction value"):
         torch.mps.set_per_process_memory_fraction(3.0)
     if target != "cpu":
@@ -116,6 +117,7 @@ def test_memory(mps: torchdevice.Scope, target: str) -> None:
 def test_events(mps: torchdevice.Scope) -> None:
     start, end = torch.mps.Event(enable_timing=True), torch.mps.event.Event(enable_timing=True)
     assert start.query()
+    start.synchronize()  # returns at once: the event is not recorded
     start.record()
     torch.ones(300, 300, device="mps") @ torch.ones(300, 300, device="mps")
     end.record()

@@ -229,7 +229,11 @@ class Context:
 
     def is_targets(self, device: torch.device) -> bool:
         """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""
-        return device.type in (self.device_type, self.shown_as)
+        return self.is_targets_type(device.type)
+
+    def is_targets_type(self, kind: str) -> bool:
+        """Return whether a device type is the target's, as torch names it or as the program sees it."""
+        return kind in (self.device_type, self.shown_as)
 
     def program_device(self, index: int) -> torch.device:
         """Return the device that the program would spell for one of its ordinals."""

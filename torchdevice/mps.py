@@ -202,13 +202,13 @@ def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
 
 
 @supplied_function("_mps_getCurrentStream", native_to=_MPS)
-def get_current_stream(context: Context) -> Any:
+def get_current_stream(context: Context) -> Any:  # torch 2.14 and later
     """Return this thread's current stream."""
     return torch.mps.Stream(stream_id=context.thread.streams.get(context.thread.device_index, 0))
 
 
 @supplied_function("_mps_setStream", native_to=_MPS)
-def set_stream(context: Context, stream: Any) -> None:
+def set_stream(context: Context, stream: Any) -> None:  # torch 2.14 and later
     """Make a stream current in this thread."""
     context.thread.streams[context.thread.device_index] = stream.stream_id
 
@@ -283,7 +283,7 @@ for _name in (
     _refuse(_name)
 
 
-class MpsStreamStandIn:
+class MpsStreamStandIn:  # torch 2.14 and later
     """A stream of a program written for MPS. All streams of a target run their work in one order."""
 
     __class__ = property(lambda self: torch.mps.Stream)  # type: ignore[assignment]
@@ -313,7 +313,9 @@ class MpsStreamStandIn:
 _next_id = iter(range(1, 1 << 62)).__next__
 
 
-def _new_stream(context: Context, original: Any, cls: type, *args: Any, stream_id: int | None = None) -> Any:
+def _new_stream(  # torch 2.14 and later
+    context: Context, original: Any, cls: type, *args: Any, stream_id: int | None = None
+) -> Any:
     return MpsStreamStandIn(context, _next_id() if stream_id is None else stream_id)
 
 

@@ -227,9 +227,7 @@ def moved_among_devices(context: Context, tensor: Any, result: Any) -> Any:
     return tensor if stays or (storage is None and _decides_itself(tensor, None)) else tensor.clone()
 
 
-def _is_on_target(context: Context, tensor: Any) -> bool:
-    if not isinstance(tensor, torch.Tensor):
-        return False
+def _is_on_target(context: Context, tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
         return context.is_targets(tensor.device)
 
@@ -338,10 +336,7 @@ def _makes_alike(func: Any) -> bool:
 
 def shared(source: Any, result: Any) -> Any:
     """Return a tensor imported from another library, marked with the side of ``source``, whose memory it shares."""
-    if isinstance(result, torch.Tensor):
-        side = side_of(source) if isinstance(source, torch.Tensor) else None
-        return mark(result, side or Side.UNKNOWN)
-    return result
+    return mark(result, side_of(source) or Side.UNKNOWN)
 
 
 def made_of(context: Context, source: Any, result: torch.Tensor, to: Side | None) -> torch.Tensor:

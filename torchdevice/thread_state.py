@@ -46,7 +46,7 @@ class ContextMode(TorchFunctionMode):
 
     def serve(self, context: Context | None) -> None:
         """Serve a context from now on."""
-        self.context = context
+        raise NotImplementedError
 
 
 class Entry:

@@ -10,6 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,18 +132,19 @@ def _compiler() -> list[Finding]:
 
 def _patchers() -> list[Finding]:
     """Look for packages that replace parts of torch for the whole process. Nothing is imported for it."""
-    installed = sorted({name.partition(".")[0] for name in PATCHERS if _is_installed(name.partition(".")[0])})
+    installed = sorted({name.partition(".")[0] for name in PATCHERS if _place_of(name.partition(".")[0])})
     if not installed:
         return [Finding("patchers", "ok", "no other package that replaces parts of torch is installed")]
     remedy = "leave its import out of programs that run in a scope; scopes refuse to be entered beside it"
     return [Finding("patchers", "warning", f"{', '.join(installed)} replaces parts of torch", remedy)]
 
 
-def _is_installed(package: str) -> bool:
+def _place_of(package: str) -> ModuleSpec | None:
+    """Return where a package is, without importing it; None where it is not installed."""
     try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
+        return importlib.util.find_spec(package)
+    except ValueError:  # a module that some code has made and put into sys.modules
+        return None
 
 
 def _packages() -> list[Finding]:
@@ -174,10 +176,7 @@ def _other_builds() -> list[Finding]:
 
 def _cuda_of(package: str) -> str | None:
     """Return the version of CUDA that a package says it was built for, without importing it."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return None
+    spec = _place_of(package)
     for folder in (spec and spec.submodule_search_locations) or ():
         path = Path(folder, "version.py")
         if path.is_file():

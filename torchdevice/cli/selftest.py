@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 from torchdevice import activation, choosing
 from torchdevice import options as _options
 from torchdevice.cli import experiments
+from torchdevice.cli.progress import track
 from torchdevice.cli.selftest_checks import CHECKS
 from torchdevice.devices.mps import MpsRuntime
 from torchdevice.errors import PortabilityWarning
@@ -39,7 +39,7 @@ class Result(NamedTuple):
 
 def run(target: str | None) -> Iterator[Result]:
     """Run each check in a scope of its own on a target; None for the one that a scope would choose."""
-    for feature, check in CHECKS.items():
+    for feature, check in track(list(CHECKS.items()), "selftest"):
         start, error = time.perf_counter(), ""
         scope = activation.portable(target)
         with warnings.catch_warnings():
@@ -56,7 +56,7 @@ def run(target: str | None) -> Iterator[Result]:
 def selftest(target: str | None, *, as_json: bool) -> int:
     """Run all checks and experiments, show them, and return the status: 1 where a check failed."""
     found = choosing.resolve(_options.chosen({"target": target}))[0]
-    results = list(_shown(run(target)))
+    results = list(run(target))
     is_mac = isinstance(found, MpsRuntime) and found.machine is None
     answers = dict(experiments.decide()) if is_mac else {}
     failed = [result for result in results if result.error]
@@ -74,24 +74,9 @@ def selftest(target: str | None, *, as_json: bool) -> int:
                 indent=1,
             )
         )
-        return int(bool(failed))
-    print(_text(found.target, found.name(0), results, answers))
+    else:
+        print(_text(found.target, found.name(0), results, answers))
     return int(bool(failed))
-
-
-def _shown(results: Iterator[Result]) -> Iterator[Result]:
-    """Yield results, with a progress bar where the error stream is a terminal."""
-    if not sys.stderr.isatty():
-        yield from results
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("selftest", total=len(CHECKS))
-        for result in results:
-            progress.update(task, advance=1, description=result.feature)
-            yield result
 
 
 def _text(target: str, name: str, results: list[Result], answers: dict[str, str]) -> str:

@@ -209,8 +209,8 @@ def get_device_index(
             return -1
         return context.thread.device_index
     spelling = parse(device) if isinstance(device, (str, torch.device)) else None
-    if spelling is None or spelling.accelerator == context.device_type:
-        return original(device, optional, allow_cpu)
+    if spelling is None or spelling.accelerator != context.options.written_for:
+        return original(device, optional, allow_cpu)  # which refuses another accelerator's device
     if spelling.index is not None:
         return spelling.index
     if optional:

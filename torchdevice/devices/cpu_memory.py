@@ -62,12 +62,13 @@ def resident(process: psutil.Process) -> int:
 
 
 def high_water_mark() -> int | None:
-    """Return the largest resident set so far, in bytes; None where the system does not report it."""
-    try:
-        with open("/proc/self/status") as file:
-            found = re.search(r"^VmHWM:\s*(\d+) kB$", file.read(), re.M)
-    except OSError:
-        return None
+    """Return the largest resident set so far, in bytes; None where Linux does not report it.
+
+    Raises:
+        OSError: There is no /proc, and so :func:`reset_high_water_mark` returns False.
+    """
+    with open("/proc/self/status") as file:
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", file.read(), re.M)
     return int(found[1]) * 1024 if found else None
 
 

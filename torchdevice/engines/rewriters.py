@@ -65,12 +65,17 @@ _FINDS_MODULE_BY_TYPE = "torch.random" if torch.__version__ < "2.13" else None
 """The module of torch whose ``fork_rng``, before torch 2.13, makes a device only to find ``torch.cuda`` by its type."""
 
 
-def _calling_module() -> str:
+def _calling_module(depth: int = 3) -> str:
     """Return the name of the module that made the torch call which a rewriter, our caller, is handling."""
-    frame: types.FrameType | None = sys._getframe(3)
+    frame: types.FrameType | None = sys._getframe(depth)
     while frame is not None and frame.f_globals.get("__name__") == "torchdevice.engines.wrap":
         frame = frame.f_back
     return frame.f_globals.get("__name__", "") if frame is not None else ""
+
+
+def _called_by_program() -> bool:
+    """Return whether other code than torch made the call that is handled: torch's ``Module.to`` needs the target."""
+    return not torch.compiler.is_compiling() and not _calling_module(4).startswith("torch.")
 
 
 @rewrites(torch.device)
@@ -83,7 +88,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     lone = args[0] if len(args) == 1 and not kwargs else None
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
-    if type(lone) is int and lone >= 0:
+    if type(lone) is int:
         device = context.redirect(lone, _ABOVE)
         return func(lone) if device is None else context.shown(device)
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
@@ -156,7 +161,7 @@ def with_device_at(position: int) -> Rewriter:
 @rewrites(torch.Tensor.to)
 def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.to``: a copy where CUDA makes one (see :mod:`torchdevice.placement`)."""
-    device = args[1] if len(args) > 1 else kwargs.get("device", kwargs.get("other"))
+    device = args[1] if len(args) > 1 else kwargs.get("device", kwargs.get("tensor"))
     if device is None or isinstance(device, (torch.dtype, torch.Tensor)):
         result = convert(context, func, args, kwargs)
         if not context.runtime.shares_host_memory:
@@ -214,15 +219,15 @@ def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
 def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``clone``, the only operator whose result takes its source's mark: programs keep clones, as copies or leaves."""
     result = func(*args, **kwargs)
-    if context.runtime.shares_host_memory and args:
-        return placement.followed(args[0], result)
+    if context.runtime.shares_host_memory:
+        return placement.followed(args[0] if args else kwargs["input"], result)
     return result
 
 
 @rewrites(torch._C._nn._parse_to)
 def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch._C._nn._parse_to``, by which ``Module.to`` parses its arguments."""
-    asked = args[0] if args else kwargs.get("device")
+    asked = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     target = None
     names_device = asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
     if names_device:
@@ -230,11 +235,11 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         if target is not None:
             args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
     device, dtype, non_blocking, *rest = func(*args, **kwargs)
-    if dtype in context.unsupported_dtypes:
-        dtype = dtypes.fit(context, dtype)
     if device is not None and context.runtime.shares_host_memory:
         side = placement.side_meant(context, asked, target) if names_device else placement.side_of(asked)
         device = placement.device_meaning(context, device, side)
+    if device is not None and context.shown_as is not None and _called_by_program():
+        device = context.shown(device)  # Lightning keeps it as a module's device, and compares it with a tensor's
     return (device, dtype, non_blocking and not context.runtime.blocking_copies_only, *rest)
 
 

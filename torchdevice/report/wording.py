@@ -70,8 +70,8 @@ def duration(seconds: float) -> str:
         return ""
     for size, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= size:
-            return f"{seconds / size:.3g} {unit}" if seconds < 1000 * size else f"{seconds / size:,.0f} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
+            return _figure(seconds / size, unit)
+    return _figure(seconds * 1e6, "µs")
 
 
 def size(count: int) -> str:
@@ -80,8 +80,13 @@ def size(count: int) -> str:
         return ""
     for power, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= power:
-            return f"{count / power:.3g} {unit}" if count < 1000 * power else f"{count / power:,.0f} {unit}"
+            return _figure(count / power, unit)
     return f"{count} B"
+
+
+def _figure(value: float, unit: str) -> str:
+    """Return a figure with three digits, or with all before the point where these are more."""
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"  # which .3g would round to 1e+03
 
 
 def costs(row: Row) -> str:
@@ -125,7 +130,7 @@ def missing(report: Content) -> list[str]:
     """Return a sentence for each process whose doings are not in the report, and for what was left out."""
     said = [_missing(process) for process in report.processes if process.end != "reported"]
     if report.left_out:
-        said.append(f"{plural(report.left_out, 'call')} beyond the journal's limit were counted and not told apart.")
+        said.append(f"The journal's limit was reached: {plural(report.left_out, 'call')} more, not told apart.")
     return said
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import threading
 import weakref
@@ -77,8 +78,20 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_renew_locks)
 
 
+def _release_ended(phase: str, info: dict[str, int]) -> None:
+    """Release what has ended, after a collection of garbage."""
+    if phase == "stop":
+        for each in devices():
+            each.release_ended()
+
+
+gc.callbacks.append(_release_ended)
+
+
 class _Owner(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage of the device, with the CPU tensor whose memory the storage has.
+
+    Make it by :func:`_owner_of`, which lets the device note the end of the storage.
 
     Every CPU tensor that a kernel gets for a tensor of this storage is ``tensor`` or a view of it. So torch's kernels
     see which of their arguments overlap, and refuse or copy as they do on the CPU.
@@ -92,9 +105,10 @@ class _Owner(weakref.ref):  # type: ignore[type-arg]
         view: The last view of ``tensor`` that a kernel got.
         viewer: The ``_cdata`` of the only tensor of the device that may get ``view`` again; 0 where every tensor with
             the view's address, dtype, shape and strides may.
+        watcher: Another reference, by which observers are told at once of the end of the storage.
     """
 
-    __slots__ = ("address", "block", "freed", "index", "tensor", "view", "viewer")
+    __slots__ = ("address", "block", "freed", "index", "tensor", "view", "viewer", "watcher")
     address: int
     block: memory_blocks.Block | None
     freed: deque[memory_blocks.Block]
@@ -102,6 +116,24 @@ class _Owner(weakref.ref):  # type: ignore[type-arg]
     tensor: torch.Tensor
     view: torch.Tensor
     viewer: int
+    watcher: Any
+
+    def release(self) -> None:
+        """Give the memory and the block back: the storage has ended."""
+        if _owners.get(self.address) is self:
+            _give_up(self.address)
+        _freed(self)
+
+
+class _Twin(_Owner):
+    """The same for a storage without a block, which has the memory of another one (:func:`twin`)."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        for table in (_twins, _owners):
+            if table.get(self.address) is self:
+                del table[self.address]
 
 
 class _Dataless(_Owner):
@@ -114,6 +146,23 @@ class _Dataless(_Owner):
     __slots__ = ("meta",)
     meta: torch.Tensor
 
+    def release(self) -> None:
+        _by_meta.pop(self.meta.untyped_storage()._cdata, None)
+        super().release()
+
+
+def _owner_of(storage: Any, on: Device, kind: type[_Owner] = _Owner) -> Any:
+    """Return the reference to a storage of a device.
+
+    What Python calls at the end of the storage is a function in C: an interrupt would be lost in a function in Python,
+    and the block with it. Where somebody observes, a second reference calls one besides. It was made before the first,
+    so Python calls it after.
+    """
+    watcher = weakref.ref(storage, lambda _: on.release_ended()) if observers else None
+    owner = kind(storage, on.ended.append)
+    owner.watcher = watcher
+    return owner
+
 
 _owners: dict[int, _Owner] = {}
 """Address of the memory -> its storage on the device."""
@@ -123,15 +172,16 @@ observers: list[Observer] = []
 """The observers of every allocation and deallocation, called in the thread where it happens."""
 
 
+def observe(observer: Observer) -> None:
+    """Add an observer. What has ended before is none of its business."""
+    for each in devices():
+        each.release_ended()
+    observers.append(observer)
+
+
 def forget(observer: Observer) -> None:
     """Remove an observer."""
     observers[:] = [each for each in observers if each is not observer]
-
-
-def _ended(owner: _Owner) -> None:
-    if _owners.get(owner.address) is owner:
-        _give_up(owner.address)
-    _freed(owner)
 
 
 def _give_up(address: int) -> None:
@@ -145,12 +195,6 @@ def _give_up(address: int) -> None:
 
 _twins: dict[int, _Owner] = {}
 """Address of the memory -> a storage with the same memory and without a block (:func:`twin`)."""
-
-
-def _twin_ended(owner: _Owner) -> None:
-    for table in (_twins, _owners):
-        if table.get(owner.address) is owner:
-            del table[owner.address]
 
 
 def twin(tensor: torch.Tensor) -> torch.Tensor:
@@ -178,7 +222,7 @@ def _twin_storage(owner: _Owner) -> Any:
         if owner.tensor.storage_offset():
             _import_again(owner)
         storage = on_device(owner.tensor, owner.index).untyped_storage()
-        new = _twins[owner.address] = _Owner(storage, _twin_ended)
+        new = _twins[owner.address] = _owner_of(storage, device(owner.index), _Twin)
         new.address, new.block, new.freed, new.index = owner.address, None, owner.freed, owner.index
         new.tensor = new.view = owner.tensor
         new.viewer = 0
@@ -198,20 +242,25 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     memory = memory_of(tensor).clone()
     copy = on_device(memory, index)
     if memory.nbytes:
-        _own(_Owner(copy.untyped_storage(), _ended), device(index), memory, memory.data_ptr(), None)
+        _own(_owner_of(copy.untyped_storage(), device(index)), device(index), memory, memory.data_ptr(), None)
     return with_bits(copy, tensor)
 
 
 def _freed(owner: _Owner) -> None:
-    if owner.block is None:
+    block, owner.block = owner.block, None
+    if block is None:
         return
-    owner.freed.append(owner.block)
+    owner.freed.append(block)
     for observer in observers:
         observer.freed(owner.address)
 
 
 def owners_of(index: int, *, with_block: bool = True) -> list[_Owner]:
     """Return the storages of a device that have a block, or those that have none."""
+    device(index).release_ended()
+    for owner in list(_owners.values()):
+        if owner.index == index and owner() is None:
+            owner.release()  # an interrupt came into the first attempt
     return [
         owner for owner in list(_owners.values()) if owner.index == index and (owner.block is not None) is with_block
     ]
@@ -299,7 +348,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     try:
         block = on.allocate(requested, _stream(index))
         tensor = on_device(result, index)
-        _own(_Owner(tensor.untyped_storage(), _ended), on, result, address, block)
+        _own(_owner_of(tensor.untyped_storage(), on), on, result, address, block)
         return tensor
     except BaseException:
         _free_unowned(on, address, block)
@@ -322,7 +371,7 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
     try:
         block = on.allocate(meta.nbytes, _stream(index))
         tensor = without_values(meta, block.address, index)
-        owner = _Dataless(tensor.untyped_storage(), _ended_without_values)
+        owner = _owner_of(tensor.untyped_storage(), on, _Dataless)
         owner.meta = meta
         _own(owner, on, _NOTHING, block.address, block)
         _by_meta[meta.untyped_storage()._cdata] = owner
@@ -337,12 +386,6 @@ def _free_unowned(on: Device, address: int, block: memory_blocks.Block | None) -
     owner = _owners.get(address)
     if block is not None and (owner is None or owner.block is not block):
         on.freed.append(block)
-
-
-def _ended_without_values(owner: _Owner) -> None:
-    assert isinstance(owner, _Dataless)
-    _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
-    _ended(owner)
 
 
 _NOTHING = torch.empty(0, device="cpu")
@@ -396,13 +439,14 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
         torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
     """
     on = device(index)
+    on.release_ended()  # a storage that ended may have had this one's negative number
     block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
     emptied = -storage._cdata
     owner = _owners.get(storage.data_ptr() or emptied)
     if owner is not None:
         _give_up(owner.address)
     if owner is None:
-        owner, old = _Owner(storage, _ended), None
+        owner, old = _owner_of(storage, on), None
     else:
         old = owner.tensor
         _freed(owner)
@@ -420,18 +464,20 @@ def take_memory_at(storage: Any, index: int, address: int) -> None:
 
     Where a tensor has that memory, nothing is to be noted: kernels find the tensor's by the address.
     """
+    device(index).release_ended()
     known = _owners.get(address)
     if known is None and address in raw:
         memory = raw[address].memory
     else:
         memory = known.tensor if known is not None and known.block is None else None
     if memory is not None:
-        _own(_Owner(storage, _ended), device(index), memory, address, None)
+        _own(_owner_of(storage, device(index)), device(index), memory, address, None)
 
 
 def has_no_values(storage: Any) -> bool:
     """Return whether a storage of the device is one without values."""
-    return isinstance(_owners.get(storage.data_ptr() or -storage._cdata), _Dataless)
+    owner = _owners.get(storage.data_ptr() or -storage._cdata)
+    return isinstance(owner, _Dataless) and owner() is not None
 
 
 def forget_values(storage: Any) -> None:
@@ -440,7 +486,7 @@ def forget_values(storage: Any) -> None:
     owner = _owners.get(address)
     if owner is None or isinstance(owner, _Dataless):
         return
-    new = _Dataless(storage, _ended_without_values)
+    new = _owner_of(storage, device(owner.index), _Dataless)
     new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
     new.address, new.block, new.freed, new.index = address, owner.block, owner.freed, owner.index
     new.tensor = new.view = _NOTHING

@@ -52,17 +52,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-class _Hooks(torch._C._acc.PrivateUse1Hooks):
-    def is_available(self) -> bool:
-        return True
-
-    def is_built(self) -> bool:
-        return True
-
-    def has_primary_context(self, device_index: int) -> bool:
-        return True
-
-
 class Module:
     """``torch.simulated``, the device module that torch requires. In a scope, ``torch.cuda`` has its other names."""
 
@@ -121,7 +110,7 @@ def _register() -> None:
         raise BackendTakenError(name)
     setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
     with collector.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
-        setup(KIND, Module(), _Hooks(), guard.Guard())
+        setup(KIND, Module(), guard.Hooks(), guard.Guard())
         _guard_storage()
         resizing.register()
         page_locked.register()

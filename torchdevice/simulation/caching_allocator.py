@@ -58,7 +58,7 @@ class Private:
         splits: Whether its segments are split.
     """
 
-    def __init__(self, serves_all: bool = False, splits: bool = True):
+    def __init__(self, serves_all: bool, splits: bool):
         self.uses = 0
         self.serves_all = serves_all
         self.splits = splits
@@ -86,8 +86,9 @@ def _tell_nobody(action: str, address: int, size: int, stream: int) -> None:
 class Device:
     """The memory of one simulated device.
 
-    Storages may be freed, by the garbage collector, between any two lines of this class. A freed storage therefore only
-    appends its block to ``freed``; the next allocation or query frees it.
+    Storages may end, by the garbage collector, between any two lines of this class. One that ends is therefore only
+    appended to ``ended``, by a function in C, which no interrupt can come into. The next allocation, query or
+    collection of garbage releases it, and frees its block.
 
     Args:
         index: The index of the device.
@@ -96,7 +97,8 @@ class Device:
             device and those that the program may use; None for CUDA's.
 
     Attributes:
-        freed: The blocks whose storages ended, in this order.
+        ended: What has ended, in this order. Its ``release`` appends its block to ``freed``.
+        freed: The blocks that nobody has any more, in this order.
         routes: For each private pool that allocations go to: its id, and whether it takes those of this thread.
         settings: The settings of the allocator.
         heads: Address -> the first block of each segment.
@@ -112,6 +114,7 @@ class Device:
         error: Callable[[int, int, int, int], Exception | None] = lambda *bytes_: None,
     ) -> None:
         self.index = index
+        self.ended: deque[Any] = deque()
         self.freed: deque[Block] = deque()
         self.routes: list[tuple[Owner, Callable[[], bool]]] = []
         self.tell: Callable[[str, int, int, int], None] = _tell_nobody
@@ -128,8 +131,9 @@ class Device:
         self._oversize = {"oversize_allocations": Figures(), "oversize_segments": Figures()}
         self._numbers = dict.fromkeys(_NUMBERS, 0)
         self._searches = 0
+        self._refused: Exception | None = None
         self.uncached = 0
-        self._end = _FIRST_ADDRESS + index * _ADDRESSES
+        self._end = self._first = _FIRST_ADDRESS + index * _ADDRESSES
         self.configure(DEFAULT)
         self.renew_lock()
 
@@ -150,19 +154,30 @@ class Device:
     def _changing(self) -> Iterator[None]:
         """Hold the lock, and lay the memory out anew if an interrupt ends the change."""
         try:
+            self._release_ended()
             with self._lock:
                 yield
-        except Exception:
+        except BaseException as error:
+            self._recover_from(error)
             raise
-        except BaseException:
+
+    def _refusal(self, error: Exception) -> Exception:
+        """Return an error that is no interrupt: what it leaves is whole."""
+        self._refused = error
+        return error
+
+    def _recover_from(self, error: BaseException) -> None:
+        """Lay the memory out anew after an interrupt: any error but a refusal, as handlers of signals raise any."""
+        if error is not self._refused:
             self._recover()
-            raise
+        self._refused = None
 
     def _recover(self) -> None:
         """Lay the memory out anew after an interrupt, which may have come between any two lines of a change.
 
         What is certain is which blocks storages have. Each becomes a segment of its own, and nothing is cached.
         """
+        self._release_ended()
         with self._lock:
             self._lay_out_anew()
 
@@ -200,12 +215,12 @@ class Device:
             torch.OutOfMemoryError: The device has too little memory left. The text is CUDA's.
         """
         try:
+            if self.ended:
+                self._release_ended()
             with self._lock:
                 return self._allocate(requested, stream)
-        except Exception:
-            raise
-        except BaseException:  # also after the block was found: nobody has it then
-            self._recover()
+        except BaseException as error:  # also after the block was found: nobody has it then
+            self._recover_from(error)
             raise
 
     def _allocate(self, requested: int, stream: int) -> Block:
@@ -234,8 +249,9 @@ class Device:
         """
         total = Limits(*self._limits(self.index)).total
         if total is not None and self._all.reserved + self.uncached + size > total:
-            raise torch.AcceleratorError("CUDA error: out of memory")
-        pool = self._pools.setdefault((stream, False, UNCACHED, False), Pool(stream, False, UNCACHED, False, Figures()))
+            raise self._refusal(torch.AcceleratorError("CUDA error: out of memory"))
+        key = (stream, False, UNCACHED, False)
+        pool = self._pools.setdefault(key, Pool(*key, Figures()))
         self.uncached += size
         block = Block(self._end, size, pool, USED)
         self._end += size
@@ -327,8 +343,25 @@ class Device:
             return rest >= MINIMUM
         return rest > SMALL and (self._oversized is None or size < self._oversized)
 
+    def _release_ended(self) -> None:
+        """Release what has ended. The lock is not held: observers have locks of their own."""
+        ended = self.ended
+        try:
+            while ended:
+                ended.popleft().release()
+        except IndexError:  # another thread was faster
+            return
+
+    def release_ended(self) -> None:
+        """Release what has ended, so that its memory is the CPU's again, also if no further allocation comes."""
+        try:
+            self._release_ended()
+        except BaseException as error:
+            self._recover_from(error)
+            raise
+
     def _settle(self) -> None:
-        """Free the blocks whose storages have ended."""
+        """Free the blocks that nobody has any more."""
         while self.freed:
             block = self.freed.popleft()
             if block.pool.owner == UNCACHED:
@@ -372,7 +405,7 @@ class Device:
     @property
     def has_pending(self) -> bool:
         """Whether there may be blocks that another stream uses and that are freed."""
-        return bool(self._pending or self.freed)
+        return bool(self._pending or self.freed or self.ended)
 
     def host_waited(self) -> None:
         """Free the blocks that were freed while another stream used them: the host has waited for the device."""
@@ -401,9 +434,8 @@ class Device:
         if found is None:
             self._numbers["num_ooms"] += 1
             total = limits.total or 0
-            raise self._error(wanted, self._all.allocated, total, limits.allowed or total) or torch.OutOfMemoryError(
-                self._out_of_memory(wanted, limits)
-            )
+            error = self._error(wanted, self._all.allocated, total, limits.allowed or total)
+            raise self._refusal(error or torch.OutOfMemoryError(self._out_of_memory(wanted, limits)))
         return found
 
     def _new(self, pool: Pool, size: int, wanted: int, limits: Limits) -> Block | None:
@@ -426,7 +458,7 @@ class Device:
     def begin_segment(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
         """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
         if not self.heads and not self.uncached:
-            self._end = _FIRST_ADDRESS + self.index * _ADDRESSES
+            self._end = self._first
         self._end = -(-self._end // unit) * unit
         block = self.heads[self._end] = Block(self._end, size, pool, state)
         self._end += size
@@ -591,9 +623,9 @@ class Device:
 
     def _check_private(self, owner: Owner) -> None:
         if owner not in self._privates:
-            raise RuntimeError("Could not find pool of id")
+            raise self._refusal(RuntimeError("Could not find pool of id"))
         if not self.uses_of(owner):
-            raise RuntimeError("Not expected to checkpoint freeable graph")
+            raise self._refusal(RuntimeError("Not expected to checkpoint freeable graph"))
 
     def occupy(self, block: Block, requested: int) -> None:
         """Use the whole of a block that is in no pool."""

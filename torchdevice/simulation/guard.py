@@ -1,39 +1,77 @@
-"""The device guard, which torch asks for the type of the device, and an error that is on its way meanwhile.
+"""The device guard, which torch asks for the type of the device where no error may be raised.
 
-torch asks around every node of ``backward``, also while it unwinds from an error that a hook raised. That error is
-pending in Python then, where no Python may run, and an answer that is an error ends the process. So the guard takes the
-pending error away, and ``torch_apis/autograd.py`` raises it where the engine returns.
+torch asks when it records an operator for ``backward`` and around every node of ``backward``, also while it unwinds
+from an error that a hook raised. An answer that is an error ends the process there. Two things would make it one: an
+error that is pending in Python, and a handler of a signal that raises. So looking ``type_`` up takes a pending error
+away, which ``torch_apis/autograd.py`` raises where the engine returns; and handlers wait until torch has its answer
+(``signals.py``).
+
+No function in Python may do this: Python runs handlers where one begins, and from 3.12 on collects garbage there, which
+drops a pending error. Generators do it, which wait in ``yield from`` for functions in C.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from torchdevice.torch_apis.autograd import taken
 
+asked: deque[None] = deque()
+"""Not empty from the moment when torch looks a method up until it calls it. Python's global lock is held meanwhile."""
 
-class _Constants:
-    _kind = torch._C._autograd.DeviceType.PrivateUse1
-    kind = property(operator.attrgetter("_kind"))
-    """Read by a function in C, whose result Python refuses while an error is pending: SystemError, with that cause."""
-
-
-_constants = _Constants()
+_second = operator.itemgetter(1)
 
 
-def _type() -> Any:
-    """Return the type of the device, and take a pending error away."""
+def _lookups(method: Any) -> Iterator[Any]:
+    """Give torch a method, until an error is pending; take it away, and end."""
     try:
-        return _constants.kind
+        # Python refuses what a function in C returns while an error is pending: SystemError, with that cause.
+        yield from map(_second, zip(map(asked.append, itertools.repeat(None)), itertools.repeat(method)))
     except SystemError as refusal:
         taken.error = refusal.__cause__
-        return _constants._kind
+
+
+SPARE = 64
+"""How many errors can be taken away by a method, in all threads together, until :func:`renew` is called."""
+
+_spare: dict[Any, deque[Iterator[Any]]] = {}
+"""Method -> generators that wait to give it to torch."""
+
+
+def renew() -> None:
+    """Let new generators stand in for those that have ended."""
+    for method, spare in _spare.items():
+        while len(spare) < SPARE:
+            waiting = _lookups(method)
+            next(waiting)
+            spare.append(waiting)
+    asked.clear()
+
+
+def constant(value: Any) -> Any:
+    """Return a property with a method that takes at most one argument, and returns ``value``."""
+    # Functions in C, the first for its effect. "iter" would end at a value that "clear" never returns. "next" would
+    # return the argument after the end of what never ends.
+    method = functools.partial(next, map(_second, zip(iter(asked.clear, 0), itertools.repeat(value))))
+    spare = _spare[method] = deque()
+    renew()
+    return property(functools.partial(next, itertools.chain.from_iterable(iter(spare.popleft, None))))
 
 
 class Guard(torch._C._acc.DeviceGuard):
     """What torch asks for the type of the device."""
 
-    type_ = staticmethod(_type)  # a bound method in its place would be refused itself
+    type_ = constant(torch._C._autograd.DeviceType.PrivateUse1)
+
+
+class Hooks(torch._C._acc.PrivateUse1Hooks):
+    """What torch asks about the device type."""
+
+    is_available = is_built = has_primary_context = constant(True)

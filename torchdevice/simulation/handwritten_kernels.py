@@ -139,23 +139,9 @@ def _is_page_locked(tensor: torch.Tensor) -> bool:
 
 @special("copy_")
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    if self.is_meta or source.is_meta:
-        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     count_copy(source, self, waits=not (non_blocking and _is_page_locked(self)))
     _copy(_memory(self), _memory(source))
     return self
-
-
-@special("_copy_from")
-def _copy_from(self: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return _copy_(destination, self, non_blocking)
-
-
-@special("_copy_from_and_resize")
-def _copy_from_and_resize(self: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
-    if self.shape != destination.shape:
-        destination.resize_(self.shape)
-    return _copy_(destination, self)
 
 
 # ---- sizes and storages ----------------------------------------------------------------------------------------------
@@ -172,11 +158,6 @@ def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> tor
     if needed > storage.nbytes():
         resize(storage, int(needed))
     return _set(self, storage, offset, wanted.shape, wanted.stride())
-
-
-@special("_resize_output_")
-def _resize_output_(self: torch.Tensor, size: Any, device: Any) -> torch.Tensor:
-    return _resize_(self, size)
 
 
 def _format(memory_format: Any) -> dict[str, Any]:
@@ -226,11 +207,6 @@ def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
         tensor.storage_offset(),
     )
     return same_memory and same_view
-
-
-@special("is_pinned")
-def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
-    return False
 
 
 @special("record_stream")

@@ -228,7 +228,8 @@ class _Arguments:
         named = dict(zip(kwargs, values, strict=True))
         device = named.get("device")
         if device is not None:
-            index, named["device"] = -1 if device == _CPU else device.index or 0, _CPU
+            is_own = device.type == enforcement.KIND
+            index, named["device"] = (device.index or 0, _CPU) if is_own else (-1, device)
         return named, index, odd
 
     def look_again(self, taken: list[Any], args: Any, kwargs: Any, index: int) -> bool:
@@ -277,7 +278,7 @@ def _plain(op: Any) -> Kernel:
             result = _again(error, op, call, taken, named)
         if not only_new:
             return results.of(result, index, args, kwargs)
-        if index < 0:  # ``device="cpu"`` was given
+        if index < 0:  # a device of another type was given
             return result
         if result.__class__ is _Tensor and result.layout is _STRIDED:
             return fresh(result, index)

@@ -22,7 +22,7 @@ from torchdevice.simulation.kernels import index_of
 
 Clock = dict[Stream, int]
 
-COPIES = frozenset({"aten::copy_", "aten::_to_copy", "aten::_copy_from", "aten::_copy_from_and_resize"})
+COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 
 _METADATA_ONLY = re.compile(r"aten::(new_\w+|\w+_like)")
 """Operators that look at no element of the tensors they are given."""

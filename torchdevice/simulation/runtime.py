@@ -25,6 +25,7 @@ from torchdevice.simulation import (
     autocast,
     backend,
     enforcement,
+    guard,
     handwritten_kernels,
     host_waits,
     in_flight,
@@ -34,6 +35,7 @@ from torchdevice.simulation import (
     random,
     raw_memory,
     rewriters,
+    signals,
     stream_uses,
     without_values,
 )
@@ -126,11 +128,15 @@ class SimulatedRuntime(Runtime):
     def enter_thread(self, entry: Any) -> None:
         """Register the device, unless it is registered already, and keep backward on the calling thread.
 
+        Handlers of signals wait while torch asks the device guard (``signals.py``).
+
         Torch would run backward in one thread per device, and starts a thread for one simulated device only.
         """
         backend.register()
         _thread.entries.add(entry)
         _settle_multithreading()
+        guard.renew()
+        signals.settle(in_a_scope=True)
         options = entry.context.options
         if self._refuses_anything() or options.races or options.asynchronous or options.compute:
             enforcement.watch(entry)
@@ -149,11 +155,13 @@ class SimulatedRuntime(Runtime):
             autocast.clear_cache()
         _thread.entries.discard(entry)
         _settle_multithreading()
+        signals.settle(in_a_scope=bool(_thread.entries))
 
     def clear_autocast_cache(self) -> None:
         autocast.clear_cache()
 
     def after_backward(self) -> None:
+        guard.renew()
         # The engine has put torch's setting back to what it was when backward began, also where a hook left the scope.
         if not _thread.entries:
             _set_multithreading(_thread.multithreading)
@@ -215,7 +223,7 @@ class SimulatedRuntime(Runtime):
         return allocator.device(index).segments(allocator.blocks(index))
 
     def watch_allocations(self, observer: Observer) -> Callable[[], None]:
-        allocator.observers.append(observer)
+        allocator.observe(observer)
         return functools.partial(allocator.forget, observer)
 
     def watch_host_waits(self, context: Any) -> None:
@@ -299,7 +307,7 @@ def _begin(context: Context) -> None:
         found.append(in_flight.InFlight(context))
     if context.options.races:
         found.append(races.Races(context))
-        allocator.observers.append(found[-1])
+        allocator.observe(found[-1])
     if found:
         context.stream_observers.extend(found)
         enforcement.recorders[context] = found

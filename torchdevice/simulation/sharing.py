@@ -32,6 +32,8 @@ def _reduce(tensor: torch.Tensor) -> Any:
     with torch._C.DisableTorchFunction():
         if tensor.device.type != enforcement.KIND:
             return _reduce_tensor(tensor)
+        if tensor.requires_grad and not tensor.is_leaf:
+            return _reduce_tensor(tensor.cpu())  # which torch refuses
         context = thread_state.state.context
         if context is not None:
             entry = context.note("a tensor for another process", "a copy of it", Fidelity.APPROXIMATE)

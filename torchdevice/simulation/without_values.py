@@ -23,12 +23,10 @@ from torchdevice.simulation.resizing import resize
 
 _META = torch.device("meta")
 
-_OF_METADATA = frozenset(
-    {"aten::set_", "aten::is_set_to", "aten::is_pinned", "aten::record_stream", "aten::_resize_output_"}
-)
+_OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream"})
 """Operators whose kernels for the device look at no values."""
 
-_COPIES = frozenset({"aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize"})
+_COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 
 _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -53,6 +51,8 @@ class WithoutValues(StreamObserver):
             return kernel(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+            if any(each.layout is not torch.strided for each in leaves):
+                return _with_values(name, kernel, args, kwargs)  # torch's meta device has no such tensors
             known = all(map(_has_values, leaves))
             if name == "aten::resize_" and not known:
                 return _resized(*args, **kwargs)
@@ -60,11 +60,21 @@ class WithoutValues(StreamObserver):
                 if not known:
                     raise NoValueError(name)
                 return kernel(*args, **kwargs)
+            if kwargs.get("device") is not None and kwargs["device"].type != enforcement.KIND:
+                return _elsewhere(op, args, kwargs)
             return _run(op, kernel, args, kwargs, known)
 
 
+def _with_values(name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what a kernel computes of sparse tensors, which refuses those whose parts have no values."""
+    try:
+        return kernel(*args, **kwargs)
+    except NoValueError:
+        raise NoValueError(name) from None
+
+
 def _has_values(tensor: torch.Tensor) -> bool:
-    return index_of(tensor) < 0 or tensor.layout is not torch.strided or not has_no_values(tensor.untyped_storage())
+    return index_of(tensor) < 0 or not has_no_values(tensor.untyped_storage())
 
 
 def _gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -74,8 +84,14 @@ def _gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
         device = kwargs.get("device")
         return device is not None and device.type not in (enforcement.KIND, "meta")
     if name in _COPIES:
-        return bool(args[1 if name.startswith("aten::_copy_from") else 0].is_cpu)
+        return bool(args[0].is_cpu)
     return torch.Tag.data_dependent_output in op.tags
+
+
+def _elsewhere(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operator that reads shapes only, such as ``zeros_like``, makes on a device of another type."""
+    taken, named = pytree.tree_map_only(torch.Tensor, meta_of, (args, kwargs))
+    return op(*taken, **named)
 
 
 def _resized(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
@@ -95,7 +111,7 @@ def _run(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     given = {**dict(zip(_names(op), args, strict=False)), **kwargs}
     outs = {name: given[name] for name in _resizable(op) if given.get(name) is not None}
     taken, named = pytree.tree_map(_meta, (args, kwargs))
-    written = {name: pytree.tree_map(_alone, value) for name, value in outs.items()}
+    written = {name: pytree.tree_map_only(torch.Tensor, _alone, value) for name, value in outs.items()}
     named.update(written)
     try:
         result = _shapes(op, taken, named)
@@ -170,11 +186,9 @@ def _meta(value: Any) -> Any:
     return None if isinstance(value, torch.Generator) else value
 
 
-def _alone(value: Any) -> Any:
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the meta device that the operator may resize."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
 
 
 def _take_shape(given: torch.Tensor, own: torch.Tensor, index: int) -> None:
@@ -199,9 +213,11 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     call = op._overloadpacket if any(args[i].__class__ in NUMBERS for i in _tensors(op) if i < len(args)) else op
     try:
         return call(*args, **kwargs)
-    except NotImplementedError:
+    except RuntimeError as error:  # of which NotImplementedError is one
         if _NEEDS_VALUES.intersection(op.tags):
             raise NoValueError(op._schema.name) from None
+        if not isinstance(error, NotImplementedError):
+            raise
         return _shapes_by_fakes(op, args, kwargs)
 
 
@@ -214,10 +230,10 @@ def _shapes_by_fakes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
-    def meta(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+    def meta(value: torch.Tensor) -> torch.Tensor:
+        if value.layout is not torch.strided:
+            raise NoValueError(op._schema.name)
+        return _alone(value)
 
     with FakeTensorMode():
         taken, named = pytree.tree_map(fake, (args, kwargs))
@@ -225,4 +241,4 @@ def _shapes_by_fakes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             result = op(*taken, **named)
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise NoValueError(op._schema.name) from None
-    return pytree.tree_map(meta, result)
+    return pytree.tree_map_only(torch.Tensor, meta, result)

@@ -70,12 +70,9 @@ class _DeviceOfState:
     """The attribute ``device`` of accelerate's states. It is in the state's dictionary; a check sees the program's."""
 
     def __get__(self, state: Any, owner: type) -> Any:
-        if state is None:
-            return self
-        try:
-            device = vars(state)["device"]
-        except KeyError:
-            raise AttributeError("device") from None  # Python then calls __getattr__ of the state
+        if state is None or "device" not in vars(state):
+            raise AttributeError("device")  # as without the attribute; Python then calls __getattr__ of a state
+        device = vars(state)["device"]
         context = thread_state.current()
         return _as_program(context, device) if _checking.depth and context is not None else device
 

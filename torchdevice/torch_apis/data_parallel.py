@@ -30,15 +30,22 @@ def _init_ddp(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """``DistributedDataParallel``: drop ``device_ids`` and ``output_device`` where they name no device of the target.
+    """``DistributedDataParallel``: replace ``device_ids`` and ``output_device`` that name no device of the target.
 
-    Torch refuses them for a CPU module, and they may be ordinals of devices that the scope advertises beyond the real
-    ones.
+    torch refuses them for a CPU module. They may be ordinals of devices that the scope advertises beyond the real ones;
+    then the device of the module takes their place, because torch moves inputs to it.
     """
     if not context.runtime.takes_device_ids or context.device_count > context.runtime.device_count():
-        device_ids = output_device = None
+        device_ids, output_device = _of_module(context, module) if device_ids else None, None
     original(self, module, device_ids, output_device, *args, **kwargs)
     context.runtime.serve_reducer(self)
+
+
+def _of_module(context: Context, module: Any) -> list[int] | None:
+    """Return the ordinal of the device of a module, None on a CPU target."""
+    if context.runtime.shares_host_memory:
+        return None
+    return [parameter.device.index or 0 for parameter in module.parameters()][:1] or None
 
 
 def patches() -> list[Patch]:

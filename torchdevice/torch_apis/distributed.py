@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import types
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -57,6 +58,8 @@ def _new_group(
     kwargs.pop("device_id", None)
     if backend is None and dist.is_initialized():
         asked = _asked_for.get(dist.distributed_c10d._get_default_group())
+    if asked == "nccl":
+        kwargs.pop("pg_options", None)
     group = original(ranks, timeout, used, *args, **kwargs)
     _remember(group, asked)
     return group
@@ -76,7 +79,7 @@ def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
 def _default_backend(context: Context, original: Any, device: Any) -> str:
     """``get_default_backend_for_device``: for the target, the backend of the program's accelerator."""
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
-    is_target = kind == context.device_type and not context.runtime.shares_host_memory
+    is_target = context.is_targets_type(kind) and not context.runtime.shares_host_memory
     return original(context.program_device(0) if is_target or kind == context.options.written_for else device)
 
 
@@ -88,6 +91,24 @@ def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: 
         original(group, *args, **kwargs)
 
 
+class ProcessGroupNCCL:
+    """NCCL's class, in builds of torch without NCCL. Programs make options of it; no group is an instance of it."""
+
+    class Options:
+        """What a program sets for NCCL, and gloo does not read."""
+
+        def __init__(self, is_high_priority_stream: bool = False):
+            self.is_high_priority_stream = is_high_priority_stream
+            self.config = types.SimpleNamespace()
+
+
+def _patches_of_absent_class() -> list[Patch]:
+    """Return the patches for the functions of torch, and programs, that name the class where NCCL is available."""
+    name = "ProcessGroupNCCL"
+    absent = [module for module in (dist.distributed_c10d, dist) if not hasattr(module, name)]
+    return [Replaced(module, name, lambda original: ProcessGroupNCCL, may_be_absent=True) for module in absent]
+
+
 def _is_nccl_available(context: Context, original: Any) -> bool:
     return True
 
@@ -95,8 +116,8 @@ def _is_nccl_available(context: Context, original: Any) -> bool:
 def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to write them to a file."""
     original(self, *args, **kwargs)
-    if context.shown_as is None and not context.runtime.shares_host_memory:
-        self.device_type = context.device_type
+    if not context.runtime.shares_host_memory:
+        self.device_type = context.shown_as or context.device_type
 
 
 def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -108,7 +129,13 @@ def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any,
 
 def _device_handle(context: Context, original: Any, cls: type, device: Any) -> Any:
     """``_FSDPDeviceHandle.from_device``: the program's module, because ``torch.cpu`` has streams without methods."""
-    return getattr(torch, context.options.written_for) if device.type == context.device_type else original(cls, device)
+    return getattr(torch, context.options.written_for) if context.is_targets(device) else original(cls, device)
+
+
+def _module_of_type(context: Context, original: Any, device_type: str = "cuda") -> Any:
+    """``_get_device_handle`` and ``_get_device_module``: the program's module, because ``torch.mps`` has no streams."""
+    lacks = bool(context.runtime.lacks_in_module) and context.is_targets_type(device_type)
+    return getattr(torch, context.options.written_for) if lacks else original(device_type)
 
 
 def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
@@ -119,7 +146,7 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     chosen, count = context.is_initialized, context.device_count
     group = original(self)
     index = int(os.environ.get("LOCAL_RANK", dist.get_rank() % max(1, count)))
-    of_accelerator = self._device_type in (context.device_type, context.options.written_for)
+    of_accelerator = self._device_type == context.options.written_for or context.is_targets_type(self._device_type)
     if of_accelerator and not chosen and index < count:
         context.thread.select(index)
     return group
@@ -127,7 +154,11 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
 
 def _patches_of_meshes(module: ModuleType) -> list[Patch]:
     mesh = require(module, "DeviceMesh")
-    return [replaced_function(mesh, "_setup_world_group_and_device", _set_up_mesh, native_to="cuda")]
+    require(module, "_get_device_handle")
+    return [
+        replaced_function(mesh, "_setup_world_group_and_device", _set_up_mesh, native_to="cuda"),
+        replaced_in_importers(module, "_get_device_handle", _module_of_type, native_to="cuda"),
+    ]
 
 
 def _patches_of_device_handles(module: ModuleType) -> list[Patch]:
@@ -162,11 +193,14 @@ def patches() -> list[Patch]:
     }
     if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):
         functions["_maybe_attach_flight_recorder"] = _attach_flight_recorder
+    require(torch._utils, "_get_device_module")
     return [
+        replaced_in_importers(torch._utils, "_get_device_module", _module_of_type, native_to="cuda"),
         WhenImported("torch.distributed.checkpoint.filesystem", _patches_of_checkpoints),
         WhenImported("torch.distributed.device_mesh", _patches_of_meshes),
         WhenImported("torch.distributed.fsdp._common_utils", _patches_of_device_handles),
         WhenImported("torch.distributed.fsdp._flat_param", _patches_of_flat_parameters),
+        *_patches_of_absent_class(),
         *(
             replaced_in_importers(dist.distributed_c10d, name, replacement, native_to="cuda")
             for name, replacement in functions.items()

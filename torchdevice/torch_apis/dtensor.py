@@ -60,7 +60,9 @@ def _seeded(context: Context, shard: int, generator: torch.Generator | None) -> 
     """Seed the target's generator for one operator, with a number that every rank draws from ``generator``."""
     default = context.runtime.default_generator(context.thread.device_index)
     source = default if generator is None else generator
-    drawn = torch.empty((), dtype=torch.int64, device=source.device).random_(generator=source).item()
+    # No mode rewrites this call, and a generator may say another device than torch's.
+    place = context.runtime.device(source.device.index or 0) if context.is_targets(source.device) else source.device
+    drawn = torch.empty((), dtype=torch.int64, device=place).random_(generator=source).item()
     state = default.get_state()
     default.manual_seed((int(drawn) ^ (1 + shard) * _ODD) & _LARGEST_SEED)
     try:

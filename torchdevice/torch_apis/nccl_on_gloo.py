@@ -226,9 +226,11 @@ class NcclOnGloo(dist.ProcessGroup):
 
         Raises:
             RuntimeError: The tensor is on a device that the group does not serve.
-            ValueError: The tensor is not contiguous in a memory format. Between two ranks that is allowed, unless the
-                tensor has gaps in memory, or shares memory with itself.
+            ValueError: The tensor is sparse, or not contiguous in a memory format. Between two ranks the latter is
+                allowed, unless the tensor has gaps in memory, or shares memory with itself.
         """
+        if tensor.layout is not torch.strided:
+            raise ValueError("Tensors must be CUDA and dense")
         alias = self.runtime.host_alias(tensor)
         is_on_cpu = alias is tensor
         if not (self._takes_cpu if is_on_cpu else tensor.device.type == self.runtime.device_type):
@@ -264,11 +266,12 @@ class NcclOnGloo(dist.ProcessGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         """The devices whose tensors the group takes. Object collectives use the first, or the CPU if it is one."""
-        types = [self.runtime.device_type]
+        context = thread_state.current()
+        # As torch's own code spells it, which looks for it in this list; the scope rewrites both.
+        types = [self.runtime.device_type if context is None else context.options.written_for]
         if self._takes_cpu and not self.runtime.shares_host_memory:
             types.insert(0, "cpu")
-        with torch._C.DisableTorchFunction():
-            return [torch.device(each) for each in types]
+        return [torch.device(each) for each in types]
 
     def _get_backend(self, device: torch.device) -> Any:
         return self.gloo

@@ -70,8 +70,7 @@ def _restore_location(context: Context, original: Any, map_location: Any) -> Any
     restore = original(map_location)
     if not context.runtime.shares_host_memory:
         return restore
-    wanted = isinstance(map_location, (str, torch.device))
-    side = placement.side_meant(context, map_location, None) if wanted else None
+    side = placement.side_meant(context, map_location, None)  # None of a mapping or a function
 
     def restored(storage: Any, location: str) -> Any:
         return placement.mark_unmarked(restore(storage, location), side)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torchdevice import thread_state
@@ -17,8 +17,12 @@ from torchdevice.patching import Patch, replaced_function
 
 _RUN = "run"
 
-
-_INHERIT_NO_SCOPE = ("multiprocessing.queues", "concurrent.futures.process", "tqdm._monitor")
+_INHERIT_NO_SCOPE = (
+    "concurrent.futures.process",
+    "multiprocessing.queues",
+    "multiprocessing.resource_sharer",
+    "tqdm._monitor",
+)
 """Modules whose threads inherit no scope: they never call torch, and may run until the process ends."""
 
 
@@ -27,68 +31,66 @@ def _start(context: Context, original: Any, self: threading.Thread) -> None:
     target = getattr(self, "_target", None) or type(self)
     if getattr(target, "__module__", None) in _INHERIT_NO_SCOPE:
         return original(self)
-    run, inherited = self.run, context.in_another_thread()
+    of_thread = self.__dict__.get(_RUN)  # a program may have set one of its own
+    run = _in_scope(context, self.run)
+
+    def restore() -> None:
+        self.__dict__.pop(_RUN, None)
+        if of_thread is not None:
+            self.__dict__[_RUN] = of_thread
 
     def run_in_scope() -> None:
-        self.__dict__.pop(_RUN, None)
-        with inherited:
-            run()
+        restore()
+        run()
 
-    if _RUN not in self.__dict__:
-        self.__dict__[_RUN] = run_in_scope
     try:
+        self.__dict__[_RUN] = run_in_scope
         original(self)
     except BaseException:
-        self.__dict__.pop(_RUN, None)
+        restore()
         raise
 
 
-def _submit(context: Context, original: Any, self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """``ThreadPoolExecutor.submit``: run the task in the scope, and start worker threads outside it."""
-
+def _in_scope(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that another thread calls, and that then runs in the scope."""
     inherited = context.in_another_thread()
-    _initialize_in_scope(self, inherited)
 
-    @functools.wraps(fn)
-    def task(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
         with inherited:
-            return fn(*args, **kwargs)
+            return function(*args, **kwargs)
 
-    with thread_state.suspended():
-        return original(self, task, *args, **kwargs)
-
-
-def _initialize_in_scope(pool: ThreadPoolExecutor, inherited: AbstractContextManager[Any]) -> None:
-    """Run the initializer of a pool's workers in the scope, also in a pool that was made before the scope."""
-    attribute = "_create_worker_context" if hasattr(pool, "_create_worker_context") else "_initializer"
-    present = getattr(pool, attribute)
-    if present is None or isinstance(present, _Initializer):
-        return
-    setattr(pool, attribute, _Initializer(present, inherited, makes_workers=attribute != "_initializer"))
+    return run
 
 
-class _Initializer:
-    """Runs the initializer of a pool's workers in a scope.
+def _submit(context: Context, original: Any, self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """``ThreadPoolExecutor.submit``: run the task in the scope."""
+    return original(self, _in_scope(context, fn), *args, **kwargs)
 
-    Args:
-        original: The initializer; from Python 3.14 on, the function that makes a worker's context, which holds it.
-        inherited: The context manager that puts a worker in the scope.
-        makes_workers: Whether ``original`` makes a worker's context.
+
+def _start_worker(context: Context, original: Any, self: ThreadPoolExecutor) -> None:
+    """``ThreadPoolExecutor._adjust_thread_count``: start a worker outside the scope, but run its initializer in it.
+
+    The pool passes the initializer to the worker here, and holds its lock meanwhile.
     """
+    attribute = "_create_worker_context" if hasattr(self, "_create_worker_context") else "_initializer"
+    given = getattr(self, attribute)
+    try:
+        if attribute == "_create_worker_context":  # Python 3.14 and later
+            self._create_worker_context = functools.partial(_worker_context, context, given)
+        elif given is not None:
+            self._initializer = _in_scope(context, given)
+        with thread_state.suspended():
+            original(self)
+    finally:
+        setattr(self, attribute, given)
 
-    def __init__(self, original: Any, inherited: AbstractContextManager[Any], *, makes_workers: bool):
-        self._original, self._inherited, self._makes_workers = original, inherited, makes_workers
 
-    def __call__(self, *args: Any) -> Any:
-        if self._makes_workers:
-            worker = self._original(*args)
-            worker.initialize = functools.partial(self._run, worker.initialize)
-            return worker
-        return self._run(self._original, *args)
-
-    def _run(self, initializer: Any, *args: Any) -> Any:
-        with self._inherited:
-            return initializer(*args)
+def _worker_context(context: Context, make: Callable[[], Any]) -> Any:
+    """Return what a worker of Python 3.14 initializes itself with."""
+    worker = make()
+    worker.initialize = _in_scope(context, worker.initialize)
+    return worker
 
 
 def patches() -> list[Patch]:
@@ -96,4 +98,5 @@ def patches() -> list[Patch]:
     return [
         replaced_function(threading.Thread, "start", _start),
         replaced_function(ThreadPoolExecutor, "submit", _submit),
+        replaced_function(ThreadPoolExecutor, "_adjust_thread_count", _start_worker),
     ]

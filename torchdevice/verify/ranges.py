@@ -44,7 +44,8 @@ def outside(operator: Operator, given: _Given, actual: torch.Tensor, expected: t
     if name not in _RANGES:
         return None
     least, greatest = _RANGES[name](given)
-    low, high = actual.double().min().item(), actual.double().max().item()
+    parts = (torch.view_as_real(actual) if actual.is_complex() else actual).double()
+    low, high = parts.min().item(), parts.max().item()
     if low >= least and high <= greatest:
         return None
     return Difference("range", f"has numbers from {low!r} to {high!r}, outside of {least!r} to {greatest!r}")

@@ -1,0 +1,164 @@
+"""Handlers of signals on simulated devices: what they raise reaches the program and leaves the device whole."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import random
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.simulation import allocator, guard
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows")
+
+
+class Rang(Exception):
+    """What a handler raises: a plain exception, as a time limit is."""
+
+
+def ring(number: int, frame: object) -> None:
+    raise Rang
+
+
+@pytest.fixture(params=[Rang, KeyboardInterrupt])
+def kind(request: pytest.FixtureRequest) -> Iterator[type[BaseException]]:
+    """The exception that the handler of the timer raises."""
+    before = signal.signal(signal.SIGALRM, ring if request.param is Rang else signal.default_int_handler)
+    yield request.param
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def in_use() -> int:
+    gc.collect()
+    return sum(owner.block.size for owner in allocator.owners_of(0))
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_training_that_is_interrupted_at_any_time(kind: type[BaseException], engine: str) -> None:
+    choose, heard = random.Random(0), 0
+    lost: list[Any] = []
+    before, sys.unraisablehook = sys.unraisablehook, lost.append
+    try:
+        with torchdevice.simulate(engine=engine):
+            net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(8)]).cuda()
+            x = torch.ones(2, 4, device="cuda")
+            for _ in range(60):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, 4e-3))
+                    net(x).sum().backward()
+                    time.sleep(1)
+                except kind:
+                    heard += 1
+            net.zero_grad()
+            assert torch.cuda.memory_allocated() == in_use()
+            net(x).sum().backward()
+            assert all(parameter.grad is not None for parameter in net.parameters())
+    finally:
+        sys.unraisablehook = before
+    assert heard == 60 and not [each for each in lost if each.exc_type is kind]
+
+
+@pytest.mark.one_engine
+def test_a_signal_comes_while_torch_asks_the_guard(kind: type[BaseException]) -> None:
+    """torch looks the guard's method up, lets Python run handlers, and calls the method: none may raise between."""
+    found: list[str] = []
+    with torchdevice.simulate(), pytest.raises(kind):
+        method = guard.Guard().type_
+        _thread.interrupt_main(signal.SIGALRM)
+        found.append("the handler waits")
+        method()
+        found.append("the handler has not raised")
+    assert found == ["the handler waits"]
+
+
+@pytest.mark.one_engine
+def test_programs_read_and_set_their_own_handlers() -> None:
+    def first(*_: object) -> None: ...
+    def second(*_: object) -> None: ...
+
+    outside = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGALRM, first)
+    functions = signal.signal, signal.getsignal
+    try:
+        with torchdevice.simulate():
+            assert signal.getsignal(signal.SIGALRM) is first and signal.getsignal(signal.SIGINT) is outside
+            with torchdevice.simulate("mps"):
+                assert signal.signal(signal.SIGALRM, second) is first
+            assert signal.getsignal(signal.SIGALRM) is second
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+            assert signal.signal(signal.SIGALRM, second) is signal.SIG_IGN
+        assert (signal.signal, signal.getsignal) == functions
+        assert signal.getsignal(signal.SIGALRM) is second and signal.getsignal(signal.SIGINT) is outside
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.one_engine
+def test_a_thread_has_no_handlers() -> None:
+    functions, seen = (signal.signal, signal.getsignal), []
+
+    def run() -> None:
+        with torchdevice.simulate():
+            seen.append((signal.signal, signal.getsignal))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [functions]
+
+
+@pytest.mark.one_engine
+def test_more_errors_than_the_guard_has_spare_answers() -> None:
+    def fail(grad: torch.Tensor) -> None:
+        raise ValueError("of a hook")
+
+    with torchdevice.simulate():
+        x = torch.ones(2, device="cuda", requires_grad=True)
+        for _ in range(guard.SPARE + 10):
+            y = x * 2
+            y.register_hook(fail)
+            with pytest.raises(ValueError, match="of a hook"):
+                y.backward(torch.ones_like(y))
+
+
+@pytest.mark.one_engine
+def test_garbage_that_is_due_while_an_error_unwinds() -> None:
+    """Python collects garbage where torch asks the guard, from 3.12 on, and would drop the error."""
+    threshold = gc.get_threshold()
+    error = ValueError("of a hook")
+
+    def fail(grad: torch.Tensor) -> None:
+        gc.set_threshold(1)
+        raise error
+
+    try:
+        with torchdevice.simulate():
+            y = torch.ones(2, device="cuda", requires_grad=True) * 2
+            y.register_hook(fail)
+            with pytest.raises(ValueError, match="of a hook") as caught:
+                y.sum().backward()
+    finally:
+        gc.set_threshold(*threshold)
+    assert caught.value is error
+
+
+@pytest.mark.one_engine
+def test_memory_is_the_cpus_again_after_a_collection_of_garbage() -> None:
+    with torchdevice.simulate():
+        x = torch.ones(1 << 18, device="cuda")
+        memory = weakref.ref(allocator.owners_of(0)[-1].tensor)
+    del x
+    gc.collect()
+    assert memory() is None
