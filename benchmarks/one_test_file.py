@@ -8,6 +8,7 @@ ended its process. SAMPLE is how many of the tests made for CUDA are run, drawn 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import random
@@ -25,6 +26,7 @@ class Noting(unittest.TestResult):
         super().__init__()
         self.notes = notes
         self._noted: set[str] = set()
+        self._holds_tensors = False
 
     def note(self, **what: Any) -> None:
         """Append one line to the file."""
@@ -39,6 +41,9 @@ class Noting(unittest.TestResult):
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
+        if self._holds_tensors:  # in the traceback of a test that failed, and the next one counts memory
+            self._holds_tensors = False
+            gc.collect()
         self.note(began=name_of(test))
 
     def stopTest(self, test: unittest.TestCase) -> None:
@@ -46,6 +51,7 @@ class Noting(unittest.TestResult):
         super().stopTest(test)
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
+        self._holds_tensors = True
         self._ended(test, "failed", self._exc_info_to_string(err, test))  # type: ignore[attr-defined]
 
     addFailure = addError

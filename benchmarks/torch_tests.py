@@ -60,10 +60,9 @@ RULES: dict[str, str] = {
     "allocator: its settings, limits and errors": (
         r"::.*(allocator_settings|out_of_memory|memory_fraction|fuzz|workspace|memory_stats|oom)"
     ),
-    "snapshots: a block's address is not that of its values": r"::.*(test_memory_snapshot|test_cycles)$",
+    "snapshots: a block's address is not that of its values": r"::.*test_memory_snapshot$",
     "snapshots: other causes": r"::.*memory_(plots|snapshot|profiler)",
     "asynchrony: the test expects that a race has an effect": r"::.*concurrent_replay",
-    "streams: the stream on which nodes other than custom functions run backward": r"::.*streaming_backwards",
     "not supported: a pointer, a handle or a driver function": r"NotSupportedError",
 }
 """Causes of failures: a regular expression that is searched in the outcome, the test's name and the error's text. The

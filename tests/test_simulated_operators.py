@@ -262,14 +262,16 @@ def test_quantized_tensors_of_several_devices_and_their_memory() -> None:
         assert there.get_device() == 1 and torch.cuda.memory_allocated(1) - before == 1 << 20
         scales = torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2).long(), 0, torch.qint8)
         assert scales.to("cuda:1").q_per_channel_scales().device == torch.device("cuda:1")
+        scope.runtime.copies.clear()
         assert there.to("cuda:0").get_device() == 0 and there.cpu().get_device() == -1
+        assert torch.empty_quantized([1 << 20], there.cpu()).copy_(there).dequantize().sum() == there.numel()
+        assert scope.runtime.copies == {("simulated:1", "simulated:0"): 1, ("simulated:1", "cpu"): 3}
         with torch.inference_mode():
             assert there[:3].clone().dequantize().tolist() == there[:3].cpu().dequantize().tolist()
         with pytest.raises(RuntimeError, match="same device"):
             there.index_select(0, torch.tensor([0], device="cuda:0"))
         del there
         assert torch.cuda.memory_allocated(1) == before
-        assert scope.runtime.copies
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -94,7 +94,7 @@ def _name(index: int) -> str:
     return "cpu" if index < 0 else f"{enforcement.KIND}:{index}"
 
 
-def _count(source: torch.Tensor, destination: torch.Tensor, *, waits: bool = True) -> None:
+def count_copy(source: torch.Tensor, destination: torch.Tensor, *, waits: bool = True) -> None:
     """Count a copy between devices. One to the host makes the host wait, unless the program asked for another."""
     one, other = index_of(source), index_of(destination)
     if one != other:
@@ -116,7 +116,7 @@ def _to_copy(
         destination = _pinned(result) if non_blocking else result
     else:
         destination = fresh(result, index_of(self) if device is None else _index(device))
-    _count(self, destination, waits=not non_blocking)
+    count_copy(self, destination, waits=not non_blocking)
     return destination
 
 
@@ -137,7 +137,7 @@ def _is_page_locked(tensor: torch.Tensor) -> bool:
 
 @special("copy_")
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    _count(source, self, waits=not (non_blocking and _is_page_locked(self)))
+    count_copy(source, self, waits=not (non_blocking and _is_page_locked(self)))
     _copy(_memory(self), _memory(source))
     return self
 

@@ -22,7 +22,8 @@ from torchdevice.devices.fields import contents, place_of
 from torchdevice.devices.parameter_data import keys_of
 from torchdevice.errors import NotSupportedError
 from torchdevice.simulation import enforcement, placement
-from torchdevice.simulation.allocator import fresh, host_waited, memory_of, set_storage
+from torchdevice.simulation.allocator import fresh, memory_of, set_storage
+from torchdevice.simulation.handwritten_kernels import count_copy
 from torchdevice.simulation.kernels import aliased, index_of, without_mode
 from torchdevice.simulation.profiles import missing_on_cuda, quantized_operators_of_cuda
 from torchdevice.simulation.relabel import on_device
@@ -129,6 +130,10 @@ def _check(op: Any) -> None:
         raise NotImplementedError(missing_on_cuda(op.name(), "QuantizedCUDA"))
 
 
+_COPIES = {_aten._to_copy.default: 0, _aten.copy_.default: 1}
+"""The operators that copy between devices, with the place of the source among their arguments."""
+
+
 def _run_on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
     leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     index = max((index_of(each) for each in leaves), default=-1)
@@ -146,19 +151,16 @@ def _run_on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
     result = op(*on_cpu, **named)
     if op is _aten.copy_.default and args[0].is_quantized and index_of(args[0]) >= 0:
         _take_parameters(args[0], aliases[id(args[0])])
-    if index < 0 or not isinstance(result, (torch.Tensor, list, tuple)):
-        host_waited()
-        return result
-    return pytree.tree_map_only(torch.Tensor, lambda each: given.get(id(each), each), _wrapped(result, given, index))
 
-
-def _wrapped(result: Any, given: dict[int, Any], index: int) -> Any:
     def wrap(each: torch.Tensor) -> torch.Tensor:
-        if id(each) in given:
-            return each
+        if index < 0 or id(each) in given:
+            return given.get(id(each), each)
         return _fresh(each, index) if each.is_quantized else fresh(each, index)
 
-    return pytree.tree_map_only(torch.Tensor, wrap, result)
+    wrapped = pytree.tree_map_only(torch.Tensor, wrap, result)
+    if op in _COPIES:
+        count_copy(args[_COPIES[op]], wrapped)
+    return wrapped
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
