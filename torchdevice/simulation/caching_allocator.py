@@ -279,6 +279,8 @@ class Device:
         pool, size, previous, after = block.pool, block.size, block.previous, block.next
         if not pool.is_usual or pool.stream != stream or not self._is_plain or self.routes or block.uses:
             return False
+        if block.state != USED:
+            return False
         if previous is not None and previous.state == FREE:
             return False
         wanted = (block.requested + MINIMUM - 1) & -MINIMUM
@@ -364,8 +366,11 @@ class Device:
         """Free the blocks that nobody has any more."""
         while self.freed:
             block = self.freed.popleft()
+            if block.state != USED:  # a checkpoint was restored, and the storage ended meanwhile
+                continue
             if block.pool.owner == UNCACHED:
                 self.uncached -= block.size
+                block.state = FREE
                 continue
             if self._oversized is not None and block.size >= self._oversized:
                 self._oversize["oversize_allocations"].change("count", -1)
@@ -378,6 +383,7 @@ class Device:
 
     def _free(self, block: Block) -> None:
         """Put a block into its pool, with its free neighbours."""
+        block.state = FREE  # also where its neighbour takes it in
         pool, count, inactive = block.pool, 0, 0
         pool.figures.remove(block.size, block.requested)
         after, previous = block.next, block.previous
