@@ -9,12 +9,12 @@ Source: torch's notes on CUDA's memory management, and the comments of c10/cuda/
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -81,6 +81,28 @@ _NUMBERS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device
 
 def _tell_nobody(action: str, address: int, size: int, stream: int) -> None:
     """Ignore a change of a segment."""
+
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def _changing(method: M) -> M:
+    """Let a method of a device hold the lock, and lay the memory out anew if an interrupt ends the method.
+
+    A generator that held the lock, as a context manager, would keep it where an interrupt comes between its two halves.
+    """
+
+    @functools.wraps(method)
+    def changing(self: Device, *args: Any, **kwargs: Any) -> Any:
+        try:
+            self._release_ended()
+            # On one line: tests let interrupts come between lines, where Python lets none come between these.
+            with self._lock: return method(self, *args, **kwargs)  # noqa: E701  # fmt: skip
+        except BaseException as error:
+            self._recover_from(error)
+            raise
+
+    return changing  # type: ignore[return-value]
 
 
 class Device:
@@ -150,17 +172,6 @@ class Device:
 
     # ---- interrupts --------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Hold the lock, and lay the memory out anew if an interrupt ends the change."""
-        try:
-            self._release_ended()
-            with self._lock:
-                yield
-        except BaseException as error:
-            self._recover_from(error)
-            raise
-
     def _refusal(self, error: Exception) -> Exception:
         """Return an error that is no interrupt: what it leaves is whole."""
         self._refused = error
@@ -178,8 +189,7 @@ class Device:
         What is certain is which blocks storages have. Each becomes a segment of its own, and nothing is cached.
         """
         self._release_ended()
-        with self._lock:
-            self._lay_out_anew()
+        with self._lock: self._lay_out_anew()  # noqa: E701  # fmt: skip
 
     def _lay_out_anew(self) -> None:
         used = set(self.live())
@@ -217,8 +227,7 @@ class Device:
         try:
             if self.ended:
                 self._release_ended()
-            with self._lock:
-                return self._allocate(requested, stream)
+            with self._lock: return self._allocate(requested, stream)  # noqa: E701  # fmt: skip
         except BaseException as error:  # also after the block was found: nobody has it then
             self._recover_from(error)
             raise
@@ -413,15 +422,15 @@ class Device:
         """Whether there may be blocks that another stream uses and that are freed."""
         return bool(self._pending or self.freed or self.ended)
 
+    @_changing
     def host_waited(self) -> None:
         """Free the blocks that were freed while another stream used them: the host has waited for the device."""
-        with self._changing():
-            self._settle()
-            pending, self._pending = self._pending, []
-            for block in pending:
-                block.uses = None
-                block.pool.figures.resume(block.size)
-                self._free(block)
+        self._settle()
+        pending, self._pending = self._pending, []
+        for block in pending:
+            block.uses = None
+            block.pool.figures.resume(block.size)
+            self._free(block)
 
     # ---- segments ----------------------------------------------------------------------------------------------------
 
@@ -556,76 +565,76 @@ class Device:
                 del left[block]
                 self._release(block)
 
+    @_changing
     def empty_cache(self) -> None:
         """Return the segments without a block in use to the driver."""
-        with self._changing():
-            self._release_all()
+        self._release_all()
 
     # ---- private pools -----------------------------------------------------------------------------------------------
 
+    @_changing
     def keep_private(self, owner: Owner, *, serves_all: bool = False, splits: bool = True) -> None:
         """Count one more use of a private pool, which is made if there is none of this id."""
-        with self._changing():
-            self._privates.setdefault(owner, Private(serves_all, splits)).uses += 1
+        self._privates.setdefault(owner, Private(serves_all, splits)).uses += 1
 
+    @_changing
     def release_private(self, owner: Owner) -> None:
         """Count one use of a private pool less. Its segments may be returned to the driver after the last."""
-        with self._changing():
-            private = self._privates.get(owner)
-            if private is not None:
-                private.uses -= 1
+        private = self._privates.get(owner)
+        if private is not None:
+            private.uses -= 1
 
     def uses_of(self, owner: Owner) -> int:
         """Return how often a private pool is in use."""
         private = self._privates.get(owner)
         return private.uses if private is not None else 0
 
+    @_changing
     def empty_private(self, owner: Owner) -> None:
         """Return the segments of a private pool without a block in use to the driver, if the pool is not in use."""
-        with self._changing():
-            self.host_waited()
-            for pool in [each for each in self._pools.values() if each.owner == owner and not self.uses_of(owner)]:
-                self._release_pool(pool)
+        self.host_waited()
+        for pool in [each for each in self._pools.values() if each.owner == owner and not self.uses_of(owner)]:
+            self._release_pool(pool)
 
+    @_changing
     def route(self, owner: Owner, takes: Callable[[], bool]) -> None:
         """Let a private pool serve the allocations of a thread where ``takes()`` is true."""
-        with self._changing():
-            self.routes.append((owner, takes))
+        self.routes.append((owner, takes))
 
+    @_changing
     def unroute(self, owner: Owner) -> None:
         """End the first route of a private pool."""
-        with self._changing():
-            found = next((each for each in self.routes if each[0] == owner), None)
-            if found is not None:
-                self.routes.remove(found)
+        found = next((each for each in self.routes if each[0] == owner), None)
+        if found is not None:
+            self.routes.remove(found)
 
+    @_changing
     def checkpoint(self, owner: Owner, data: Mapping[Block, int]) -> Checkpoint:
         """Return which blocks of a private pool are in use. ``data`` has the addresses of their values.
 
         Raises:
             RuntimeError: The pool does not exist, or has ended. The texts are CUDA's.
         """
-        with self._changing():
-            self._check_private(owner)
-            self.host_waited()
-            return pool_checkpoints.taken(self, owner, data)
+        self._check_private(owner)
+        self.host_waited()
+        return pool_checkpoints.taken(self, owner, data)
 
+    @_changing
     def restore(self, checkpoint: Checkpoint) -> dict[Block, int]:
         """Free the blocks of a private pool, and use those that were in use at a checkpoint.
 
         Returns:
             The blocks in use, with the address of the values of each at the checkpoint.
         """
-        with self._changing():
-            self._check_private(checkpoint.owner)
-            return pool_checkpoints.restored(self, checkpoint)
+        self._check_private(checkpoint.owner)
+        return pool_checkpoints.restored(self, checkpoint)
 
+    @_changing
     def in_use(self, owner: Owner) -> list[Block]:
         """Return the blocks of a private pool that are in use."""
-        with self._changing():
-            self._check_private(owner)
-            self._settle()
-            return pool_checkpoints.in_use(self, owner)
+        self._check_private(owner)
+        self._settle()
+        return pool_checkpoints.in_use(self, owner)
 
     def _check_private(self, owner: Owner) -> None:
         if owner not in self._privates:
@@ -644,23 +653,23 @@ class Device:
 
     # ---- figures -----------------------------------------------------------------------------------------------------
 
+    @_changing
     def figures(self) -> Memory:
         """Return the current values and the peaks, in bytes."""
-        with self._changing():
-            self._settle()
-            whole = self._all
-            return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
+        self._settle()
+        whole = self._all
+        return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
 
+    @_changing
     def statistics(self) -> dict[str, Any]:
         """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
-        with self._changing():
-            self._settle()
-            return {
-                **shown({"all": self._all, "small_pool": self._figures[True], "large_pool": self._figures[False]}),
-                **{name: figures.stat("count") for name, figures in self._oversize.items()},
-                **self._numbers,
-                "max_split_size": -1 if self._oversized is None else self._oversized,
-            }
+        self._settle()
+        return {
+            **shown({"all": self._all, "small_pool": self._figures[True], "large_pool": self._figures[False]}),
+            **{name: figures.stat("count") for name, figures in self._oversize.items()},
+            **self._numbers,
+            "max_split_size": -1 if self._oversized is None else self._oversized,
+        }
 
     def reset_peak(self) -> None:
         """Reset the peaks to the current values."""
@@ -671,17 +680,17 @@ class Device:
         self._for_each_figures(Figures.forget_totals)
         self._numbers = dict.fromkeys(_NUMBERS, 0)
 
+    @_changing
     def _for_each_figures(self, change: Callable[[Figures], None]) -> None:
-        with self._changing():
-            self._settle()
-            for figures in (self._all, *self._figures.values(), *self._oversize.values()):
-                change(figures)
+        self._settle()
+        for figures in (self._all, *self._figures.values(), *self._oversize.values()):
+            change(figures)
 
+    @_changing
     def segments(self, data: Mapping[Block, int]) -> list[Segment]:
         """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
-        with self._changing():
-            self._settle()
-            return [self._segment(run, data) for run in runs_of(self.heads)]
+        self._settle()
+        return [self._segment(run, data) for run in runs_of(self.heads)]
 
     def _segment(self, blocks: Sequence[Block], data: Mapping[Block, int]) -> Segment:
         pool = blocks[0].pool
