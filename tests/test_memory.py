@@ -93,9 +93,12 @@ def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) ->
     assert torch._C._cuda_allocationTraceback(1) is None
 
 
-def test_torchs_view_of_cycles_finds_the_lines_that_allocated(recording: torchdevice.Scope) -> None:
+def test_torchs_view_of_cycles_finds_the_lines_that_allocated(recording: torchdevice.Scope, target: str) -> None:
     kept = _allocate(2)
     lines_of = _cycles.cuda_allocation_context()
+    if target == "cpu":  # tensors are the CPU's, which the view leaves out
+        assert lines_of(kept[0]) is None
+        return
     for tensor in kept:
         assert "_allocate" in lines_of(tensor) and __file__ in lines_of(tensor[1:])
     assert lines_of("no tensor") is None and lines_of(torch.ones(1)) is None

@@ -106,7 +106,10 @@ class _StreamsOfNodes(CurrentStreams):
         number = node._sequence_nr()
         if number == _OF_LEAVES:
             number = self._first_uses.get(node)
-        return self._ambient if number is None else self.history.at(number)
+        index = _device_of(node)
+        if number is None or index is None:
+            return self._ambient
+        return {**self._ambient, index: self.history.at(number).get(index, 0)}
 
     def become(self, streams: Mapping[int, int] | None = None) -> None:
         """Make these streams current, after the work on the streams before; without an argument those of the caller."""
@@ -116,6 +119,15 @@ class _StreamsOfNodes(CurrentStreams):
             if before != now:
                 self[index] = now
                 self._wait(index, before, now)
+
+
+def _device_of(node: Any) -> int | None:
+    """Return the ordinal of the device whose stream the engine sets for a node: that of its gradients."""
+    try:
+        devices = [each.device for each in node._input_metadata]
+    except RuntimeError:  # a custom function on early releases of torch; ``torch_apis/autograd.py`` knows its stream
+        return None
+    return next((device.index or 0 for device in devices if device.type not in ("cpu", "meta")), None)
 
 
 def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:

@@ -70,7 +70,7 @@ def autoload() -> None:
     enforcement.memory_limits = device_module.memory_limits
     enforcement.error_of_mps = lambda wanted, allocated, *_: device_module.out_of_memory(wanted, allocated)
     setup: Any = torch.utils.backend_registration._setup_privateuseone_for_python_backend
-    setup(enforcement.KIND, device_module, backend._Hooks(), guard.Guard())
+    setup(enforcement.KIND, device_module, guard.Hooks(), guard.Guard())
     backend._guard_storage()
     resizing.register()
     sharing.register()
