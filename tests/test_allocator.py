@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -692,6 +693,29 @@ def test_a_block_is_freed_once_though_a_storage_and_a_checkpoint_free_it(at_once
     third, fourth = device.allocate(MIB), device.allocate(MIB)
     assert len({block.address for block in (second, third, fourth)}) == 3
     assert device.figures().allocated == 3 * MIB and device.statistics()["allocation"]["all"].current == 3
+
+
+def test_a_child_that_is_forked_in_the_middle_of_a_change_begins_anew() -> None:
+    device = Device(0)
+    held = [device.allocate(MIB), device.allocate(3 * MIB)]
+    device.live = lambda: held
+    changing, forked = threading.Event(), threading.Event()
+
+    def change() -> None:
+        with device._lock:
+            device._free(held[0])  # and the statistics of its pool are not written yet
+            changing.set()
+            forked.wait(30)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    changing.wait(30)
+    device.begin_in_child()
+    assert_consistent(device, held)
+    forked.set()
+    thread.join()
+    device.begin_in_child()
+    assert_consistent(device, held)
 
 
 class Interrupting:

@@ -69,13 +69,13 @@ def host_waited() -> None:
             each.host_waited()
 
 
-def _renew_locks() -> None:
+def _begin_in_child() -> None:
     for each in devices():
-        each.renew_lock()
+        each.begin_in_child()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_locks)
+    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _release_ended(phase: str, info: dict[str, int]) -> None:

@@ -160,8 +160,15 @@ class Device:
         self.renew_lock()
 
     def renew_lock(self) -> None:
-        """Make a new lock in a forked child, where nobody releases a lock that another thread held at the fork."""
+        """Make a new lock."""
         self._lock = threading.RLock()
+
+    def begin_in_child(self) -> None:
+        """Begin again in a forked child: another thread may have been in the middle of a change, which nobody ends."""
+        is_whole = self._lock.acquire(blocking=False)
+        self.renew_lock()
+        if not is_whole:
+            self._recover()
 
     def configure(self, settings: Settings) -> None:
         """Use other settings from now on. Blocks and segments stay as they are."""

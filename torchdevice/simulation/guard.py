@@ -23,17 +23,27 @@ import torch
 
 from torchdevice.torch_apis.autograd import taken
 
-asked: deque[None] = deque()
-"""Not empty from the moment when torch looks a method up until it calls it. Python's global lock is held meanwhile."""
+_looked_up, _called = itertools.count(), itertools.count()
+"""How often torch has looked methods up, and called them. Iterators in C count also where an error is pending."""
 
 _second = operator.itemgetter(1)
+
+
+def is_asked() -> bool:
+    """Return whether torch has looked a method up and not called it yet. Python's global lock is held meanwhile."""
+    return _count(_looked_up) > _count(_called)
+
+
+def _count(counter: Iterator[int]) -> int:
+    """Return where a counter stands, without counting."""
+    return int(repr(counter)[len("count(") : -1])
 
 
 def _lookups(method: Any) -> Iterator[Any]:
     """Give torch a method, until an error is pending; take it away, and end."""
     try:
         # Python refuses what a function in C returns while an error is pending: SystemError, with that cause.
-        yield from map(_second, zip(map(asked.append, itertools.repeat(None)), itertools.repeat(method)))
+        yield from map(operator.itemgetter(0), itertools.repeat((method,)))
     except SystemError as refusal:
         taken.error = refusal.__cause__
 
@@ -52,17 +62,19 @@ def renew() -> None:
             waiting = _lookups(method)
             next(waiting)
             spare.append(waiting)
-    asked.clear()
+    ahead = _count(_looked_up) - _count(_called)  # 0, unless somebody else than torch looked a method up, or called it
+    for counter in ahead * [_called] or -ahead * [_looked_up]:
+        next(counter)
 
 
 def constant(value: Any) -> Any:
     """Return a property with a method that takes at most one argument, and returns ``value``."""
-    # Functions in C, the first for its effect. "iter" would end at a value that "clear" never returns. "next" would
-    # return the argument after the end of what never ends.
-    method = functools.partial(next, map(_second, zip(iter(asked.clear, 0), itertools.repeat(value))))
+    # "next" would return the argument after the end of what never ends.
+    method = functools.partial(next, map(_second, zip(_called, itertools.repeat(value))))
     spare = _spare[method] = deque()
     renew()
-    return property(functools.partial(next, itertools.chain.from_iterable(iter(spare.popleft, None))))
+    lookups = itertools.chain.from_iterable(iter(spare.popleft, None))
+    return property(functools.partial(next, map(_second, zip(_looked_up, lookups, strict=False))))
 
 
 class Guard(torch._C._acc.DeviceGuard):

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from torchdevice.patching import Replaced, put_in, take_out
-from torchdevice.simulation.guard import asked
+from torchdevice.simulation.guard import is_asked
 
 _interrupt: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assignment]
 
@@ -34,7 +34,7 @@ class _Waiting:
         self.handler = handler
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        if not asked:
+        if not is_asked():
             return self.handler(number, frame)
         # Python would run the handler again after a call in this function. Unpacking is none.
         (_,) = map(_interrupt, (number,))
