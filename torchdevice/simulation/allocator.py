@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import threading
 import weakref
@@ -76,16 +75,6 @@ def _begin_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_begin_in_child)
-
-
-def _release_ended(phase: str, info: dict[str, int]) -> None:
-    """Release what has ended, after a collection of garbage."""
-    if phase == "stop":
-        for each in devices():
-            each.release_ended()
-
-
-gc.callbacks.append(_release_ended)
 
 
 class _Owner(weakref.ref):  # type: ignore[type-arg]

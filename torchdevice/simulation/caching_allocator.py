@@ -109,8 +109,8 @@ class Device:
     """The memory of one simulated device.
 
     Storages may end, by the garbage collector, between any two lines of this class. One that ends is therefore only
-    appended to ``ended``, by a function in C, which no interrupt can come into. The next allocation, query or
-    collection of garbage releases it, and frees its block.
+    appended to ``ended``, by a function in C, which no interrupt can come into. The next allocation or query releases
+    it, and frees its block.
 
     Args:
         index: The index of the device.
