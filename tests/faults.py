@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.simulation import backend, batch_norm, handwritten_kernels
+from torchdevice.simulation import batch_norm, handwritten_kernels
 from torchdevice.simulation.allocator import fresh, memory_of
 from torchdevice.simulation.kernels import Kernel, index_of, kernel_of
+from torchdevice.simulation.overloads import overload_of
 
 
 @contextlib.contextmanager
@@ -23,7 +24,7 @@ def planted(name: str, fault: Callable[..., Any]) -> Iterator[None]:
         fault: Called with the right kernel and the arguments of each call.
     """
     special = {**handwritten_kernels.SPECIAL, **batch_norm.KERNELS}
-    right: Kernel = special[name] if name in special else kernel_of(backend._overload(name))
+    right: Kernel = special[name] if name in special else kernel_of(overload_of(name))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():

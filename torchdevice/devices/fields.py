@@ -7,6 +7,7 @@ both.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -28,14 +29,7 @@ def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: i
     Raises:
         TorchVersionError: No offset, or more than one, holds these values.
     """
-    found = [
-        offset
-        for offset in range(0, words * _WORD, _WORD)
-        if [field(each, offset).value for each in objects] == list(values)
-    ]
-    if len(found) != 1:
-        raise TorchVersionError(name, torch.__version__)
-    return found[0]
+    return place_of(name, objects, [each.to_bytes(_WORD, sys.byteorder) for each in values], words, step=_WORD)
 
 
 def field(address: int, offset: int) -> ctypes.c_uint64:
@@ -43,7 +37,7 @@ def field(address: int, offset: int) -> ctypes.c_uint64:
     return ctypes.c_uint64.from_address(address + offset)
 
 
-def place_of(name: str, objects: Sequence[int], values: Sequence[bytes], words: int) -> int:
+def place_of(name: str, objects: Sequence[int], values: Sequence[bytes], words: int, step: int = 1) -> int:
     """Return the offset of a field that is not a word of its own, as :func:`offset_of` does.
 
     Args:
@@ -51,6 +45,7 @@ def place_of(name: str, objects: Sequence[int], values: Sequence[bytes], words: 
         objects: The addresses of the objects.
         values: The field's bytes in each object.
         words: How many words of each object to look at.
+        step: What the offset is a multiple of.
 
     Raises:
         TorchVersionError: No offset, or more than one, holds these values.
@@ -58,7 +53,7 @@ def place_of(name: str, objects: Sequence[int], values: Sequence[bytes], words: 
     held = [bytes(contents(each, words * _WORD)) for each in objects]
     found = [
         offset
-        for offset in range(words * _WORD)
+        for offset in range(0, words * _WORD, step)
         if all(each[offset:].startswith(value) for each, value in zip(held, values, strict=True))
     ]
     if len(found) != 1:

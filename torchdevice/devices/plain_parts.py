@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 
@@ -13,7 +13,7 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the indices and values of a COO tensor, or the compressed indices, plain indices and values of another."""
     if tensor.is_sparse:
         return tensor._indices(), tensor._values()
-    if tensor.layout in _BY_ROWS:
+    if tensor.layout in BY_ROWS:
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
@@ -22,6 +22,6 @@ def plain_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return what :func:`parts_of` returns of a sparse tensor, a strided tensor itself, and nothing of other kinds."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return (tensor,)
-    if tensor.is_sparse or tensor.layout in (*_BY_ROWS, *_BY_COLUMNS):
+    if tensor.is_sparse or tensor.layout in (*BY_ROWS, *_BY_COLUMNS):
         return parts_of(tensor)
     return ()

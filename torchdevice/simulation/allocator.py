@@ -247,12 +247,13 @@ def _freed(owner: _Owner) -> None:
 def owners_of(index: int, *, with_block: bool = True) -> list[_Owner]:
     """Return the storages of a device that have a block, or those that have none."""
     device(index).release_ended()
-    for owner in list(_owners.values()):
-        if owner.index == index and owner() is None:
+    found = []
+    for owner in [each for each in list(_owners.values()) if each.index == index]:
+        if owner() is None:
             owner.release()  # an interrupt came into the first attempt
-    return [
-        owner for owner in list(_owners.values()) if owner.index == index and (owner.block is not None) is with_block
-    ]
+        elif (owner.block is not None) is with_block:
+            found.append(owner)
+    return found
 
 
 def blocks(index: int) -> dict[memory_blocks.Block, int]:

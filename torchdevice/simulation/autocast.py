@@ -18,6 +18,7 @@ from torch._C import DispatchKey
 
 from torchdevice import thread_state
 from torchdevice.simulation.enforcement import KIND
+from torchdevice.simulation.overloads import overload_of
 from torchdevice.torch_internals import ExcludeDispatchKeyGuard, require
 
 _KEY = "AutocastPrivateUse1"
@@ -46,9 +47,9 @@ def register() -> list[torch.library.Library]:
     }
     for macro, enforcement in policies.items():
         for name in listed(macro):
-            aten.impl(name, enforcement(_overload(name)), _KEY)
+            aten.impl(name, enforcement(overload_of(name)), _KEY)
     for name in ("norm.Scalar", "norm.ScalarOpt_dim"):
-        aten.impl(name, _float32(_overload(name)), _KEY)
+        aten.impl(name, _float32(overload_of(name)), _KEY)
     aten.impl("binary_cross_entropy", _refuse, _KEY)
     return [fallback, aten]
 
@@ -61,11 +62,6 @@ def listed(macro: str) -> Iterator[str]:
     for name, overload in re.findall(r"_\((\w+)(?:, (\w+))?\)", found[1]):
         if overload != "deprecated":
             yield f"{name}.{overload}" if overload else name
-
-
-def _overload(name: str) -> Any:
-    base, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, base), overload or "default")
 
 
 def _is_eligible(value: Any) -> bool:

@@ -34,7 +34,8 @@ from torchdevice.simulation import (
 )
 from torchdevice.simulation.cuda_refusals import guarded
 from torchdevice.simulation.enforcement import KIND
-from torchdevice.torch_internals import registrations_for_dispatch_key, require
+from torchdevice.simulation.overloads import composite, of_aten, overload_of, shadowed
+from torchdevice.torch_internals import require
 
 _libraries: list[torch.library.Library] = []
 
@@ -147,19 +148,19 @@ def _register_kernels() -> None:
     fallback.fallback(run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in {**handwritten_kernels.SPECIAL, **batch_norm.KERNELS}.items():
-        op = _overload(name)
+        op = overload_of(name)
         aten.impl(name, mps_refusals.guarded(op, guarded(op, kernels.watched(op, kernel))), "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in _VIEWS:
-        aten.impl(name, kernels.view_of(_overload(name)), "PrivateUse1")
+        aten.impl(name, kernels.view_of(overload_of(name)), "PrivateUse1")
     for name in sorted(_shadowed().difference(handwritten_kernels.SPECIAL, batch_norm.KERNELS, quantized.MAKING)):
         aten.impl(name, _made_when_called(name), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
-            aten.impl(name, _holding_doubles(_overload(name).decompose), key)
+            aten.impl(name, _holding_doubles(overload_of(name).decompose), key)
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, _NON_FUNCTIONAL)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
     _libraries.extend((fallback, aten, quantized.register(aten), *autocast.register(), *sparse.register()))
@@ -172,7 +173,7 @@ def _made_when_called(name: str) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         nonlocal made
         if made is None:
-            made = _kernel_of(_overload(name))
+            made = _kernel_of(overload_of(name))
         return made(*args, **kwargs)
 
     return kernel
@@ -183,21 +184,16 @@ def _shadowed() -> set[str]:
 
     Those that are known to be wrong on MPS, or that only backward calls, need one too: a scope puts its own before it.
     """
-    composite = {
-        name
-        for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
-        for name in registrations_for_dispatch_key(key)
-    }
-    shadowed = composite.intersection(registrations_for_dispatch_key("CPU"))
-    shadowed.update(name for name in composite if name.startswith("aten::_foreach_") or name in _RUN_WHOLE)
-    shadowed.update(installing.guarded_on("CPU"))
-    shadowed.update(refused_backward.operators("CPU"))
-    return {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")}
+    whole = of_aten(composite())
+    found = shadowed("CPU")
+    found.update(name for name in whole if name.startswith("_foreach_") or name in _RUN_WHOLE)
+    found.update(of_aten(installing.guarded_on("CPU")), of_aten(refused_backward.operators("CPU")))
+    return found
 
 
 _WHOLE = "abs convolution_backward empty_like kaiser_window kaiser_window.periodic kaiser_window.beta"
 
-_RUN_WHOLE = {f"aten::{name}" for name in _WHOLE.split()}
+_RUN_WHOLE = frozenset(_WHOLE.split())
 """Composite operators that take another path on the CPU than on an out-of-tree device, or that printing needs."""
 
 
@@ -238,8 +234,3 @@ def _kernel_of(op: Any) -> kernels.Kernel:
 
 
 _kernels_by_op: dict[Any, Any] = {}
-
-
-def _overload(name: str) -> Any:
-    base, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, base), overload or "default")

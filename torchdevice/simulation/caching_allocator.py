@@ -231,7 +231,7 @@ class Device:
         Raises:
             torch.OutOfMemoryError: The device has too little memory left. The text is CUDA's.
         """
-        try:
+        try:  # as ``_changing`` does it, without the time of its frame
             if self.ended:
                 self._release_ended()
             with self._lock: return self._allocate(requested, stream)  # noqa: E701  # fmt: skip

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from torchdevice.devices.plain_parts import parts_of
+from torchdevice.devices.plain_parts import BY_ROWS, parts_of
 
 _BYTE = 0xA5
 """The byte of which garbage consists, except that of floating-point numbers, which is NaN: all bits are 1."""
 
 _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
-
-_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 
 def garbage_for(tensor: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -48,7 +46,7 @@ def _of_compressed(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the compressed and plain indices of the first places of a compressed tensor, row by row or by column."""
     compressed, plain, values = parts_of(tensor)
     batches = compressed.dim() - 1
-    axis = 1 if tensor.layout in _BY_ROWS else 0
+    axis = 1 if tensor.layout in BY_ROWS else 0
     block = values.shape[batches + 1 + axis] if tensor.layout in _BLOCKED else 1
     width = max(1, tensor.shape[batches + axis] // block)
     count = plain.shape[-1]

@@ -25,9 +25,9 @@ from torchdevice.simulation import enforcement, placement
 from torchdevice.simulation.allocator import fresh, memory_of, set_storage
 from torchdevice.simulation.handwritten_kernels import count_copy
 from torchdevice.simulation.kernels import aliased, index_of, without_mode
+from torchdevice.simulation.overloads import overload_of, shadowed
 from torchdevice.simulation.profiles import missing_on_cuda, quantized_operators_of_cuda
 from torchdevice.simulation.relabel import on_device
-from torchdevice.torch_internals import registrations_for_dispatch_key
 
 _aten = torch.ops.aten
 
@@ -69,13 +69,13 @@ def register(aten: torch.library.Library) -> torch.library.Library:
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(without_mode(_run), "QuantizedPrivateUse1")
     for name in filter(_is_present, MAKING):
-        aten.impl(name, without_mode(functools.partial(_run, _overload(name))), "PrivateUse1")
+        aten.impl(name, without_mode(functools.partial(_run, overload_of(name))), "PrivateUse1")
     for name in filter(_is_present, _OF_METADATA):
-        aten.impl(name, functools.partial(_overload(name)._op_dk, DispatchKey.QuantizedCPU), "QuantizedPrivateUse1")
+        aten.impl(name, functools.partial(overload_of(name)._op_dk, DispatchKey.QuantizedCPU), "QuantizedPrivateUse1")
     for name in filter(_is_present, _PARAMETERS):
-        aten.impl(name, functools.partial(_parameters, _overload(name)), "QuantizedPrivateUse1")
-    for name in filter(_is_present, _shadowed().union(MAKING, _RUN_WHOLE).difference(_OF_METADATA)):
-        aten.impl(name, without_mode(functools.partial(_run, _overload(name))), "QuantizedPrivateUse1")
+        aten.impl(name, functools.partial(_parameters, overload_of(name)), "QuantizedPrivateUse1")
+    for name in filter(_is_present, shadowed("QuantizedCPU").union(MAKING, _RUN_WHOLE).difference(_OF_METADATA)):
+        aten.impl(name, without_mode(functools.partial(_run, overload_of(name))), "QuantizedPrivateUse1")
     aten.impl(_EMPTY, _refuse_empty, "QuantizedPrivateUse1")
     return fallback
 
@@ -87,23 +87,10 @@ def _refuse_empty(*args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-def _shadowed() -> set[str]:
-    """Return the operators on quantized tensors for which torch would run a composite kernel and not the fallback."""
-    kinds = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
-    composite = {name for each in kinds for name in registrations_for_dispatch_key(each)}
-    both = composite.intersection(registrations_for_dispatch_key("QuantizedCPU"))
-    return {name.removeprefix("aten::") for name in both if name.startswith("aten::")}
-
-
 def _is_present(name: str) -> bool:
     """Return whether the installed torch has an operator: torch announces that it will drop quantized tensors."""
     base, _, overload = name.partition(".")
     return hasattr(getattr(_aten, base, None), overload or "default")
-
-
-def _overload(name: str) -> Any:
-    base, _, overload = name.partition(".")
-    return getattr(getattr(_aten, base), overload or "default")
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -208,7 +195,7 @@ def _without_memory(like: torch.Tensor) -> torch.Tensor:
     """Return a quantized CPU tensor with the parameters of another."""
 
     def of(name: str) -> Any:
-        return _overload(name)._op_dk(DispatchKey.QuantizedCPU, like)
+        return overload_of(name)._op_dk(DispatchKey.QuantizedCPU, like)
 
     options: dict[str, Any] = {"dtype": like.dtype, "device": "cpu"}
     if like.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):

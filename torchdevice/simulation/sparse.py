@@ -25,9 +25,9 @@ from torchdevice.simulation.kernels import (
     make_coo,
     without_mode,
 )
+from torchdevice.simulation.overloads import overload_of, shadowed
 from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
 from torchdevice.simulation.relabel import on_cpu
-from torchdevice.torch_internals import registrations_for_dispatch_key
 
 _aten = torch.ops.aten
 
@@ -75,9 +75,6 @@ _COPIES = (_aten.copy_.default, _aten.copy_sparse_to_sparse_.default, _aten.resi
 """Operators that take tensors on several devices."""
 
 
-_COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
-
-
 _COMPOSED = {"is_pinned"}
 """Operators that torch's composite kernels do on the parts of a compressed tensor, whatever device these are on."""
 
@@ -99,14 +96,9 @@ def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: tuple[str, ...]
     aten.impl("_to_copy", without_mode(_to_copy), key)
     for name in of_parts:
         aten.impl(name, without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
-    registered = registrations_for_dispatch_key(of_cpu.name)
-    composite = {name for each in _COMPOSITE for name in registrations_for_dispatch_key(each)}
-    shadowed = composite.intersection(registered)
-    names = {name.removeprefix("aten::") for name in shadowed if name.startswith("aten::")} | _RUN_WHOLE
+    names = shadowed(of_cpu.name) | _RUN_WHOLE
     for name in sorted(names.difference(of_parts, composed, {"_to_copy"})):
-        base, _, overload = name.partition(".")
-        op = getattr(getattr(_aten, base), overload or "default")
-        aten.impl(name, without_mode(functools.partial(_run, op)), key)
+        aten.impl(name, without_mode(functools.partial(_run, overload_of(name))), key)
     return fallback
 
 
