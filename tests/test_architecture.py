@@ -19,6 +19,7 @@ PACKAGE = Path(torchdevice.__file__).parent
 
 # From the bottom up. A folder is one room. Each room may import the rooms before it, also for types and in functions.
 ROOMS = [
+    "leaving",
     "collector",
     "errors",
     "torch_internals",

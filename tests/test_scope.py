@@ -572,12 +572,13 @@ class TestInterruptedThreadState:
             assert is_active()
             monkeypatch.undo()
 
-    def test_what_was_entered_and_never_left_ends_with_its_object(self) -> None:
+    def test_what_was_entered_and_never_left_ends_with_its_statement(self) -> None:
         with torchdevice.portable():
             entered = thread_state.suspended()
+            leaves = entered.__exit__  # what a with statement holds
             entered.__enter__()
             seen = [torch.cuda.is_available()]
-            del entered
+            del leaves
             assert is_active() and seen == [False]
 
     def test_a_stack_that_grows_shorter_is_looked_at_again(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import torchdevice
+from torchdevice import leaving, thread_state
 from torchdevice.simulation import allocator, guard
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows")
@@ -77,6 +78,68 @@ def test_training_that_is_interrupted_at_any_time(kind: type[BaseException], eng
     finally:
         sys.unraisablehook = before
     assert heard == 60 and not [each for each in lost if each.exc_type is kind]
+    # torch puts a mode back when it drops what it was interrupted in. That mode serves nothing, and the next scope goes
+    # without it.
+    gc.collect()
+    assert all(mode.context is None for mode in thread_state.stacked_modes())
+    with torchdevice.portable():
+        pass
+    assert not thread_state.stacked_modes()
+
+
+@leaving.block
+def noting(inside: list[str]) -> Iterator[None]:
+    """A block that notes while it lasts."""
+    inside.append("in")
+    try:
+        yield
+    finally:
+        inside.pop()
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_blocks_that_are_interrupted_at_any_time_end_although_the_error_is_kept(
+    kind: type[BaseException], engine: str
+) -> None:
+    choose, kept, inside = random.Random(1), [], list[str]()
+    lost: list[Any] = []
+    before, sys.unraisablehook = sys.unraisablehook, lost.append
+    scope = torchdevice.portable(target="cpu", engine=engine)
+    try:
+        for _ in range(150):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, 1e-3))
+                while True:
+                    with scope, scope, noting(inside), thread_state.suspended(), noting(inside):
+                        pass
+            except kind as error:
+                kept.append(error)
+            assert not inside and not thread_state.state.entries and not thread_state.stacked_modes()
+    finally:
+        sys.unraisablehook = before
+    assert len(kept) == 150 and not lost
+
+
+def test_a_kept_error_keeps_no_mode_for_hooks(kind: type[BaseException]) -> None:
+    """A hook of ``backward`` runs with a mode that torch's stack has for the time of the call."""
+    choose, kept = random.Random(2), []
+    with torchdevice.portable(target="cpu"):
+        mine = thread_state.stacked_modes()
+        x = torch.ones(2, requires_grad=True)
+        for _ in range(150):
+            y = x * 2
+            y.register_hook(lambda grad: grad * 1)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, 1e-3))
+                while True:
+                    y.sum().backward(retain_graph=True)
+            except kind as error:
+                kept.append(error)
+            assert not thread_state.state.lent
+            # torch's own block may have been interrupted, and puts the scope's mode back when the error is dropped
+            assert set(thread_state.stacked_modes()) <= set(mine)
+        kept.clear()
+        gc.collect()
 
 
 @pytest.mark.one_engine

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Iterator
 
+from torchdevice.leaving import block
 
-@contextlib.contextmanager
+
+@block
 def paused() -> Iterator[None]:
     """Let no garbage be collected in a block that only makes what stays.
 

@@ -7,7 +7,6 @@ modes of this package together.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 
+from torchdevice.leaving import block
 from torchdevice.torch_internals import require
 
 _stack = require(_python_dispatch, "_get_current_dispatch_mode_stack")
@@ -110,7 +110,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
         return func._op(*args, **kwargs)
 
 
-@contextlib.contextmanager
+@block
 def lifted() -> Iterator[None]:
     """Take the modes of this package off this thread's stack for the time of a call that refuses modes."""
     mine = [mode for mode in _stack() if mode in _entered]

@@ -6,14 +6,13 @@ innermost. Leaving undoes exactly that.
 
 Both are atomic. An interrupt at any line leaves the thread wholly in the scope or wholly out of it: each step can be
 repeated, so whoever is interrupted does all of them again. A ``with`` statement whose ``__exit__`` is interrupted
-before it could begin is left by the destructor of what the statement holds, see :class:`_Leaving`.
+before it could begin leaves when it drops that, see ``leaving.py``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -30,6 +29,7 @@ from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError
 from torchdevice.installed import INSTALLATION
 from torchdevice.journal import Journal
 from torchdevice.known_faults import installing
+from torchdevice.leaving import Exit, Leaving
 from torchdevice.logs import configure_logging
 from torchdevice.on_cpu import missing_operators, refused_backward
 from torchdevice.options import Options
@@ -43,54 +43,34 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Leaving:
-    """What a ``with`` statement holds to leave a scope: the ``__exit__`` of one use of it.
-
-    A ``with`` statement looks ``__exit__`` up before it enters, holds the result, and drops it when it ends, however it
-    ends. So the destructor leaves a scope whose ``__exit__`` an interrupt kept from beginning or from finishing.
-    """
-
-    _done = True  # until the object is complete
-    _entry: Entry | None = None
+class _Leaving(Leaving):
+    """One use of a scope by a ``with`` statement."""
 
     def __init__(self, scope: Scope) -> None:
+        super().__init__(self._leave_own)
         self._scope = scope
-        self._thread = threading.get_ident()
         self._depth = len(state.entries)
-        self._done = False
+        self._entry: Entry | None = None
 
-    def __call__(self, *exc_info: object) -> None:
+    def exit(self, *exc_info: Any) -> None:
         self._entry = self._scope._entry_to_leave()
         innermost = self._entry is state.entries[-1]
         undo(leave, self._entry)
-        self._done = True  # not in a finally clause: an interrupt before the line above would run it too
+        self.done()
         if exc_info and exc_info[1] is not None:
-            trim(exc_info[1])  # type: ignore[arg-type]
+            trim(exc_info[1])
         if not innermost:
             raise ScopeError(
                 f"{self._scope!r} was left before a scope entered after it. Leave scopes in the reverse order of "
                 f"entry; it has been left, and the later one is still active."
             )
 
-    def __del__(self) -> None:
-        if self._done or self._thread != threading.get_ident():
-            return
+    def _leave_own(self) -> None:
         if self._entry is None:
             mine = (entry for entry in state.entries[self._depth :] if entry.owner is self._scope)
             self._entry = next(mine, None)
         if self._entry is not None:
             undo(leave, self._entry)
-
-
-class _Exit:
-    """The descriptor of ``__exit__``: each use of a scope by ``with`` gets a :class:`_Leaving` of its own."""
-
-    def __get__(self, scope: Scope | None, owner: type) -> Any:
-        return _exit_of if scope is None else _Leaving(scope)
-
-
-def _exit_of(scope: Scope, *exc_info: object) -> None:
-    _Leaving(scope)(*exc_info)
 
 
 class Scope(AbstractContextManager["Scope"]):
@@ -107,7 +87,7 @@ class Scope(AbstractContextManager["Scope"]):
         journal: What was rewritten and supplied, by call site.
     """
 
-    __exit__ = _Exit()  # type: ignore[assignment]
+    __exit__ = Exit(_Leaving)  # type: ignore[assignment]
 
     def __init__(self, options: Options, *, auto: Literal["mode", "wrap"] = "mode"):
         self.options = options

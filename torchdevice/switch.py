@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
+
+from torchdevice.leaving import block
 
 SWITCH = "TORCHDEVICE"
 
@@ -20,7 +21,7 @@ def switched_on() -> bool:
     return os.environ.get(SWITCH, "").lower() not in ("", "0", "false", "no", "off")
 
 
-@contextlib.contextmanager
+@block
 def switched_off() -> Iterator[None]:
     """Let ``import torch`` enable no scope meanwhile."""
     before = os.environ.pop(SWITCH, None)

@@ -10,10 +10,11 @@ and the two must agree, also when an asyncio task is suspended inside a ``with``
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,7 +23,10 @@ from torchdevice.context import Context
 from torchdevice.errors import NotSupportedError
 from torchdevice.families import conventional_modules
 from torchdevice.fidelity import Fidelity
+from torchdevice.leaving import Exit, Leaving
 from torchdevice.torch_internals import require
+
+T = TypeVar("T")
 
 _stack_length = require(torch._C, "_len_torch_function_stack")
 _stack_at = require(torch._C, "_get_function_stack_at")
@@ -112,8 +116,9 @@ class ThreadState(threading.local):
         compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
         answers: False while ``context``, ``for_cuda``, ``compiling`` and torch's own flags are being set, and after an
             interrupt in between.
-        stacked: The modes that entries of this thread have put on torch's stack; a dictionary, because one call takes a
-            key out, whether or not it is there.
+        stacked: The modes that this thread has put on torch's stack; a dictionary, because one call takes a key out,
+            whether or not it is there.
+        lent: The modes that serve a call and no entry, with their contexts.
         lifted: Modes of other packages that were taken off torch's stack to reach a mode below, and must be put back.
     """
 
@@ -126,6 +131,7 @@ class ThreadState(threading.local):
         self.compiling = False
         self.answers = True
         self.stacked: dict[ContextMode, None] = {}
+        self.lent: dict[ContextMode, Context] = {}
         self.lifted: list[_Lifted] = []
 
 
@@ -174,13 +180,19 @@ def enter(entry: Entry) -> None:
     """Make an entry the innermost one of this thread. The caller calls :func:`leave` if this is interrupted."""
     mode = entry.mode
     state.entries.append(entry)
-    if mode is not None and mode is not entry.unstacked and mode not in state.stacked:
-        mode.serve(entry.context)
+    if mode is not None and mode is not entry.unstacked:
+        _stack(mode, entry.context)
+    state.mode = entry.unstacked if state.entries[-1] is entry else state.mode
+    settle()
+
+
+def _stack(mode: ContextMode, context: Context | None) -> None:
+    """Put a mode on torch's stack, unless it is there."""
+    if mode not in state.stacked:
+        mode.serve(context)
         state.stacked[mode] = None
         _push(mode)
         mode.is_pushed = True
-    state.mode = entry.unstacked if state.entries[-1] is entry else state.mode
-    settle()
 
 
 def leave(entry: Entry) -> None:
@@ -196,12 +208,12 @@ def leave(entry: Entry) -> None:
     settle()
 
 
-def undo(leaving: Callable[[Entry], None], entry: Entry) -> None:
-    """Leave an entry, once more where an interrupt came."""
+def undo(leaving: Callable[[T], None], entered: T) -> None:
+    """Leave what was entered, once more where an interrupt came."""
     try:
-        leaving(entry)
+        leaving(entered)
     except BaseException:
-        leaving(entry)
+        leaving(entered)
         raise
 
 
@@ -215,10 +227,7 @@ def settle() -> None:
         entries = list(state.entries)
         _answer_for(entries[-1] if entries else None)
         for mode in list(state.stacked):
-            mode.serve(_served_by(mode))
-            # A new entry never takes a mode that serves nothing, so this condition stays true.
-            if _served_by(mode) is None:
-                _retire(mode)
+            _serve_or_retire(mode)
         if state.lifted:
             _put_back_lifted()
         if state.mode is not None:
@@ -227,12 +236,19 @@ def settle() -> None:
             return
 
 
+def _serve_or_retire(mode: ContextMode) -> None:
+    mode.serve(_served_by(mode))
+    # A new entry never takes a mode that serves nothing, so this condition stays true.
+    if _served_by(mode) is None:
+        _retire(mode)
+
+
 def _served_by(mode: ContextMode) -> Context | None:
-    """Return the context of the innermost entry that a mode serves; None where it serves none."""
+    """Return the context of the innermost entry or call that a mode serves; None where it serves none."""
     for entry in reversed(state.entries):
         if entry.mode is mode:
             return entry.context
-    return None
+    return state.lent.get(mode)
 
 
 def _answer_for(entry: Entry | None) -> None:
@@ -318,23 +334,30 @@ class suspended:
         compiling: Whether a compiler of torch works for a program in a scope; it may then make simulated tensors.
     """
 
-    _entry: Entry | None = None
-
     def __init__(self, *, compiling: bool = False) -> None:
-        self._entry = Entry(None, compiling=compiling)
+        self.entry = Entry(None, compiling=compiling)
 
     def __enter__(self) -> None:
-        assert self._entry is not None
-        try:
-            enter(self._entry)
-        except BaseException:
-            leave(self._entry)
-            raise
+        enter(self.entry)
 
-    def __exit__(self, *exc_info: object) -> None:
-        assert self._entry is not None
-        undo(leave, self._entry)
+    __exit__ = Exit(lambda each: Leaving(functools.partial(undo, leave, each.entry)))
 
-    def __del__(self) -> None:
-        if self._entry in state.entries:  # an interrupt came before __exit__ could begin
-            leave(self._entry)  # type: ignore[arg-type]
+
+class lent:
+    """Put a mode on torch's stack that no entry of this thread has, for the time of a call."""
+
+    def __init__(self, mode: ContextMode, context: Context) -> None:
+        self.mode, self.context = mode, context
+
+    def __enter__(self) -> None:
+        state.lent[self.mode] = self.context
+        _stack(self.mode, self.context)
+
+    __exit__ = Exit(lambda each: Leaving(functools.partial(undo, _take_back, each.mode)))
+
+
+def _take_back(mode: ContextMode) -> None:
+    state.lent.pop(mode, None)
+    _serve_or_retire(mode)
+    if state.lifted:
+        _put_back_lifted()

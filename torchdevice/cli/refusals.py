@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 
 from torchdevice.errors import TorchDeviceError
+from torchdevice.leaving import block
 
 
-@contextlib.contextmanager
+@block
 def refusals() -> Iterator[None]:
     """Turn an error of the options or of the installation into one line on stderr.
 

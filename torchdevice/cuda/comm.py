@@ -5,7 +5,6 @@ What is refused, and in which words, follows ``torch/csrc/cuda/comm.cpp``.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch.cuda.comm
 from torchdevice.context import Context
 from torchdevice.cuda.nccl import reduced
 from torchdevice.engines.rewriters import native_device
+from torchdevice.leaving import block
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.supplied import supplied_function
 
@@ -81,7 +81,7 @@ def comm_broadcast_coalesced(
     return [list(on_device) for on_device in zip(*copies, strict=True)] or [[] for _ in devices]
 
 
-@contextlib.contextmanager
+@block
 def _on_stream(streams: Sequence[Any] | None, i: int, device: int) -> Iterator[None]:
     """Copy on the stream that the caller chose for a chunk, if any."""
     stream = streams[i] if streams is not None and i < len(streams) else None

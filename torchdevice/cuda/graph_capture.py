@@ -11,7 +11,6 @@ their operator has run: ``squeeze_`` or ``resize_`` may change the program's ten
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice import dispatch_modes
 from torchdevice.engines.rewriters import native_device
+from torchdevice.leaving import block
 from torchdevice.torch_internals import ExcludeDispatchKeyGuard, require
 
 _aten = torch.ops.aten
@@ -156,7 +156,7 @@ class Capture(TorchDispatchMode):
                     whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
                     self._before.append((whole, self._copy(whole)))
 
-    @contextlib.contextmanager
+    @block
     def _undeclared_writes(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
         """Keep copies of tensors of the program to which an operator writes although its schema does not declare it.
 
@@ -282,7 +282,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@contextlib.contextmanager
+@block
 def _as_kernels_do() -> Iterator[None]:
     """Write to tensors without autograd, as a replay on CUDA does."""
     with torch._C.DisableTorchFunction(), torch.no_grad(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):

@@ -9,13 +9,13 @@ Source: "Stream semantics of backward passes" in torch's notes on CUDA, and torc
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from torchdevice.leaving import block
 from torchdevice.torch_internals import require
 
 _next_number = require(torch.autograd, "_get_sequence_nr")
@@ -155,7 +155,7 @@ def _node_of(root: Any) -> Any:
     return root.grad_fn if isinstance(root, torch.Tensor) else root[0]
 
 
-@contextlib.contextmanager
+@block
 def following_nodes(thread: Any, roots: Any, wait: Callable[[int, int, int], None]) -> Iterator[None]:
     """Let the current streams of a thread be those of the node in progress, where it ever changed its stream."""
     outer = thread.streams

@@ -80,5 +80,5 @@ def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any
             return with_mode(context, function, *args, **kwargs)
     if of_this_thread() is not None:
         return function(*args, **kwargs)
-    with DeviceMode(context):
+    with thread_state.lent(DeviceMode(context), context):
         return function(*args, **kwargs)

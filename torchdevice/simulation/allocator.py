@@ -7,7 +7,6 @@ exclude what a kernel needs while it runs.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
@@ -21,6 +20,7 @@ import torch
 from torchdevice import thread_state
 from torchdevice.devices.allocation_events import Block, Observer
 from torchdevice.errors import NoValueError
+from torchdevice.leaving import block
 from torchdevice.simulation import enforcement, memory_blocks
 from torchdevice.simulation.caching_allocator import Device
 from torchdevice.simulation.relabel import on_cpu, on_device, without_values
@@ -300,7 +300,7 @@ class _Meant(threading.local):
 meant = _Meant()
 
 
-@contextlib.contextmanager
+@block
 def meaning(index: int) -> Iterator[None]:
     """Let a device without an index be this one, for this thread."""
     before, meant.index = meant.index, index

@@ -6,7 +6,6 @@ number of entries that refuse anything: while it is 0, a kernel does no more tha
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections import Counter
@@ -19,6 +18,7 @@ from torchdevice import thread_state
 from torchdevice.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fidelity import Fidelity
+from torchdevice.leaving import block
 from torchdevice.on_cpu import missing_operators
 from torchdevice.on_cpu.operators import counted
 from torchdevice.simulation.caching_allocator import written
@@ -65,7 +65,7 @@ def watch_from_now_on() -> None:
     watch("for good")
 
 
-@contextlib.contextmanager
+@block
 def lifted() -> Iterator[None]:
     """Refuse nothing in this thread, for operators that this package itself calls."""
     before, _thread.lifted = _thread.lifted, True
@@ -75,7 +75,7 @@ def lifted() -> Iterator[None]:
         _thread.lifted = before
 
 
-@contextlib.contextmanager
+@block
 def holding_doubles() -> Iterator[None]:
     """Refuse no dtype in this thread, for operators that torch composes otherwise on the real device."""
     before, _thread.holds_doubles = _thread.holds_doubles, True

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torchdevice.context import Context
 from torchdevice.engines.mode import with_mode
 from torchdevice.importing import WhenImported
+from torchdevice.leaving import block
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.torch_internals import require
 
@@ -55,7 +56,7 @@ def _run_dtensor_rng_op(
         return operator(*args, **kwargs)
 
 
-@contextlib.contextmanager
+@block
 def _seeded(context: Context, shard: int, generator: torch.Generator | None) -> Iterator[None]:
     """Seed the target's generator for one operator, with a number that every rank draws from ``generator``."""
     default = context.runtime.default_generator(context.thread.device_index)

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from torchdevice import thread_state
 from torchdevice.devices.runtime import Runtime
+from torchdevice.leaving import block
 from torchdevice.torch_apis import agreement, gloo_processes, nccl_devices, waits_in_threads
 from torchdevice.torch_internals import require
 
@@ -547,7 +548,7 @@ class NcclOnGloo(dist.ProcessGroup):
             work = begin(staging)
             return _Begun(self, call, work, staging, awaited(), received)
 
-    @contextlib.contextmanager
+    @block
     def _staging(self, name: str, tensors: _Tensors, *alike: Any, parts_differ: bool = False) -> Iterator[_Staging]:
         """Give the CPU tensors for a collective, once all ranks are in it.
 
@@ -597,7 +598,7 @@ class NcclOnGloo(dist.ProcessGroup):
         rows = self._gathered(padded).view(self.size(), -1)
         return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
 
-    @contextlib.contextmanager
+    @block
     def naming(self, collective: str) -> Iterator[None]:
         """Let an error of gloo say which collective failed, and on which rank.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from torchdevice.leaving import block
 from torchdevice.torch_internals import ExcludeDispatchKeyGuard, require
 from torchdevice.verify.inputs import WIDE, Copies, Inputs, mapped, tensors
 
@@ -22,7 +22,7 @@ MOVES = 3
 """How often the inputs are moved by a rounding to find how far results may be off."""
 
 
-@contextlib.contextmanager
+@block
 def unseen() -> Iterator[None]:
     """Let torch's operators be called that no mode, no autograd and no autocast of the program sees."""
     with torch._C.DisableTorchFunction(), _without_dispatch_modes(), _below_autograd(), torch.no_grad():
@@ -30,7 +30,7 @@ def unseen() -> Iterator[None]:
             yield
 
 
-@contextlib.contextmanager
+@block
 def same_random_numbers(state: torch.Tensor | None) -> Iterator[None]:
     """Let the CPU draw numbers from a state of its generator, and have its own state afterwards.
 

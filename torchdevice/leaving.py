@@ -1,0 +1,120 @@
+"""The end of a ``with`` statement, which an interrupt cannot put off.
+
+A ``with`` statement looks ``__exit__`` up before it enters, holds the result, and drops it when it ends, however it
+ends. Where ``__exit__`` is a method of Python, an interrupt before its first line leaves the statement entered as long
+as anybody keeps the error, because the frames of its traceback keep the object. A destructor in Python, in turn, loses
+what a signal handler raises in it, although there was nothing to leave.
+
+So the statement holds an object of C here, which is in no frame. Dropped before the end, it leaves late; dropped
+afterwards, it runs nothing of Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_unfinished: set[Leaving] = set()
+"""What statements in progress will leave. It keeps them for garbage collections, which call no weak reference that is
+itself garbage."""
+
+
+class Leaving:
+    """What leaves, for one ``with`` statement.
+
+    Args:
+        leave: Leaves. It may be called again, and before anything was entered.
+    """
+
+    _watcher: object = None
+
+    def __init__(self, leave: Callable[[], object]):
+        self._leave = leave
+        self._thread = threading.get_ident()
+
+    def as_exit(self) -> Callable[..., Any]:
+        """Return what the statement holds as ``__exit__``."""
+        held = functools.partial(self.exit)
+        _unfinished.add(self)
+        self._watcher = weakref.ref(held, self._dropped)
+        return held
+
+    def exit(self, *exc_info: Any) -> Any:
+        """Leave at the end of the block."""
+        self._leave()
+        self.done()
+
+    def late(self) -> None:
+        """Leave where :meth:`exit` was kept from it."""
+        self._leave()
+
+    def done(self) -> None:
+        """Note that nothing is left to do."""
+        self._watcher = None
+        _unfinished.discard(self)
+
+    def _dropped(self, _: object) -> None:
+        try:
+            if self in _unfinished and self._thread == threading.get_ident():
+                self.late()
+        finally:
+            _unfinished.discard(self)
+
+
+class Exit:
+    """The descriptor of a context manager's ``__exit__``.
+
+    Args:
+        leaving: Returns what leaves the context manager that it is called with.
+    """
+
+    def __init__(self, leaving: Callable[[Any], Leaving]):
+        self._leaving = leaving
+
+    def __get__(self, manager: Any, owner: type) -> Any:
+        return self._of if manager is None else self._leaving(manager).as_exit()
+
+    def _of(self, manager: Any, *exc_info: Any) -> Any:
+        return self._leaving(manager).exit(*exc_info)
+
+
+class _Block:
+    """A context manager made from a generator."""
+
+    def __init__(self, manager: Any):
+        self.manager = manager
+
+    def __enter__(self) -> Any:
+        return self.manager.__enter__()
+
+    __exit__ = Exit(lambda block: _LeavingBlock(block.manager))
+
+
+class _LeavingBlock(Leaving):
+    def __init__(self, manager: Any):
+        super().__init__(manager.gen.close)
+        self._manager = manager
+
+    def exit(self, *exc_info: Any) -> Any:
+        result = self._manager.__exit__(*exc_info)
+        self.done()
+        return result
+
+
+def block(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
+    """Make a context manager from a generator function, as ``contextlib.contextmanager`` does."""
+    manager = contextlib.contextmanager(function)
+
+    @functools.wraps(function)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return _Block(manager(*args, **kwargs))
+
+    return make
