@@ -118,6 +118,8 @@ def test_blocks_that_are_interrupted_at_any_time_end_although_the_error_is_kept(
     finally:
         sys.unraisablehook = before
     assert len(kept) == 150 and not lost
+    kept.clear()
+    assert not leaving._unfinished
 
 
 def test_a_kept_error_keeps_no_mode_for_hooks(kind: type[BaseException]) -> None:

@@ -43,8 +43,8 @@ class Leaving:
     def as_exit(self) -> Callable[..., Any]:
         """Return what the statement holds as ``__exit__``."""
         held = functools.partial(self.exit)
-        _unfinished.add(self)
         self._watcher = weakref.ref(held, self._dropped)
+        _unfinished.add(self)  # last, for the watcher takes it out
         return held
 
     def exit(self, *exc_info: Any) -> Any:
