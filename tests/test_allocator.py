@@ -20,9 +20,10 @@ from torchdevice.devices.allocation_events import Segment
 from torchdevice.devices.runtime import Stat
 from torchdevice.simulation import allocator
 from torchdevice.simulation.allocator_settings import DEFAULT, Settings, parsed
-from torchdevice.simulation.caching_allocator import Device, written
+from torchdevice.simulation.caching_allocator import Device
 from torchdevice.simulation.memory_blocks import NOBODY, USED, Block, Pool
 from torchdevice.simulation.memory_figures import Figures, shown
+from torchdevice.simulation.out_of_memory import written
 
 pytestmark = pytest.mark.one_engine
 
@@ -370,7 +371,7 @@ def test_expandable_segments(seed: int, limit: int | None) -> None:
     assert limit is None or device.figures().peak_reserved <= limit
     device.freed.extend(held)
     device.empty_cache()
-    assert device.segments({}) == [] and device.heads == {} and device.figures().reserved == 0
+    assert device.segments({}) == [] and device._blocks.segments.heads == {} and device.figures().reserved == 0
 
 
 def test_an_expandable_segment_grows_where_others_are_fragmented() -> None:
@@ -413,9 +414,9 @@ def test_a_used_block_waits_for_the_host() -> None:
 def test_private_pools() -> None:
     device = Device(0, lambda index: (8 * MIB, None))
     device.keep_private((0, 1), serves_all=True)
-    device.routes.append(((0, 1), lambda: True))
+    device.route((0, 1), lambda: True)
     inside = device.allocate(700)
-    device.routes.clear()
+    device.unroute((0, 1))
     outside = device.allocate(700)
     assert [each.pool for each in device.segments({})] == [(0, 1), (0, 0)] and inside.pool is not outside.pool
     device.freed.append(inside)
@@ -537,10 +538,20 @@ def test_memory_that_ran_out_is_counted() -> None:
         assert torch.cuda.memory_stats()["num_ooms"] == before + 1
 
 
-OF_THE_ALLOCATOR = ("caching_allocator.py", "memory_blocks.py", "memory_figures.py", "expandable_segments.py")
+OF_THE_ALLOCATOR = (
+    "block_allocation.py",
+    "cache_release.py",
+    "caching_allocator.py",
+    "expandable_segments.py",
+    "memory_blocks.py",
+    "memory_figures.py",
+    "memory_pools.py",
+    "memory_segments.py",
+    "memory_statistics.py",
+)
 
 
-RECOVERING = ("_recover", "_lay_out_anew", "clear", "count_anew")
+RECOVERING = ("_recover", "lay_out_anew", "clear", "count_anew")
 
 
 class TestStatistics:
@@ -703,7 +714,7 @@ def test_a_child_that_is_forked_in_the_middle_of_a_change_begins_anew() -> None:
 
     def change() -> None:
         with device._lock:
-            device._free(held[0])  # and the statistics of its pool are not written yet
+            device._blocks.free(held[0])  # and the statistics of its pool are not written yet
             changing.set()
             forked.wait(30)
 

@@ -72,7 +72,7 @@ def test_training_that_is_interrupted_at_any_time(kind: type[BaseException], eng
             in_a_thread(torch.cuda.memory_stats)  # an error that is kept keeps no lock
             kept.clear()
             net.zero_grad()
-            assert torch.cuda.memory_allocated() == in_use()
+            assert in_use() == torch.cuda.memory_allocated()  # in this order: in_use collects garbage
             net(x).sum().backward()
             assert all(parameter.grad is not None for parameter in net.parameters())
     finally:

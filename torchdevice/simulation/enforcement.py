@@ -21,8 +21,8 @@ from torchdevice.fidelity import Fidelity
 from torchdevice.leaving import block
 from torchdevice.on_cpu import missing_operators
 from torchdevice.on_cpu.operators import counted
-from torchdevice.simulation.caching_allocator import written
 from torchdevice.simulation.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
+from torchdevice.simulation.out_of_memory import written
 from torchdevice.simulation.profiles import Profile
 
 KIND = "simulated"

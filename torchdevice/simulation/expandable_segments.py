@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from torchdevice.simulation.memory_blocks import FREE, SHIFT, UNMAPPED, Block, Pool, cut, joined
+from torchdevice.simulation.memory_segments import Segments
 
 _UNLIMITED = 1 << 44
 """The addresses of a segment on a device without a memory limit, in bytes."""
-
-
-class Driver(Protocol):
-    """What the device's driver does for a pool."""
-
-    heads: dict[int, Block]
-    tell: Callable[[str, int, int, int], None]
-
-    def reserve(self, pool: Pool, size: int, total: int | None) -> bool: ...
-
-    def give_back(self, pool: Pool, size: int) -> None: ...
-
-    def begin_segment(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block: ...
 
 
 def best(pool: Pool, size: int) -> Block | None:
@@ -44,11 +32,11 @@ def _reach(block: Block) -> int:
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
 
 
-def expand(driver: Driver, pool: Pool, size: int, unit: int, total: int | None) -> Block | None:
+def expand(segments: Segments, pool: Pool, size: int, unit: int, total: int | None) -> Block | None:
     """Return a block of at least ``size`` bytes, in no pool, for which memory is mapped in units.
 
     Args:
-        driver: Has the memory.
+        segments: The segments of the device.
         pool: The pool of the block.
         size: The bytes that are needed.
         unit: The bytes that are mapped at once, or a multiple.
@@ -57,18 +45,18 @@ def expand(driver: Driver, pool: Pool, size: int, unit: int, total: int | None) 
     Returns:
         The block; None where the driver has too little memory.
     """
-    block: Block | None = _room(driver, pool, size, unit, total)
+    block: Block | None = _room(segments, pool, size, unit, total)
     if block is not None and block.state == UNMAPPED:
-        block = _map(driver, block, min(block.size, size), unit, total)
+        block = _map(segments, block, min(block.size, size), unit, total)
     while block is not None and block.size < size:
         assert block.next is not None, "there was room for the request"
-        block = _map(driver, block.next, min(size - block.size, block.next.size), unit, total)
+        block = _map(segments, block.next, min(size - block.size, block.next.size), unit, total)
     if block is not None:
         pool.take(block)
     return block
 
 
-def _room(driver: Driver, pool: Pool, size: int, unit: int, total: int | None) -> Block:
+def _room(segments: Segments, pool: Pool, size: int, unit: int, total: int | None) -> Block:
     """Return the first of free and unmapped neighbours that have enough addresses, at the lowest address."""
     for unmapped in pool.unmapped:
         first = unmapped.previous
@@ -76,7 +64,7 @@ def _room(driver: Driver, pool: Pool, size: int, unit: int, total: int | None) -
         if _free_addresses(first, size) >= size:
             return first
     space = _UNLIMITED if total is None else total + total // 8
-    block = driver.begin_segment(pool, -(-max(space, size) // unit) * unit, UNMAPPED, unit)
+    block = segments.begin(pool, -(-max(space, size) // unit) * unit, UNMAPPED, unit)
     pool.unmapped.append(block)
     return block
 
@@ -90,15 +78,15 @@ def _free_addresses(block: Block | None, wanted: int) -> int:
     return found
 
 
-def _map(driver: Driver, block: Block, size: int, unit: int, total: int | None) -> Block | None:
+def _map(segments: Segments, block: Block, size: int, unit: int, total: int | None) -> Block | None:
     """Give the beginning of an unmapped block memory. Return the free block that it is part of then."""
     pool, mapped = block.pool, -(-size // unit) * unit
-    if not driver.reserve(pool, mapped, total):
+    if not segments.reserve(pool, mapped, total):
         return None
     pool.unmapped.remove(block)
     if mapped < block.size:
         insort(pool.unmapped, cut(block, mapped, UNMAPPED), key=_address)
-    driver.tell("segment_map", block.address, mapped, pool.stream)
+    segments.tell("segment_map", block.address, mapped, pool.stream)
     block.state = FREE
     pool.put(block)
     return _merged(block, FREE, pool.take, pool.put)
@@ -119,7 +107,7 @@ def _merged(block: Block, state: int, take: Callable[[Block], Any], put: Callabl
     return block
 
 
-def unmap(driver: Driver, block: Block, unit: int) -> None:
+def unmap(segments: Segments, block: Block, unit: int) -> None:
     """Return the whole units within a free block to the driver. What is left of the block stays free."""
     pool = block.pool
     start = -(-block.address // unit) * unit
@@ -135,9 +123,9 @@ def unmap(driver: Driver, block: Block, unit: int) -> None:
         block = rest
     block.state = UNMAPPED
     insort(pool.unmapped, block, key=_address)
-    driver.give_back(pool, end - start)
-    driver.tell("segment_unmap", start, end - start, pool.stream)
+    segments.give_back(pool, end - start)
+    segments.tell("segment_unmap", start, end - start, pool.stream)
     block = _merged(block, UNMAPPED, pool.unmapped.remove, lambda each: insort(pool.unmapped, each, key=_address))
     if not block.is_split:
         pool.unmapped.remove(block)
-        del driver.heads[block.address]
+        del segments.heads[block.address]

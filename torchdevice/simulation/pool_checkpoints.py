@@ -5,22 +5,11 @@ Source: ``getCheckpointState`` and ``setCheckpointPoolState`` of c10/cuda/CUDACa
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from torchdevice.simulation.block_allocation import Blocks
 from torchdevice.simulation.memory_blocks import PENDING, USED, Block, Owner, cut, runs_of
-
-
-class Device(Protocol):
-    """What the allocator of a device does for a checkpoint."""
-
-    freed: deque[Block]
-    heads: dict[int, Block]
-
-    def host_waited(self) -> None: ...
-
-    def occupy(self, block: Block, requested: int) -> None: ...
 
 
 class Part(NamedTuple):
@@ -58,42 +47,42 @@ class Checkpoint(NamedTuple):
         }
 
 
-def taken(device: Device, owner: Owner, data: Mapping[Block, int]) -> Checkpoint:
+def taken(blocks: Blocks, owner: Owner, data: Mapping[Block, int]) -> Checkpoint:
     """Return a checkpoint of a pool. ``data`` has the addresses of the values of blocks in use."""
-    runs = _runs(device, owner)
+    runs = _runs(blocks, owner)
     return Checkpoint(owner, {run[0].address: [_part(each, data) for each in run] for run in runs})
 
 
-def _runs(device: Device, owner: Owner) -> list[list[Block]]:
+def _runs(blocks: Blocks, owner: Owner) -> list[list[Block]]:
     """Return the blocks of a pool, those that follow each other without a gap together."""
-    return [run for run in runs_of(device.heads) if run[0].pool.owner == owner]
+    return [run for run in runs_of(blocks.segments.heads) if run[0].pool.owner == owner]
 
 
 def _part(block: Block, data: Mapping[Block, int]) -> Part:
     return Part(block.size, block.requested if block.state == USED else None, data.get(block, block.address))
 
 
-def in_use(device: Device, owner: Owner) -> list[Block]:
+def in_use(blocks: Blocks, owner: Owner) -> list[Block]:
     """Return the blocks of a pool that are in use."""
-    return [block for run in _runs(device, owner) for block in run if block.state in (USED, PENDING)]
+    return [block for run in _runs(blocks, owner) for block in run if block.state in (USED, PENDING)]
 
 
-def restored(device: Device, checkpoint: Checkpoint) -> dict[Block, int]:
+def restored(blocks: Blocks, checkpoint: Checkpoint) -> dict[Block, int]:
     """Free the blocks of a pool, and use those that were in use at the checkpoint.
 
     Returns:
         The blocks in use, with the address of the values of each at the checkpoint.
     """
-    device.freed.extend(in_use(device, checkpoint.owner))
-    device.host_waited()
-    starts = {run[0].address: run[0] for run in _runs(device, checkpoint.owner)}
+    blocks.freed.extend(in_use(blocks, checkpoint.owner))
+    blocks.host_waited()
+    starts = {run[0].address: run[0] for run in _runs(blocks, checkpoint.owner)}
     found: dict[Block, int] = {}
     for address, parts in checkpoint.segments.items():
-        found.update(_laid_out(device, starts[address], parts))
+        found.update(_laid_out(blocks, starts[address], parts))
     return found
 
 
-def _laid_out(device: Device, free: Block, parts: Iterable[Part]) -> Iterator[tuple[Block, int]]:
+def _laid_out(blocks: Blocks, free: Block, parts: Iterable[Part]) -> Iterator[tuple[Block, int]]:
     """Divide a free block. Yield the parts in use, with the addresses of their values."""
     block: Block | None = free
     pool = free.pool
@@ -104,7 +93,7 @@ def _laid_out(device: Device, free: Block, parts: Iterable[Part]) -> Iterator[tu
         if part.requested is None:
             _leave(block)
         else:
-            device.occupy(block, part.requested)
+            blocks.occupy(block, part.requested)
             yield block, part.data
         block = rest
     if block is not None:

@@ -1,0 +1,59 @@
+"""Reductions as NCCL has them, by the operations and dtypes that gloo has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_Kind = dist.ReduceOp.RedOpType
+
+_NOT_OF_NCCL = (_Kind.BAND, _Kind.BOR, _Kind.BXOR)
+
+_OF_BOOL = {_Kind.SUM: _Kind.MAX, _Kind.PRODUCT: _Kind.MIN}
+"""What stands for an operation on bools: the logical or, and the logical and."""
+
+
+def named(value: Any) -> Any:
+    """Return an operation of a reduction by its name, and anything else as it is."""
+    return _kind_of(value)[0].name if isinstance(value, (dist.ReduceOp, _Kind)) else value
+
+
+def op_of(options: Any) -> Any:
+    """Return the operation that the options of a collective name."""
+    return dist.ReduceOp.SUM if options is None else options.reduceOp
+
+
+def reduce_flat(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.Tensor, Any], None]) -> None:
+    """Reduce one-dimensional numbers in place.
+
+    Args:
+        flat: The numbers of this rank.
+        op: The operation that the program asks for.
+        size: The number of ranks.
+        reduce: Does it for a dtype and an operation that gloo has.
+    """
+    kind, factor = _kind_of(op)
+    if kind in _NOT_OF_NCCL:
+        raise ValueError(f"Cannot use ReduceOp.{kind.name} with NCCL")
+    if flat.is_complex():
+        if kind in (_Kind.MAX, _Kind.MIN, _Kind.PRODUCT):
+            raise RuntimeError(f"all_reduce does not support ReduceOp.{kind.name} on complex tensors")
+        flat = torch.view_as_real(flat).view(-1)
+    if flat.dtype is torch.bool:
+        if kind == _Kind.AVG:
+            raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
+        kind = _OF_BOOL.get(kind, kind)
+        flat = flat.view(torch.uint8)
+    if kind == _Kind.PREMUL_SUM:
+        flat.mul_(factor.cpu() if isinstance(factor, torch.Tensor) else factor)
+    reduce(flat, dist.ReduceOp.SUM if kind in (_Kind.PREMUL_SUM, _Kind.AVG) else dist.ReduceOp(kind))
+    if kind == _Kind.AVG:
+        flat.div_(size, rounding_mode=None if flat.is_floating_point() else "trunc")
+
+
+def _kind_of(op: Any) -> tuple[Any, Any]:
+    """Return the operation, and the factor of ``PREMUL_SUM``."""
+    return (op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)).__getstate__()
