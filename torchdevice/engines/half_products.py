@@ -28,9 +28,14 @@ _LEAST_ROWS = 4
 _REQUESTED = {dtype: f"a product of {dtype} tensors" for dtype in HALF}
 
 
+def begins_in_float32(args: tuple[Any, ...]) -> bool:
+    """Return whether the first argument of a product is float32, so that nothing is to be done."""
+    return bool(args) and getattr(args[0], "dtype", None) is torch.float32
+
+
 def _product(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute a product of half tensors in float32."""
-    if args and getattr(args[0], "dtype", None) is torch.float32:
+    if begins_in_float32(args):
         return func(*args, **kwargs)
     operands = _tensors((args, kwargs))
     if not _is_slow(context, operands):
@@ -40,7 +45,7 @@ def _product(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def _in_place(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute a product that is added to the first argument."""
-    if not _is_slow(context, _tensors((args, kwargs))):
+    if begins_in_float32(args) or not _is_slow(context, _tensors((args, kwargs))):
         return func(*args, **kwargs)
     return _in_float32(context, func, args, {**kwargs, "out": args[0]}, args[0].dtype)
 
@@ -54,7 +59,7 @@ def _by_weight(across: int) -> rewriters.Rewriter:
     """
 
     def rewriter(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args and getattr(args[0], "dtype", None) is torch.float32:
+        if begins_in_float32(args):
             return func(*args, **kwargs)
         if len(args) >= 2 and isinstance(args[0], torch.Tensor) and isinstance(args[1], torch.Tensor):
             rows, weight = args[:2]
@@ -68,6 +73,8 @@ def _by_weight(across: int) -> rewriters.Rewriter:
 
 def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute attention in float32 where torch has no kernel of its own for half tensors: for training."""
+    if begins_in_float32(args):
+        return rewriters.attention(context, func, args, kwargs)
     operands = _tensors((args, kwargs))
     dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
     if not (dropout or _is_differentiated(operands)) or not _is_slow(context, operands):

@@ -111,7 +111,7 @@ class _Product(LastResort):
     """A product of tensors: a last resort in float32."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if args and getattr(args[0], "dtype", None) is torch.float32:
+        if half_products.begins_in_float32(args):
             return super().__call__(*args, **kwargs)
         return EntryPoint.__call__(self, *args, **kwargs)
 
@@ -121,7 +121,9 @@ class _Attention(LastResort):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         mode = _state.mode
-        if mode is not None and mode.context is not None and mode.context.product_dtypes:
+        if mode is None or mode.context is None or half_products.begins_in_float32(args):
+            return super().__call__(*args, **kwargs)
+        if mode.context.product_dtypes:
             return EntryPoint.__call__(self, *args, **kwargs)
         return super().__call__(*args, **kwargs)
 

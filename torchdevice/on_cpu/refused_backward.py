@@ -41,6 +41,7 @@ _COSTLY = frozenset(_TAKING_LONG.split())
 """Operators that formulas of derivatives call and that take long, without the ``_`` of those in place."""
 
 _names = require(torch._C, "_dispatch_get_all_op_names")
+_schema = require(torch._C, "_get_schema")
 _has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
 _backward_that_runs = require(torch._C, "_current_graph_task_id")
 
@@ -78,7 +79,8 @@ def is_costly(name: str) -> bool:
 @functools.cache
 def _writes_to_given(name: str) -> bool:
     """Return whether an operator writes to tensors that are given for its results. Autograd calls no such overload."""
-    arguments = overload(name)._schema.arguments
+    packet, _, variant = name.partition(".")
+    arguments = _schema(packet, variant).arguments  # without making the operator, which takes longer
     return any(argument.kwarg_only and argument.alias_info is not None for argument in arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,9 +17,10 @@ def overload_of(name: str) -> Any:
     return overload(f"aten::{name}")
 
 
-def composite() -> set[str]:
+@functools.cache
+def composite() -> frozenset[str]:
     """Return the operators with a composite kernel, which torch runs before a fallback, by name with namespace."""
-    return {name for key in _COMPOSITE for name in registrations_for_dispatch_key(key)}
+    return frozenset(name for key in _COMPOSITE for name in registrations_for_dispatch_key(key))
 
 
 def shadowed(key: str) -> set[str]:
