@@ -255,7 +255,20 @@ class _Doubled(torch.autograd.Function):
         return grad * 2
 
 
-def test_custom_backward_runs_on_the_stream_of_its_forward() -> None:
+@pytest.fixture(params=[True, False], ids=["its device is told", "it is not"])
+def custom_nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Custom functions whose nodes tell the device of their gradients, and those of torch before 2.13."""
+
+    def metadata_of(node: Any) -> Any:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            raise RuntimeError("Attribute '_input_metadata' is invalid for this instance of _C._FunctionBase.")
+        return node._input_metadata
+
+    if not request.param:
+        monkeypatch.setattr(current_streams, "_metadata_of", metadata_of)
+
+
+def test_custom_backward_runs_on_the_stream_of_its_forward(custom_nodes: None) -> None:
     with torchdevice.simulate(races="error"):
         side, ambient = torch.cuda.Stream(), torch.cuda.Stream()
         x = torch.ones(3, device="cuda", requires_grad=True)
@@ -272,6 +285,35 @@ def test_custom_backward_runs_on_the_stream_of_its_forward() -> None:
         _Doubled.apply(x).sum().backward()
         assert _Doubled.seen == [torch.cuda.default_stream()]
     _Doubled.seen.clear()
+
+
+class _Elsewhere(torch.autograd.Function):
+    seen: list[list[int]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        _Elsewhere.seen.append([torch.cuda.current_stream(index).stream_id for index in range(2)])
+        return grad * 2
+
+
+def test_custom_backward_on_a_device_that_is_not_current(custom_nodes: None, request: pytest.FixtureRequest) -> None:
+    """The engine sets the stream of the device of the gradients."""
+    with torchdevice.simulate(count=2, races="error"):
+        streams = [torch.cuda.Stream(index) for index in range(2)]
+        x = torch.ones(3, device="cuda:1", requires_grad=True)
+        streams[1].wait_stream(torch.cuda.current_stream(1))
+        with torch.cuda.stream(streams[1]), torch.cuda.stream(streams[0]):
+            loss = _Elsewhere.apply(x).sum()
+        torch.cuda.current_stream(1).wait_stream(streams[1])
+        loss.backward()
+        assert [torch.cuda.current_stream(index).stream_id for index in range(2)] == [0, 0]
+    of_other = streams[0].stream_id if "it is not" in request.node.name else 0
+    assert _Elsewhere.seen == [[of_other, streams[1].stream_id]]
+    _Elsewhere.seen.clear()
 
 
 def _seen(streams: list[torch.cuda.Stream]) -> Callable[[torch.Tensor], None]:
@@ -331,7 +373,7 @@ def test_gradients_belong_to_the_stream_of_the_forward() -> None:
         assert of_gradient == [side.stream_id]
 
 
-def test_recomputed_nodes_run_on_the_stream_of_what_recomputes_them() -> None:
+def test_recomputed_nodes_run_on_the_stream_of_what_recomputes_them(custom_nodes: None) -> None:
     with torchdevice.simulate(races="error"):
         side, x = torch.cuda.Stream(), torch.ones(3, device="cuda", requires_grad=True)
         seen: list[torch.cuda.Stream] = []

@@ -9,8 +9,9 @@ Source: "Stream semantics of backward passes" in torch's notes on CUDA, and torc
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ _next_number = require(torch.autograd, "_get_sequence_nr")
 
 _current_node = require(torch._C, "_current_autograd_node")
 """Returns the node that the engine runs in this thread, also while its hooks run; None between nodes."""
+
+_metadata_of = operator.attrgetter("_input_metadata")
+"""Returns what torch knows of each gradient that a node gets."""
 
 _OF_LEAVES = (1 << 64) - 1
 """The number of every node that accumulates the gradient of a leaf."""
@@ -106,10 +110,11 @@ class _StreamsOfNodes(CurrentStreams):
         number = node._sequence_nr()
         if number == _OF_LEAVES:
             number = self._first_uses.get(node)
-        index = _device_of(node)
-        if number is None or index is None:
+        if number is None:
             return self._ambient
-        return {**self._ambient, index: self.history.at(number).get(index, 0)}
+        streams = self.history.at(number)
+        devices = _devices_of(node, {*self._ambient, *streams})
+        return {**self._ambient, **{index: streams.get(index, 0) for index in devices}}
 
     def become(self, streams: Mapping[int, int] | None = None) -> None:
         """Make these streams current, after the work on the streams before; without an argument those of the caller."""
@@ -121,13 +126,16 @@ class _StreamsOfNodes(CurrentStreams):
                 self._wait(index, before, now)
 
 
-def _device_of(node: Any) -> int | None:
-    """Return the ordinal of the device whose stream the engine sets for a node: that of its gradients."""
+def _devices_of(node: Any, known: Collection[int]) -> Collection[int]:
+    """Return the ordinals of the devices whose streams the engine sets for a node: that of its gradients.
+
+    Where torch does not tell it, all devices with a stream in use are returned, which are ``known``.
+    """
     try:
-        devices = [each.device for each in node._input_metadata]
-    except RuntimeError:  # a custom function on early releases of torch; ``torch_apis/autograd.py`` knows its stream
-        return None
-    return next((device.index or 0 for device in devices if device.type not in ("cpu", "meta")), None)
+        devices = [each.device for each in _metadata_of(node)]
+    except RuntimeError:  # a custom function before torch 2.13
+        return known
+    return [device.index or 0 for device in devices if device.type not in ("cpu", "meta")][:1]
 
 
 def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:

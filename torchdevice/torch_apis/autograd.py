@@ -98,33 +98,14 @@ def _init_hooks(context: Context, original: Any, self: Any, pack_hook: Any, unpa
     original(self, functools.partial(with_mode, context, pack_hook), functools.partial(with_mode, context, unpack_hook))
 
 
-_STREAM = "_stream_of_forward"
-"""The attribute of a custom function's node with the device and the stream of its forward."""
-
-
-def _current_stream(context: Context) -> tuple[int, int]:
-    thread = context.thread
-    return thread.device_index, thread.streams.get(thread.device_index, 0)
-
-
-def _init_node(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """Note the stream on which a custom function runs forward: its backward runs on the same, as torch documents."""
-    original(self, *args, **kwargs)
-    setattr(self, _STREAM, _current_stream(context))
-
-
 def _run_node(context: Context, original: Any, self: Any, *args: Any) -> Any:
-    """Run the backward of a custom function on its stream, ordered between earlier and later work of the engine."""
-    index, number = stream = getattr(self, _STREAM, (0, 0))
-    ambient = torch.cuda.current_stream()
-    if stream == _current_stream(context) or not context.runtime.has_handles:
-        return original(self, *args)
-    own = torch.cuda.Stream(stream_id=number, device_index=index, device_type=ambient.device_type)
-    own.wait_stream(ambient)
-    with torch.cuda.stream(own):
-        result = original(self, *args)
-    ambient.wait_stream(own)
-    return result
+    """Let the stream be that of a custom function's forward before its backward begins.
+
+    It would be so at the first question for the stream. But nodes that backward makes, as checkpoints do, are counted
+    to the stream before them, and the first of them is made before its kernel asks.
+    """
+    context.thread.streams.get(0)
+    return original(self, *args)
 
 
 @rewrites(require(torch._functorch.autograd_function, "custom_function_call"))
@@ -145,6 +126,5 @@ def patches() -> list[Patch]:
         replaced_function(torch.autograd, "_engine_run_backward", _run_backward),
         replaced_function(torch.autograd.graph, "_engine_run_backward", _run_backward),
         replaced_function(torch.autograd.graph.saved_tensors_hooks, "__init__", _init_hooks),
-        replaced_function(_Node, "__init__", _init_node),
         *(replaced_function(_Node, name, _run_node) for name in ("apply", "apply_boxed") if hasattr(_Node, name)),
     ]
