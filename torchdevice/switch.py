@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
-
-from torchdevice.leaving import block
 
 SWITCH = "TORCHDEVICE"
 
@@ -21,7 +20,7 @@ def switched_on() -> bool:
     return os.environ.get(SWITCH, "").lower() not in ("", "0", "false", "no", "off")
 
 
-@block
+@contextlib.contextmanager  # not our own block: every import of torch loads this file, and should load no other
 def switched_off() -> Iterator[None]:
     """Let ``import torch`` enable no scope meanwhile."""
     before = os.environ.pop(SWITCH, None)
