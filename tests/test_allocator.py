@@ -541,13 +541,13 @@ def test_tensors_of_other_kinds_have_no_twin(of: Callable[[torch.Tensor], torch.
 def test_a_result_in_the_memory_of_an_argument_has_its_storage() -> None:
     """torch's CPU kernel of this conversion returns a result in the middle of a larger storage, and an argument."""
     with torchdevice.simulate("cuda"):
-        rows = torch.eye(4, device="cuda").to_sparse_csr()
+        rows = torch.eye(4).flip(0).cuda().to_sparse_csr()
         columns, allocated = rows.col_indices(), torch.cuda.memory_allocated()
         coordinates = rows.to_sparse()
         assert coordinates._values().untyped_storage()._cdata == rows.values().untyped_storage()._cdata
         assert torch.cuda.memory_allocated() - allocated == 512  # the indices
         for tensor in (columns, allocator.twin(columns)):
-            assert (tensor[1:] + 0).tolist() == [1, 2, 3] and (tensor.view(torch.int32)[2:4] + 0).tolist() == [1, 0]
+            assert (tensor[1:] + 0).tolist() == [2, 1, 0] and (tensor.view(torch.int32)[2:4] + 0).tolist() == [2, 0]
 
 
 def test_a_conjugate_result_keeps_its_bit() -> None:
@@ -563,8 +563,19 @@ def test_storages_of_inference_can_be_written_to_outside_of_it() -> None:
         with torch.inference_mode():
             inferred = torch.ones(4, device="cuda")
         other = torch.empty(0, device="cuda").set_(inferred.untyped_storage(), 0, (2, 2), (2, 1))
-        other[1:].add_(1)
+        torch._foreach_add_([other[1:]], 1)  # writes to its argument itself, without torch's dispatcher between
         assert not other.is_inference() and inferred.tolist() == [1, 1, 2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_result_that_its_memory_is_too_small_for() -> None:
+    with torchdevice.simulate("cuda"):
+        x, out = torch.arange(1000.0, device="cuda"), torch.ones(2, device="cuda")
+        allocated = torch.cuda.memory_allocated()
+        torch.add(x, 1, out=out)
+        assert (
+            torch.equal(out.cpu(), torch.arange(1.0, 1001)) and torch.cuda.memory_allocated() - allocated == 4096 - 512
+        )
 
 
 @pytest.mark.parametrize(
@@ -608,6 +619,8 @@ def test_a_kernel_sees_dtype_shape_strides_and_beginning_of_its_argument() -> No
         for cut, kind in views:
             seen, wanted = cut(x.view(kind)), cut(host.view(kind))
             assert torch.equal((seen + 0).cpu(), wanted) and torch.equal((seen + 0).cpu(), wanted)
+        square = torch.arange(4.0).view(2, 2)
+        assert torch.equal((square.cuda().t() + 0).cpu(), square.t())
 
 
 def test_memory_belongs_to_the_current_stream_and_outside_of_scopes_to_the_default_one() -> None:
@@ -644,7 +657,9 @@ def test_an_observer_is_told_of_every_block_that_has_memory() -> None:
         try:
             tensor, nothing = torch.ones(3, device="cuda"), torch.ones(0, device="cuda")
             address, other = tensor.data_ptr(), Told()
-            allocator.twin(tensor)
+            nothing = torch.ones(3, device="cuda")
+            emptied = nothing.data_ptr()
+            nothing.untyped_storage().resize_(0)
             allocator.observe(other)
             allocator.forget(other)
             del tensor, nothing
@@ -653,7 +668,8 @@ def test_an_observer_is_told_of_every_block_that_has_memory() -> None:
         assert other.said == []
         torch.ones(3, device="cuda")
     said = [each for each in told.said if each[0] in ("allocated", "freed")]
-    assert said == [("allocated", address), ("freed", address)]
+    of_each = [[(what, each) for what in ("allocated", "freed")] for each in (address, emptied)]
+    assert said == [of_each[0][0], *of_each[1], of_each[0][1]]
 
 
 @pytest.mark.parametrize("options", [{}, {"compute": "meta"}], ids=["values", "no values"])
