@@ -653,7 +653,9 @@ class Told:
 def test_an_observer_is_told_of_every_block_that_has_memory() -> None:
     told = Told()
     with torchdevice.simulate("cuda"):
-        allocator.observers.append(told)
+        ended = torch.ones(3, device="cuda")
+        del ended
+        allocator.observe(told)
         try:
             tensor, nothing = torch.ones(3, device="cuda"), torch.ones(0, device="cuda")
             address, other = tensor.data_ptr(), Told()

@@ -214,9 +214,11 @@ def test_memory_comes_back() -> None:
         before = torch.cuda.memory_allocated()
         x = torch.empty(1 << 30, device="cuda")
         assert torch.cuda.memory_allocated() == before + (4 << 30)
+        place = x.data_ptr() >> 51  # where no process has memory
         x.untyped_storage().resize_(0)
         assert torch.cuda.memory_allocated() == before
         x.untyped_storage().resize_(1 << 20)
+        assert x.data_ptr() >> 51 == place > 0
         assert torch.cuda.memory_allocated() == before + MIB
         with pytest.raises(NoValueError):
             x[0].item()
