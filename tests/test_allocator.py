@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
+import signal
 import sys
 import threading
 import weakref
@@ -482,6 +484,12 @@ def test_the_first_tensor_of_a_device() -> None:
         assert torch.cuda.memory_allocated(11) == 512 and tensor.tolist() == [1, 1, 1]
 
 
+def test_a_device_without_an_index_is_the_first_one() -> None:
+    with torchdevice.simulate("cuda", count=2, identity="target"):
+        kind = torch.ones(1, device="cuda:1").device.type
+        assert torch.empty(2, device=kind).get_device() == 0
+
+
 def test_a_block_is_listed_until_its_last_tensor_ends() -> None:
     with torchdevice.simulate("cuda", count=2):
         tensor = torch.ones(3, device="cuda:1")
@@ -894,6 +902,29 @@ def test_a_child_that_is_forked_in_the_middle_of_a_change_begins_anew() -> None:
     thread.join()
     device.begin_in_child()
     assert_consistent(device, held)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on Windows")
+def test_a_child_forked_while_a_thread_allocates_can_allocate() -> None:
+    with torchdevice.simulate("cuda"):
+        device, locked, forked = allocator.device(0), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with device._lock:
+                locked.set()
+                forked.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        locked.wait(30)
+        child = os.fork()
+        if not child:
+            signal.alarm(30)  # which ends the child
+            os._exit(0 if torch.ones(3, device="cuda").tolist() == [1, 1, 1] else 1)
+        _, status = os.waitpid(child, 0)
+        forked.set()
+        thread.join()
+        assert status == 0
 
 
 class Interrupting:
