@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import random
+import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -475,6 +479,18 @@ def addresses(index: int) -> set[int]:
     return set(allocator.blocks(index).values())
 
 
+def test_the_first_tensor_of_a_device() -> None:
+    with torchdevice.simulate("cuda", count=12):
+        tensor = torch.ones(3, device="cuda:11")
+        assert torch.cuda.memory_allocated(11) == 512 and tensor.tolist() == [1, 1, 1]
+
+
+def test_a_device_without_an_index_is_the_first_one() -> None:
+    with torchdevice.simulate("cuda", count=2, identity="target"):
+        kind = torch.ones(1, device="cuda:1").device.type
+        assert torch.empty(2, device=kind).get_device() == 0
+
+
 def test_a_block_is_listed_until_its_last_tensor_ends() -> None:
     with torchdevice.simulate("cuda", count=2):
         tensor = torch.ones(3, device="cuda:1")
@@ -488,13 +504,143 @@ def test_a_block_is_listed_until_its_last_tensor_ends() -> None:
 def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
     with torchdevice.simulate("cuda"):
         tensor = torch.ones(3, device="cuda")
-        before, allocated = addresses(0), torch.cuda.memory_allocated()
+        before, allocated, owners = addresses(0), torch.cuda.memory_allocated(), len(allocator.owners_of(0))
         tensor.untyped_storage().resize_(0)
         assert addresses(0) < before and torch.cuda.memory_allocated() == allocated - 512
+        assert tensor.untyped_storage().data_ptr() == 0
         tensor.untyped_storage().resize_(12)
         assert len(addresses(0)) == len(before) and torch.cuda.memory_allocated() == allocated
+        assert len(allocator.owners_of(0)) == owners
         del tensor
         assert len(addresses(0)) == len(before) - 1 and torch.cuda.memory_allocated() == allocated - 512
+
+
+def test_the_memory_of_the_cpu_is_freed_with_the_last_storage_that_has_it() -> None:
+    with torchdevice.simulate("cuda"):
+        tensor = torch.ones(3, device="cuda")
+        memory, address = weakref.ref(allocator.memory_of(tensor)), tensor.data_ptr()
+        other = allocator.twin(tensor)
+        del other
+        assert address in addresses(0) and memory() is not None
+        other = allocator.twin(tensor)
+        del tensor
+        assert address not in addresses(0) and (other[1:] + 1).tolist() == [2, 2]
+        del other
+        assert address not in addresses(0) and memory() is None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("of", [allocator.twin, allocator.copy_of])
+def test_tensors_of_other_kinds_have_no_twin(of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with torchdevice.simulate("cuda", count=2):
+        x = torch.eye(3, device="cuda")
+        for tensor in (x.cpu(), x.to_sparse(), torch.quantize_per_tensor(x, 1.0, 0, torch.qint8)):
+            other = of(tensor)
+            assert other.device == tensor.device and other.layout is tensor.layout and other.dtype is tensor.dtype
+            plain, same = (each.dequantize() if each.is_quantized else each.to_dense() for each in (tensor, other))
+            assert torch.equal(plain, same)
+        there = x.to("cuda:1")
+        assert of(there).device == there.device and torch.equal(of(there), there)
+    with torchdevice.simulate("cuda", compute="meta"):
+        x = torch.ones(3, device="cuda")
+        assert of(x).data_ptr() == x.data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_result_in_the_memory_of_an_argument_has_its_storage() -> None:
+    """torch's CPU kernel of this conversion returns a result in the middle of a larger storage, and an argument."""
+    with torchdevice.simulate("cuda"):
+        rows = torch.eye(4).flip(0).cuda().to_sparse_csr()
+        columns, allocated = rows.col_indices(), torch.cuda.memory_allocated()
+        coordinates = rows.to_sparse()
+        assert coordinates._values().untyped_storage()._cdata == rows.values().untyped_storage()._cdata
+        assert torch.cuda.memory_allocated() - allocated == 512  # the indices
+        for tensor in (columns, allocator.twin(columns)):
+            assert (tensor[1:] + 0).tolist() == [2, 1, 0] and (tensor.view(torch.int32)[2:4] + 0).tolist() == [2, 0]
+
+
+def test_a_conjugate_result_keeps_its_bit() -> None:
+    with torchdevice.simulate("cuda"):
+        x = torch.tensor([1 + 2j, 3j], device="cuda").conj()
+        product = x @ x
+        assert product.is_conj() and product.item() == (x.cpu() @ x.cpu()).item()
+
+
+def test_storages_of_inference_can_be_written_to_outside_of_it() -> None:
+    """torch refuses this of tensors, but not of others with their storage."""
+    with torchdevice.simulate("cuda"):
+        with torch.inference_mode():
+            inferred = torch.ones(4, device="cuda")
+        other = torch.empty(0, device="cuda").set_(inferred.untyped_storage(), 0, (2, 2), (2, 1))
+        torch._foreach_add_([other[1:]], 1)  # writes to its argument itself, without torch's dispatcher between
+        assert not other.is_inference() and inferred.tolist() == [1, 1, 2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_result_that_its_memory_is_too_small_for() -> None:
+    with torchdevice.simulate("cuda"):
+        x, out = torch.arange(1000.0, device="cuda"), torch.ones(2, device="cuda")
+        allocated = torch.cuda.memory_allocated()
+        torch.add(x, 1, out=out)
+        assert (
+            torch.equal(out.cpu(), torch.arange(1.0, 1001)) and torch.cuda.memory_allocated() - allocated == 4096 - 512
+        )
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((3,), (2,)), ((3, 2), (4, 1)), ((3, 2), (2, 3)), ((2, 3), (1, 3)), ((3, 2), (1, 3)), ((2, 3), (3, 1))],
+)
+def test_overlaps_are_judged_as_on_the_cpu(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """torch knows of tensors with gaps by identity alone that they overlap, and of others by their ranges."""
+
+    def refusals(device: str) -> list[str]:
+        memory, found = torch.zeros(12, dtype=torch.int32, device=device), []
+        one, other = (memory.as_strided(shape, strides) for _ in range(2))
+        for source in (other, one):
+            try:
+                one.scatter_(0, torch.zeros(shape, dtype=torch.long, device=device), source)
+                found.append("")
+            except RuntimeError as error:
+                found.append(str(error))
+        return found
+
+    with torchdevice.simulate("cuda"):
+        assert refusals("cuda") == refusals("cpu")
+
+
+CUTS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x,
+    lambda x: x[1:],
+    lambda x: x[:2],
+    lambda x: x[:2].view(2, 1),
+    lambda x: x[1:3],
+    lambda x: x[:4].view(2, 2),
+    lambda x: x[:4].view(2, 2).t(),
+]
+
+
+def test_a_kernel_sees_dtype_shape_strides_and_beginning_of_its_argument() -> None:
+    kinds = (torch.float32, torch.int32)
+    with torchdevice.simulate("cuda"):
+        x, host = torch.arange(12.0, device="cuda"), torch.arange(12.0)
+        views = [*itertools.product(CUTS, kinds), *((cut, kind) for kind in kinds for cut in CUTS)]
+        for cut, kind in views:
+            seen, wanted = cut(x.view(kind)), cut(host.view(kind))
+            assert torch.equal((seen + 0).cpu(), wanted) and torch.equal((seen + 0).cpu(), wanted)
+        square = torch.arange(4.0).view(2, 2)
+        assert torch.equal((square.cuda().t() + 0).cpu(), square.t())
+
+
+def test_memory_belongs_to_the_current_stream_and_outside_of_scopes_to_the_default_one() -> None:
+    with torchdevice.simulate("cuda"):
+        side = torch.cuda.Stream()
+        tensors = [torch.ones(3, device="cuda")]
+        with torch.cuda.stream(side):
+            tensors.append(torch.ones(3, device="cuda"))
+    tensors.append(tensors[0] + 1)
+    streams = {address: block.pool.stream for block, address in allocator.blocks(0).items()}
+    assert [streams[each.data_ptr()] for each in tensors] == [0, side.stream_id, 0]
 
 
 class Told:
@@ -516,16 +662,56 @@ class Told:
 def test_an_observer_is_told_of_every_block_that_has_memory() -> None:
     told = Told()
     with torchdevice.simulate("cuda"):
-        allocator.observers.append(told)
+        ended = torch.ones(3, device="cuda")
+        del ended
+        allocator.observe(told)
         try:
             tensor, nothing = torch.ones(3, device="cuda"), torch.ones(0, device="cuda")
-            address = tensor.data_ptr()
+            address, other = tensor.data_ptr(), Told()
+            nothing = torch.ones(3, device="cuda")
+            emptied = nothing.data_ptr()
+            nothing.untyped_storage().resize_(0)
+            allocator.observe(other)
+            allocator.forget(other)
             del tensor, nothing
         finally:
             allocator.forget(told)
+        assert other.said == []
         torch.ones(3, device="cuda")
     said = [each for each in told.said if each[0] in ("allocated", "freed")]
-    assert said == [("allocated", address), ("freed", address)]
+    of_each = [[(what, each) for what in ("allocated", "freed")] for each in (address, emptied)]
+    assert said == [of_each[0][0], *of_each[1], of_each[0][1]]
+
+
+@pytest.mark.parametrize("options", [{}, {"compute": "meta"}], ids=["values", "no values"])
+@pytest.mark.parametrize("function", ["on_device", "without_values", None])
+def test_an_interrupt_comes_while_a_tensor_is_made(
+    options: dict[str, Any], function: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the tensor has its block, or by an observer when it has it."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    told = Told()
+    with torchdevice.simulate("cuda", **options):
+        kept = torch.ones(3, device="cuda")
+        before = torch.cuda.memory_allocated()
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            if function is None:
+                patch.setattr(told, "allocated", interrupted)
+                patch.setattr(allocator, "observers", [told])
+            else:
+                patch.setattr(allocator, function, interrupted)
+            try:
+                torch.empty(5, device="cuda")
+            except KeyboardInterrupt as error:  # which keeps the tensor
+                more = [torch.ones(5, device="cuda") for _ in range(2)] if function is None else []
+                in_use = [block.size for block in allocator.blocks(0)]
+                assert torch.cuda.memory_allocated() == sum(in_use)
+                assert len(set(addresses(0))) == len(in_use) and error.__traceback__ is not None
+                del more
+        assert torch.cuda.memory_allocated() == before and kept.data_ptr() in addresses(0)
 
 
 def test_memory_that_ran_out_is_counted() -> None:
@@ -727,6 +913,29 @@ def test_a_child_that_is_forked_in_the_middle_of_a_change_begins_anew() -> None:
     thread.join()
     device.begin_in_child()
     assert_consistent(device, held)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on Windows")
+def test_a_child_forked_while_a_thread_allocates_can_allocate() -> None:
+    with torchdevice.simulate("cuda"):
+        device, locked, forked = allocator.device(0), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with device._lock:
+                locked.set()
+                forked.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        locked.wait(30)
+        child = os.fork()
+        if not child:
+            signal.alarm(30)  # which ends the child
+            os._exit(0 if torch.ones(3, device="cuda").tolist() == [1, 1, 1] else 1)
+        _, status = os.waitpid(child, 0)
+        forked.set()
+        thread.join()
+        assert status == 0
 
 
 class Interrupting:

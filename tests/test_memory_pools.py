@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 import torchdevice
 from torchdevice.errors import NotSupportedError
+from torchdevice.simulation import allocator
 
 MIB = 1 << 20
 
@@ -380,13 +382,19 @@ def test_a_storage_of_an_address_has_the_memory_there() -> None:
     alias = torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, x.nbytes)
     y = torch.empty(0, device="cuda").set_(alias, 0, (8,), (1,))
     y += 1
-    assert x.tolist() == list(range(1, 9))
+    assert x.tolist() == list(range(1, 9)) and x.data_ptr() in allocator.blocks(0).values()
+    inner = torch._C._construct_storage_from_data_pointer(x.data_ptr() + 4, x.device, 4)
+    assert torch.empty(0, device="cuda").set_(inner, 0, (1,), (1,)).tolist() == [2]
     pointer = torch.cuda.caching_allocator_alloc(32)
     raw = torch._C._construct_storage_from_data_pointer(pointer, x.device, 32)
     z = torch.empty(0, device="cuda").set_(raw, 0, (8,), (1,))
     z.copy_(x)
     assert list((ctypes.c_float * 8).from_address(pointer)) == x.tolist()
+    memory = weakref.ref(allocator.raw[pointer].memory)
     torch.cuda.caching_allocator_delete(pointer)
+    assert memory() is not None and z.tolist() == x.tolist()
+    del z, raw
+    assert torch.cuda.memory_allocated() and memory() is None
     with torchdevice.portable("cpu"):
         host = torch.arange(4.0)
         same = torch._C._construct_storage_from_data_pointer(host.data_ptr(), torch.device("cuda", 0), 16)

@@ -99,16 +99,27 @@ def test_what_needs_values_is_refused(name: str) -> None:
         assert caught.value.operator.startswith("aten::")
 
 
-def test_files_and_other_scopes_get_no_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(4, 4), (1,)])
+def test_files_and_other_scopes_get_no_values(tmp_path: Path, shape: tuple[int, ...]) -> None:
     with torchdevice.simulate(compute="meta"):
-        x = torch.ones(4, 4, device="cuda")
+        x = torch.ones(shape, device="cuda")
         with pytest.raises(NoValueError):
             torch.save(x, tmp_path / "x.pt")
     with torchdevice.simulate(), pytest.raises(NoValueError, match="a kernel of the CPU"):
         x.add(1)
     with pytest.raises(NoValueError):
         x.add(1)
-    assert x.shape == (4, 4) and x.t().shape == (4, 4)
+    assert x.shape == shape and x.t().shape == shape
+
+
+@pytest.mark.parametrize("begin", [0, 10])
+def test_a_result_in_the_memory_of_an_argument_has_its_storage(begin: int) -> None:
+    with torchdevice.simulate(compute="meta"):
+        x = torch.ones(300, device="cuda")[begin:50]
+        before = torch.cuda.memory_allocated()
+        same, _ = torch.native_dropout(x, 0.5, False)
+        assert same.data_ptr() == x.data_ptr() and same.untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert same.shape == x.shape and torch.cuda.memory_allocated() - before == 512  # the mask
 
 
 def test_numbers_of_tokens_keep_their_values() -> None:
@@ -127,6 +138,14 @@ def test_numbers_of_tokens_keep_their_values() -> None:
         counts = sparse(torch.zeros(2, 2, dtype=torch.long).cuda(), lengths, 2)
         assert counts.to_dense().tolist() == [[5, 0], [0, 0]]
         assert tokens.shape == (1, 4) and repr(tokens) == "tensor(..., device='cuda:0', size=(1, 4), dtype=torch.int64)"
+
+
+def test_memory_of_an_address_loses_no_values() -> None:
+    with torchdevice.simulate(compute="meta"):
+        x = torch.tensor([3, 4]).cuda()
+        inner = torch._C._construct_storage_from_data_pointer(x.data_ptr() + 8, x.device, 8)
+        torch.empty(0, dtype=torch.long, device="cuda").set_(inner, 0, (1,), (1,)).copy_(torch.rand(1, device="cuda"))
+        assert x.tolist() == [3, 4]
 
 
 def test_shapes_views_and_errors_are_those_of_values() -> None:
@@ -195,8 +214,14 @@ def test_memory_comes_back() -> None:
         before = torch.cuda.memory_allocated()
         x = torch.empty(1 << 30, device="cuda")
         assert torch.cuda.memory_allocated() == before + (4 << 30)
+        place = x.data_ptr() >> 51  # where no process has memory
+        x.untyped_storage().resize_(0)
+        assert torch.cuda.memory_allocated() == before
         x.untyped_storage().resize_(1 << 20)
+        assert x.data_ptr() >> 51 == place > 0
         assert torch.cuda.memory_allocated() == before + MIB
+        with pytest.raises(NoValueError):
+            x[0].item()
         del x
         assert torch.cuda.memory_allocated() == before
 

@@ -208,8 +208,6 @@ def _twin_storage(owner: _Owner) -> Any:
     known = _twins.get(owner.address)
     storage = known() if known is not None else None
     if storage is None:
-        if owner.tensor.storage_offset():
-            _import_again(owner)
         storage = on_device(owner.tensor, owner.index).untyped_storage()
         new = _twins[owner.address] = _owner_of(storage, device(owner.index), _Twin)
         new.address, new.block, new.freed, new.index = owner.address, None, owner.freed, owner.index
@@ -228,11 +226,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
     if has_no_values(tensor.untyped_storage()):
         return tensor.detach()
-    memory = memory_of(tensor).clone()
-    copy = on_device(memory, index)
-    if memory.nbytes:
-        _own(_owner_of(copy.untyped_storage(), device(index)), device(index), memory, memory.data_ptr(), None)
-    return with_bits(copy, tensor)
+    return with_bits(on_device(memory_of(tensor).clone(), index), tensor)
 
 
 def _freed(owner: _Owner) -> None:
@@ -324,9 +318,9 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     requested = result.nbytes
     if not requested:
         return on_device(_emptied(result) if result.is_meta else result, index)
-    address = result.data_ptr()
-    if not address:
+    if result.is_meta:
         return _fresh_without_values(result, index)
+    address = result.data_ptr()
     known = _owners.get(address)
     if known is not None:
         storage, view = known(), on_device(result, index)
@@ -341,7 +335,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         _own(_owner_of(tensor.untyped_storage(), on), on, result, address, block)
         return tensor
     except BaseException:
-        _free_unowned(on, address, block)
+        _free_unowned(on, block)
         raise
 
 
@@ -367,14 +361,13 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
         _by_meta[meta.untyped_storage()._cdata] = owner
         return tensor
     except BaseException:
-        _free_unowned(on, 0 if block is None else block.address, block)
+        _free_unowned(on, block)
         raise
 
 
-def _free_unowned(on: Device, address: int, block: memory_blocks.Block | None) -> None:
+def _free_unowned(on: Device, block: memory_blocks.Block | None) -> None:
     """Free a block for a storage of which an interrupt came before it had the block."""
-    owner = _owners.get(address)
-    if block is not None and (owner is None or owner.block is not block):
+    if block is not None and all(each.block is not block for each in list(_owners.values())):
         on.freed.append(block)
 
 
