@@ -27,6 +27,7 @@ from torchdevice.simulation import (
     kernels,
     mps_refusals,
     page_locked,
+    printing,
     quantized,
     resizing,
     sharing,
@@ -116,6 +117,7 @@ def _register() -> None:
         resizing.register()
         page_locked.register()
         sharing.register()
+        printing.register()
         _register_kernels()
 
 
