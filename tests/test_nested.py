@@ -221,6 +221,57 @@ def encoded(device: str, enable_nested_tensor: bool = True) -> torch.Tensor:
         return model(x, src_key_padding_mask=mask)
 
 
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_an_encoder(target: str, engine: str) -> None:
+    """It takes torch's fast path, whose results are 0 at the padded places, unless it is told not to."""
+    fast, slow = encoded("cpu"), encoded("cpu", enable_nested_tensor=False)
+    padded = ~masked()
+    assert not fast[padded].any() and slow[padded].all()
+    with torchdevice.portable(target, engine=engine):
+        assert values(encoded("cuda")) == values(fast)
+        assert values(encoded("cuda", enable_nested_tensor=False)) == values(slow)
+        with torch.device("cuda"):  # a mode of the program's, which keeps torch from the fast path on CUDA too
+            assert encoded("cuda")[padded.to("cuda")].all()
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_heads_of_a_nested_tensor(target: str, engine: str) -> None:
+    def attended(device: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        heads, x = nn.MultiheadAttention(4, 2, batch_first=True).eval().to(device), nested(device)
+        with torch.no_grad():
+            return heads(x, x, x, need_weights=False)[0]
+
+    expected = values(attended("cpu"))
+    with torchdevice.portable(target, engine=engine):
+        assert values(attended("cuda")) == expected
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_compiled_encoder(engine: str) -> None:
+    """Dynamo takes the path that it takes without a scope, and makes one graph."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    with torchdevice.portable("cpu", engine=engine), torch.no_grad():
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+class Counted(torch.Tensor):
+    """A subclass whose calls torch hands over."""
+
+
+def test_subclasses_and_modes_of_the_program_are_seen(cuda: torchdevice.Scope) -> None:
+    asked = torch.overrides.has_torch_function
+    x = torch.ones(2).cuda()
+    assert asked((x,)) is False and asked((x, x.as_subclass(Counted))) is True
+    with torch.device("cuda"):
+        assert asked((x,)) is True
+    assert torch.ones(1, device="cuda").device.type == "cuda"  # the scope is still there
+
+
 def test_an_encoder_without_values() -> None:
     with torchdevice.simulate(compute="meta"):
         assert encoded("cuda").shape == encoded("cuda", enable_nested_tensor=False).shape == (3, 3, 8)

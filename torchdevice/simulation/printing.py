@@ -12,14 +12,14 @@ from torchdevice.torch_internals import require
 
 _shown = require(torch._tensor_str, "_str_intern")
 _contents = require(torch._tensor_str, "_tensor_str")
-_formatted = torch.Tensor.__format__
+_torchs_format = torch.Tensor.__format__
 
 
 def register() -> None:
     """Let torch print the device's tensors without values, for the rest of the process."""
     torch._tensor_str._str_intern = _text
     torch._tensor_str._tensor_str = _contents_of
-    torch.Tensor.__format__ = _format  # type: ignore[method-assign]
+    torch.Tensor.__format__ = formatted  # type: ignore[method-assign]
 
 
 @functools.wraps(_shown)
@@ -39,13 +39,10 @@ def _contents_of(self: torch.Tensor, indent: int) -> str:
     return "..." if self.numel() and _lacks_values(self) else _contents(self, indent)
 
 
-@functools.wraps(_formatted)
-def _format(self: torch.Tensor, format_spec: str) -> str:
-    return repr(self) if self.dim() == 0 and _lacks_values(self) else _formatted(self, format_spec)
-
-
-FORMATS = (_formatted, _format)
-"""What ``torch.Tensor.__format__`` is before and after the device is registered with torch."""
+@functools.wraps(_torchs_format)
+def formatted(self: torch.Tensor, format_spec: str) -> str:
+    """``torch.Tensor.__format__`` from the registration of the device on."""
+    return repr(self) if self.dim() == 0 and _lacks_values(self) else _torchs_format(self, format_spec)
 
 
 def _lacks_values(tensor: torch.Tensor) -> bool:

@@ -87,7 +87,7 @@ _NAMING_DEVICES = (
 
 TABLE = {
     torch.Tensor.__repr__: _repr,
-    **dict.fromkeys(printing.FORMATS, _repr),
+    printing.formatted: _repr,
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     **parameter_data.REWRITERS,
     torch.sparse_coo_tensor: _sparse_coo_tensor,
