@@ -28,6 +28,7 @@ import torch.cuda.tunable
 
 import torchdevice
 from torchdevice import thread_state
+from torchdevice.xpu import AS_IN_CUDA
 
 _SUBMODULES = """
     amp comm gds graphs green_contexts jiterator memory nccl nvtx profiler random sparse streams tunable _sanitizer
@@ -43,12 +44,28 @@ MODULES = (
     "torch.mps.event",
     "torch.mps.profiler",
     "torch.backends.mps",
+    "torch.xpu",
+    *(f"torch.xpu.{name}" for name in ("graphs", "memory", "random", "streams")),
 )
+
+
+def accelerator() -> str:
+    """Return the accelerator that the program of the active scope is written for."""
+    scope = torchdevice.current()
+    assert scope is not None
+    return scope.options.written_for
+
+
+class _Module:
+    """``torch.cuda``, or the module of the accelerator that the program is written for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(torch, accelerator()), name)
 
 
 def ones(*shape: int, **options: Any) -> torch.Tensor:
     """Return a tensor of ones on the program's accelerator."""
-    return torch.ones(*(shape or (4,)), device="cuda", **options)
+    return torch.ones(*(shape or (4,)), device=accelerator(), **options)
 
 
 def quiet(call: Callable[[], Any]) -> Any:
@@ -83,13 +100,18 @@ def elsewhere(call: Callable[[], Any], **options: Any) -> Any:
     """Call a function in a scope nested in the active one, on the same target with other options."""
     scope = torchdevice.current()
     assert scope is not None
-    with torchdevice.portable(scope.target, **options):
+    with torchdevice.portable(scope.target, **{"written_for": accelerator(), **options}):
         return call()
 
 
 def by_program(call: Callable[[], Any]) -> list[Any]:
     """Return the results of a call in a program written for CUDA, and in a program written for MPS."""
     return [elsewhere(call, written_for="cuda"), elsewhere(call, written_for="mps")]
+
+
+def of_xpu(call: Callable[[], Any]) -> bool:
+    """Return whether a call returns True in a program written for XPU, and False in one written for CUDA."""
+    return call() is True and elsewhere(call, written_for="cuda") is False
 
 
 def _outside(call: Callable[[], Any]) -> Any:
@@ -101,6 +123,10 @@ def _outside(call: Callable[[], Any]) -> Any:
 def only_inside(call: Callable[[], Any]) -> bool:
     """Return whether a call returns None in the scope and raises outside it."""
     return call() is None and raises((AssertionError, RuntimeError), lambda: _outside(call))
+
+
+def _initialized(asked: Callable[[], bool]) -> bool:
+    return asked() is True and not _outside(lambda: bool(asked()))
 
 
 def reported(call: Callable[[], Any]) -> bool:
@@ -151,15 +177,19 @@ def grows(figure: Callable[[], int]) -> bool:
 
 def peak_grows(figure: Callable[[], int]) -> bool:
     """Return whether a peak of memory grows by the size of a new tensor, after a reset to the current amount."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    c.empty_cache()
+    c.reset_peak_memory_stats()
     return grows(figure)
+
+
+def _new_graph() -> Any:
+    return getattr(c, f"{accelerator().upper()}Graph")()
 
 
 def _graph() -> bool:
     x = ones()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph = _new_graph()
+    with c.graph(graph):
         y = x + 1
     x.fill_(5)
     graph.replay()
@@ -167,29 +197,31 @@ def _graph() -> bool:
 
 
 def _exported(hook: Callable[[Any], None]) -> bool:
-    graph = torch.cuda.CUDAGraph()
+    graph = c.CUDAGraph()
     graph.register_capture_end_hook(hook)
-    with torch.cuda.graph(graph):
+    with c.graph(graph):
         ones()
     return True
 
 
 def _graphed() -> bool:
-    double = torch.cuda.make_graphed_callables(torch.nn.Linear(2, 2, device="cuda"), (torch.ones(1, 2, device="cuda"),))
-    return double(torch.zeros(1, 2, device="cuda")).shape == (1, 2)
+    double = c.make_graphed_callables(
+        torch.nn.Linear(2, 2, device=accelerator()), (torch.ones(1, 2, device=accelerator()),)
+    )
+    return double(torch.zeros(1, 2, device=accelerator())).shape == (1, 2)
 
 
 def _annotated() -> bool:
-    state = torch.cuda.get_rng_state()
-    a = torch.rand(3, device="cuda")
-    torch.cuda.set_rng_state(state)
-    return torch.equal(a, torch.rand(3, device="cuda"))
+    state = c.get_rng_state()
+    a = torch.rand(3, device=accelerator())
+    c.set_rng_state(state)
+    return torch.equal(a, torch.rand(3, device=accelerator()))
 
 
 def _saved_and_loaded() -> bool:
     with tempfile.TemporaryDirectory(dir=os.getcwd() if os.access(".", os.W_OK) else None) as folder:
-        source, target = torch.arange(8.0, device="cuda"), torch.zeros(8, device="cuda")
-        file = torch.cuda.gds.GdsFile(os.path.join(folder, "data"), os.O_CREAT | os.O_RDWR)
+        source, target = torch.arange(8.0, device=accelerator()), torch.zeros(8, device=accelerator())
+        file = c.gds.GdsFile(os.path.join(folder, "data"), os.O_CREAT | os.O_RDWR)
         file.save_storage(source.untyped_storage(), offset=0)
         file.load_storage(target.untyped_storage(), offset=0)
         del file
@@ -197,37 +229,37 @@ def _saved_and_loaded() -> bool:
 
 
 def _nccl_reduced(function: Callable[..., Any]) -> bool:
-    outputs = [torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")]
+    outputs = [torch.zeros(4, device=accelerator()), torch.zeros(4, device=accelerator())]
     function([ones(), ones() * 2], outputs)
     return [t.tolist() for t in outputs] == [[3.0] * 4] * 2
 
 
 def _gathered() -> bool:
-    outputs = [torch.zeros(8, device="cuda")]
-    torch.cuda.nccl.all_gather([ones(), ones() * 2], outputs * 2)
+    outputs = [torch.zeros(8, device=accelerator())]
+    c.nccl.all_gather([ones(), ones() * 2], outputs * 2)
     return outputs[0].tolist() == [1.0] * 4 + [2.0] * 4
 
 
 def _scattered() -> bool:
-    outputs = [torch.zeros(2, device="cuda"), torch.zeros(2, device="cuda")]
-    torch.cuda.nccl.reduce_scatter([ones(), ones()], outputs)
+    outputs = [torch.zeros(2, device=accelerator()), torch.zeros(2, device=accelerator())]
+    c.nccl.reduce_scatter([ones(), ones()], outputs)
     return [t.tolist() for t in outputs] == [[2.0] * 2] * 2
 
 
 def _reduced_to_one() -> bool:
-    output = torch.zeros(4, device="cuda")
-    torch.cuda.nccl.reduce([ones(), ones()], output=output)
+    output = torch.zeros(4, device=accelerator())
+    c.nccl.reduce([ones(), ones()], output=output)
     return output.tolist() == [2.0] * 4
 
 
 def _broadcast_in_place() -> bool:
-    tensors = [ones(), torch.zeros(4, device="cuda")]
-    torch.cuda.nccl.broadcast(tensors)
+    tensors = [ones(), torch.zeros(4, device=accelerator())]
+    c.nccl.broadcast(tensors)
     return tensors[1].tolist() == [1.0] * 4
 
 
 def _scaled() -> bool:
-    scaler = quiet(torch.cuda.amp.GradScaler)
+    scaler = quiet(c.amp.GradScaler)
     return bool(scaler.is_enabled()) and scaler.scale(ones().sum()).item() == 4 * 65536.0
 
 
@@ -254,19 +286,15 @@ def _held(module: Any, name: str) -> Any:
 
 def _sparse_type(name: str) -> Callable[[], bool]:
     def use() -> bool:
-        kind = getattr(torch.cuda.sparse, name)
+        kind = getattr(c.sparse, name)
         made = kind(torch.tensor([[0, 2]]), getattr(torch, name)([1, 2]), torch.Size([3]))
-        return (
-            isinstance(made, _held(torch.cuda.sparse, name))
-            and made.is_sparse
-            and made.to_dense().tolist() == [1, 0, 2]
-        )
+        return isinstance(made, _held(c.sparse, name)) and made.is_sparse and made.to_dense().tolist() == [1, 0, 2]
 
     return use
 
 
 def _elapsed() -> bool:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = c.Event(enable_timing=True), c.Event(enable_timing=True)
     start.record()
     ones().sum()
     end.record()
@@ -319,7 +347,7 @@ _FLAGS = {
 
 
 def _params() -> Any:
-    q = torch.ones(1, 1, 4, 8, device="cuda")
+    q = torch.ones(1, 1, 4, 8, device=accelerator())
     return torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
 
 
@@ -334,28 +362,28 @@ def _storage_type(name: str) -> Callable[[], bool]:
 def _sync_debug_mode() -> bool:
     read = []
     for mode in ("warn", "error", "default"):
-        torch.cuda.set_sync_debug_mode(mode)
-        read.append(torch.cuda.get_sync_debug_mode())
+        c.set_sync_debug_mode(mode)
+        read.append(c.get_sync_debug_mode())
     return read == [1, 2, 0]
 
 
 def _stream_context(context: Callable[[Any], Any]) -> bool:
-    stream = torch.cuda.Stream()
+    stream = c.Stream()
     with context(stream):
-        inner = torch.cuda.current_stream()
-    return inner == stream != torch.cuda.current_stream()
+        inner = c.current_stream()
+    return inner == stream != c.current_stream()
 
 
 def _snapshot() -> Any:
     kept = ones(100)
-    found = torch.cuda.memory_snapshot()
+    found = c.memory_snapshot()
     addresses = {block["data_ptr"] for segment in found for block in segment["blocks"]}
     return kept.untyped_storage().data_ptr() in addresses
 
 
 def _seeded(seed: Callable[[], Any], state: Callable[[], torch.Tensor]) -> bool:
     """Return whether a call sets another seed."""
-    torch.cuda.manual_seed(3)
+    c.manual_seed(3)
     before = state()
     return seed() is None and not torch.equal(before, state())
 
@@ -363,21 +391,21 @@ def _seeded(seed: Callable[[], Any], state: Callable[[], torch.Tensor]) -> bool:
 def _initial_seed() -> bool:
     seeds = []
     for seed in (3, 5):
-        torch.cuda.manual_seed(seed)
-        seeds.append(torch.cuda.initial_seed())
+        c.manual_seed(seed)
+        seeds.append(c.initial_seed())
     return seeds == [3, 5]
 
 
 def _all_states() -> bool:
-    states = torch.cuda.get_rng_state_all()
-    first = torch.rand(3, device="cuda")
-    torch.cuda.set_rng_state_all(states)
-    return len(states) == torch.cuda.device_count() and torch.equal(first, torch.rand(3, device="cuda"))
+    states = c.get_rng_state_all()
+    first = torch.rand(3, device=accelerator())
+    c.set_rng_state_all(states)
+    return len(states) == c.device_count() and torch.equal(first, torch.rand(3, device=accelerator()))
 
 
 def _generators() -> bool:
-    torch.cuda.manual_seed(11)
-    return [each.initial_seed() for each in torch.cuda.default_generators] == [11] * torch.cuda.device_count()
+    c.manual_seed(11)
+    return [each.initial_seed() for each in c.default_generators] == [11] * c.device_count()
 
 
 def _same_numbers(seed: Callable[[int], Any], device: str) -> bool:
@@ -402,7 +430,7 @@ def _tuned_file() -> bool:
         path = os.path.join(folder, "untuned.csv")
         with open(path, "w") as file:
             file.write("GemmTunableOp_float_NT,nt_4_4_4_ld_4_4_4\n")
-        torch.cuda.tunable.tune_gemm_in_file(path)
+        c.tunable.tune_gemm_in_file(path)
     c.tunable.enable(False)
     return raises(AssertionError, lambda: c.tunable.tune_gemm_in_file("none.csv"))
 
@@ -419,18 +447,18 @@ def _on_the_third(call: Callable[[], Any]) -> Any:
 
 
 def _selected() -> bool:
-    torch.cuda.set_device(2)
-    return is_exactly(torch.cuda.current_device(), 2)
+    c.set_device(2)
+    return is_exactly(c.current_device(), 2)
 
 
 def _inside_device(context: Callable[[], Any]) -> bool:
     with context():
-        inner = torch.cuda.current_device()
-    return [inner, torch.cuda.current_device()] == [2, 0]
+        inner = c.current_device()
+    return [inner, c.current_device()] == [2, 0]
 
 
 def _peers() -> bool:
-    asked = torch.cuda.can_device_access_peer
+    asked = c.can_device_access_peer
     return asked(0, 1) is True and asked(1, 1) is False
 
 
@@ -445,15 +473,15 @@ def _follows_the_name(call: Callable[[], str]) -> bool:
 
 def _utilization() -> bool:
     with mock.patch("psutil.cpu_percent", return_value=37.4):
-        return is_exactly(torch.cuda.utilization(), 37)
+        return is_exactly(c.utilization(), 37 if accelerator() == "cuda" else 37.4)
 
 
 def _stream_set() -> bool:
-    stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
-    torch.cuda.set_stream(stream)
-    inner = torch.cuda.current_stream()
-    torch.cuda.set_stream(before)
-    return inner == stream != before == torch.cuda.current_stream()
+    stream, before = c.Stream(), c.current_stream()
+    c.set_stream(stream)
+    inner = c.current_stream()
+    c.set_stream(before)
+    return inner == stream != before == c.current_stream()
 
 
 def _stream_of_mps_set() -> bool:
@@ -465,18 +493,18 @@ def _stream_of_mps_set() -> bool:
 
 
 def _raw_memory() -> bool:
-    before = torch.cuda.memory_allocated()
-    address = torch.cuda.caching_allocator_alloc(8)
+    before = c.memory_allocated()
+    address = c.caching_allocator_alloc(8)
     if not isinstance(address, int) or address < 2:
         return False
-    during = torch.cuda.memory_allocated()
-    torch.cuda.caching_allocator_delete(address)
-    return (during, torch.cuda.memory_allocated()) == (before + 512, before)
+    during = c.memory_allocated()
+    c.caching_allocator_delete(address)
+    return (during, c.memory_allocated()) == (before + 512, before)
 
 
 def _raw_delete() -> bool:
     try:
-        torch.cuda.caching_allocator_delete(1)
+        c.caching_allocator_delete(1)
     except RuntimeError as error:
         if "invalid device pointer" not in str(error):
             raise
@@ -487,13 +515,13 @@ def _raw_delete() -> bool:
 def _caching_allocator() -> bool:
     read = []
     for value in (False, True):
-        torch.cuda.caching_allocator_enable(value)
+        c.caching_allocator_enable(value)
         read.append(torch._C._cuda_cudaCachingAllocator_is_enabled())
     return read == [False, True]
 
 
 def _caching_allocator_off() -> bool:
-    with torch.cuda.caching_allocator_disabled():
+    with c.caching_allocator_disabled():
         inner = torch._C._cuda_cudaCachingAllocator_is_enabled()
     return [inner, torch._C._cuda_cudaCachingAllocator_is_enabled()] == [False, True]
 
@@ -509,15 +537,15 @@ def _limit_of_mps() -> bool:
     read = []
     for fraction in (0.5, 0.9):
         torch.mps.set_per_process_memory_fraction(fraction)
-        read.append(torch.cuda.get_per_process_memory_fraction())
+        read.append(c.get_per_process_memory_fraction())
     return read == [0.5, 0.9]
 
 
 def _capturing() -> bool:
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        inner = torch.cuda.is_current_stream_capturing()
+    with c.graph(_new_graph()):
+        inner = c.is_current_stream_capturing()
         ones() + 1
-    return [inner, torch.cuda.is_current_stream_capturing()] == [True, False]
+    return [inner, c.is_current_stream_capturing()] == [True, False]
 
 
 def _nested_ranges() -> bool:
@@ -583,32 +611,32 @@ def _version() -> bool:
 
 
 def _sanitized() -> bool:
-    torch.cuda._sanitizer.enable_cuda_sanitizer()
+    c._sanitizer.enable_cuda_sanitizer()
     try:
-        return torch.cuda._sanitizer.cuda_sanitizer.enabled is True and ones().sum().item() == 4
+        return c._sanitizer.cuda_sanitizer.enabled is True and ones().sum().item() == 4
     finally:
-        torch.cuda._sanitizer.cuda_sanitizer.__del__()
-        torch.cuda._sanitizer.cuda_sanitizer.enabled = False
+        c._sanitizer.cuda_sanitizer.__del__()
+        c._sanitizer.cuda_sanitizer.enabled = False
 
 
 def _viewed(function: Callable[..., Any]) -> bool:
     kept = ones(100)
     drawn: list[str] = []
-    function(torch.cuda.memory._snapshot(), format_flamegraph=drawn.append)
+    function(c.memory._snapshot(), format_flamegraph=drawn.append)
     return bool(drawn) and "active_allocated" in drawn[0] and kept.numel() == 100
 
 
 def _compared() -> bool:
-    before = torch.cuda.memory_snapshot()
+    before = c.memory_snapshot()
     kept = ones(16 << 20)  # more than any cached segment has room for
     drawn: list[str] = []
-    torch.cuda._memory_viz.compare(before, torch.cuda.memory_snapshot(), format_flamegraph=drawn.append)
+    c._memory_viz.compare(before, c.memory_snapshot(), format_flamegraph=drawn.append)
     return "only_after" in drawn[0] and kept.numel() == 16 << 20
 
 
 _DTYPES = ["BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short"]
 
-c = torch.cuda
+c: Any = _Module()
 m = torch.mps
 
 CASES: dict[str, Callable[[], Any]] = {
@@ -623,7 +651,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.current_device": lambda: _on_the_third(_selected),
     "torch.cuda.set_device": lambda: _on_the_third(_selected),
     "torch.cuda.is_available": lambda: by_program(c.is_available) == [True, False],
-    "torch.cuda.is_initialized": lambda: c.is_initialized() is True and not _outside(lambda: bool(c.is_initialized())),
+    "torch.cuda.is_initialized": lambda: _initialized(c.is_initialized),
     "torch.cuda.init": lambda: only_inside(c.init),
     "torch.cuda.synchronize": lambda: asks_the_runtime("synchronize", c.synchronize),
     "torch.cuda.get_device_name": lambda: _follows_the_name(c.get_device_name),
@@ -743,8 +771,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.get_rng_state_all": _all_states,
     "torch.cuda.set_rng_state": _annotated,
     "torch.cuda.set_rng_state_all": _all_states,
-    "torch.cuda.manual_seed": lambda: _same_numbers(c.manual_seed, "cuda"),
-    "torch.cuda.manual_seed_all": lambda: _same_numbers(c.manual_seed_all, "cuda"),
+    "torch.cuda.manual_seed": lambda: _same_numbers(c.manual_seed, accelerator()),
+    "torch.cuda.manual_seed_all": lambda: _same_numbers(c.manual_seed_all, accelerator()),
     "torch.cuda.seed": lambda: _seeded(c.seed, c.get_rng_state),
     "torch.cuda.seed_all": lambda: _seeded(c.seed_all, c.get_rng_state),
     "torch.cuda.initial_seed": _initial_seed,
@@ -963,3 +991,23 @@ CASES: dict[str, Callable[[], Any]] = {
 
 class _Pool:
     id = (0, 1)
+
+
+_XPU = {
+    "is_available": lambda: of_xpu(torch.xpu.is_available),
+    "get_device_properties": lambda: torch.xpu.get_device_properties(0).vendor == "Intel(R) Corporation",
+    "get_device_capability": lambda: _follows_the_name(lambda: torch.xpu.get_device_capability()["name"]),
+    "is_bf16_supported": lambda: of_xpu(torch.xpu.is_bf16_supported),
+    "is_tf32_supported": lambda: of_xpu(torch.xpu.is_tf32_supported),
+    "get_arch_list": lambda: torch.xpu.get_arch_list() == [],
+    "get_gencode_flags": lambda: torch.xpu.get_gencode_flags() == "",
+    "get_stream_from_external": lambda: torch.xpu.get_stream_from_external(0, 0) == torch.xpu.current_stream(),
+    "current_stream": _stream_set,
+    "XPUGraph": _graph,
+    "XPUPluggableAllocator": lambda: torch.xpu.XPUPluggableAllocator("none.so", "alloc", "free"),
+    "change_current_allocator": lambda: torch.xpu.change_current_allocator(torch.xpu.memory._XPUAllocator(None)),
+    **{name: CASES[f"torch.cuda.{name}"] for name in ("temperature", "power_draw", "clock_rate", "memory_usage")},
+}
+CASES.update(
+    {f"torch.xpu.{name}": _XPU.get(name, CASES.get(f"torch.cuda.{name}")) for name in {*AS_IN_CUDA.split(), *_XPU}}
+)

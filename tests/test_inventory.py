@@ -27,6 +27,7 @@ from torchdevice.public_names import PUBLIC_NAMES, TARGETS, UNTOUCHED
 pytestmark = pytest.mark.one_engine
 
 FAMILIES = r"_cuda\w*|_Cuda\w+|_CUDA\w+|_cudart\w*|_nvtx\w*|_nccl\w+|_cudnn\w*|_gds\w+|_mps\w+|_MPS\w+|_accelerator\w+"
+FAMILIES += r"|_xpu\w*|_Xpu\w+|_XPU\w+"
 
 SUPPLIED_OTHERWISE = {
     "_CUDAGraph": "the class above it makes a stand-in (cuda/graphs.py)",
@@ -34,6 +35,11 @@ SUPPLIED_OTHERWISE = {
     "_CudaEventBase": "the class above it makes a stand-in (cuda/streams.py)",
     "_CudaStreamBase": "the class above it makes a stand-in (cuda/streams.py)",
     "_MPSStreamBase": "the class above it makes a stand-in (mps.py)",
+    "_XPUGraph": "the class above it makes a stand-in (xpu.py)",
+    "_XPUMemPool": "the class above it makes a stand-in (xpu.py)",
+    "_XpuEventBase": "the class above it makes a stand-in (xpu.py)",
+    "_XpuStreamBase": "the class above it makes a stand-in (xpu.py)",
+    "_xpu_XPUAllocator": "a type, named in annotations",
     "_CUDAGreenContext": "the class above it refuses (cuda/green_contexts.py)",
     "_accelerator_getAllocatorSettings": "named in a list of Dynamo's; torch calls it nowhere",
     "_acceleratorGraph": "the class above it makes a stand-in (accelerator.py)",
@@ -142,6 +148,11 @@ def skip_torchs_own(name: str, kind: str) -> None:
         pytest.skip(f"{name} belongs to the target")
 
 
+def program(name: str) -> dict[str, Any]:
+    """Return the options of a scope for a program that uses a name: it is written for the name's accelerator."""
+    return {"written_for": "xpu" if name.startswith("torch.xpu.") else "cuda"}
+
+
 def declared(name: str, kind: str) -> Fidelity:
     """Return the fidelity that is declared for a name on a type of target."""
     on = {target: fidelity for target, (fidelity, _) in PUBLIC_NAMES[name].on.items()}
@@ -164,7 +175,7 @@ def use(name: str, kind: str) -> None:
 def test_a_name_does_what_it_says(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
     skip_torchs_own(name, kind)
     monkeypatch.chdir(tmp_path)
-    with torchdevice.portable(target), warnings.catch_warnings():
+    with torchdevice.portable(target, **program(name)), warnings.catch_warnings():
         warnings.simplefilter("ignore", PortabilityWarning)
         use(name, kind)
 
@@ -175,7 +186,7 @@ def test_a_name_is_as_faithful_as_declared(name: str, target: str, kind: str, tm
     skip_torchs_own(name, kind)
     monkeypatch.chdir(tmp_path)
     fidelity = declared(name, kind)
-    with torchdevice.portable(target, strict=True):
+    with torchdevice.portable(target, strict=True, **program(name)):
         if fidelity is Fidelity.APPROXIMATE:
             with pytest.raises(FidelityError):
                 CASES[name]()
@@ -239,7 +250,7 @@ def test_a_stub_does_not_pass(name: str, target: str, kind: str, tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     passed = []
     for value in (None, True, 0):
-        with torchdevice.portable(target), replaced(name, value):
+        with torchdevice.portable(target, **program(name)), replaced(name, value):
             try:
                 use(name, kind)
             except (Exception, pytest.fail.Exception):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -105,7 +108,7 @@ def test_files_and_other_scopes_get_no_values(tmp_path: Path, shape: tuple[int, 
         x = torch.ones(shape, device="cuda")
         with pytest.raises(NoValueError):
             torch.save(x, tmp_path / "x.pt")
-    with torchdevice.simulate(), pytest.raises(NoValueError, match="a kernel of the CPU"):
+    with torchdevice.simulate(), pytest.raises(NoValueError, match="'aten::add' needs the values"):
         x.add(1)
     with pytest.raises(NoValueError):
         x.add(1)
@@ -262,3 +265,85 @@ def test_compiled_code_computes_no_values_either(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(NoValueError):
             weight.grad.sum().item()
         assert any("compute='meta' computes none" in str(entry) for entry in scope.journal.entries)
+
+
+class Marked(torch.nn.Parameter):
+    """A parameter of the program's own class, which torch prints by its name."""
+
+
+def printed(x: torch.Tensor) -> list[str]:
+    """Return the texts of tensors that are made of one, and of what holds it."""
+    weight = torch.nn.Parameter(x)
+    return [
+        repr(x),
+        str(x),
+        f"{x}",
+        f"{x[0, 0]:.3f}",
+        f"{x[0]!r:>3}",
+        repr(x.detach().T),
+        repr([x]),
+        repr(weight),
+        repr(Marked(x)),
+        repr(torch.nn.ParameterList([weight])),
+        repr(x[:0]),
+    ]
+
+
+SHOWN = [
+    "tensor(..., device='D:0', size=(2, 3))",
+    "tensor(..., device='D:0', size=(2, 3))",
+    "tensor(..., device='D:0', size=(2, 3))",
+    "tensor(..., device='D:0', size=())",
+    "tensor(..., device='D:0', size=(3,))",
+    "tensor(..., device='D:0', size=(3, 2))",
+    "[tensor(..., device='D:0', size=(2, 3))]",
+    "Parameter containing:\ntensor(..., device='D:0', size=(2, 3), requires_grad=True)",
+    "Parameter containing:\nParameter(Marked(..., device='D:0', size=(2, 3), requires_grad=True))",
+    "ParameterList(  (0): Parameter containing: [torch.float32 of size 2x3 (D:0)])",
+    "tensor([], device='D:0', size=(0, 3))",
+]
+
+
+def test_what_is_printed_in_the_scope_and_after_it() -> None:
+    with torchdevice.simulate(compute="meta"):
+        x = torch.ones(2, 3, device="cuda")
+        others = [x.to(torch.int64), x.to(torch.complex64), (x.requires_grad_() * 2).half()]
+        x = x.detach()
+        assert printed(x) == [text.replace("D:", "cuda:") for text in SHOWN]
+        in_scope = [*map(repr, others), *map(str, others)]
+    assert printed(x) == [text.replace("D:", "simulated:") for text in SHOWN]
+    assert [*map(repr, others), *map(str, others)] == [text.replace("cuda", "simulated") for text in in_scope]
+    assert in_scope[:3] == [
+        "tensor(..., device='cuda:0', size=(2, 3), dtype=torch.int64)",
+        "tensor(..., device='cuda:0', size=(2, 3), dtype=torch.complex64)",
+        "tensor(..., device='cuda:0', size=(2, 3), dtype=torch.float16,\n       grad_fn=<ToCopyBackward0>)",
+    ]
+    with torchdevice.simulate(), torch.device("cuda"):
+        assert printed(x) == [text.replace("D:", "cuda:") for text in SHOWN]
+        assert f"{torch.tensor(2.5):.2f} {torch.ones(2)}" == "2.50 tensor([1., 1.], device='cuda:0')"
+    with torchdevice.portable("cpu"):
+        assert str(x) == SHOWN[0].replace("D:", "simulated:")
+
+
+AFTERWARDS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "_local_scalar_dense": lambda x: x[0, 0].item(),
+    "_to_copy": lambda x: x.tolist(),
+    "sum": lambda x: x.sum(),
+    "equal": lambda x: torch.equal(x, x),
+    "mul_": lambda x: x.mul_(2),
+    "cat": lambda x: torch.cat([x, x]),
+    "addmm": lambda x: torch.nn.functional.linear(x, x, x[:, 0]),
+}
+"""Operator -> a call that needs values."""
+
+
+@pytest.mark.parametrize("name", AFTERWARDS)
+def test_errors_name_the_operator_after_the_scope(name: str) -> None:
+    with torchdevice.simulate(compute="meta"):
+        x = torch.ones(2, 3, device="cuda")
+    with pytest.raises(NoValueError, match=f"'aten::{name}' needs the values of a tensor") as caught:
+        AFTERWARDS[name](x)
+    assert caught.value.operator == f"aten::{name}"
+    for save in (pickle.dumps, lambda x: torch.save(x, io.BytesIO()), copy.deepcopy):
+        with pytest.raises(RuntimeError, match=r"needs the values|no scope on a simulated device"):
+            save(x)

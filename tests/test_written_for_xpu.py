@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torchdevice
+from torchdevice.errors import NotSupportedError
 
 
 @pytest.fixture
@@ -84,3 +85,76 @@ def test_a_training_step(xpu: torchdevice.Scope, kind: str) -> None:
     loss.backward()
     optimizer.step()
     assert next(model.parameters()).device.type == kind
+
+
+def test_properties(target: str, kind: str) -> None:
+    """They have XPU's fields, and torch's cache of them does not outlive the scope."""
+    before = torch.xpu.get_device_capability.cache_info()
+    with torchdevice.portable(target, written_for="xpu", properties={"name": "an XPU", "L2_cache_size": 7}):
+        properties = torch.xpu.get_device_properties()
+        assert properties.name == "an XPU" and properties.total_memory > 0
+        assert properties.has_fp64 is (kind != "mps") and properties.is_integrated_gpu in (True, False)
+        assert not hasattr(properties, "warp_size") and repr(properties).startswith(
+            "_XpuDeviceProperties(name='an XPU'"
+        )
+        assert isinstance(properties, torch.xpu._XpuDeviceProperties)
+        assert torch.xpu.get_device_capability()["sub_group_sizes"] == (16, 32)
+    with torchdevice.portable(target, written_for="xpu", properties={"name": "another"}):
+        assert torch.xpu.get_device_capability(0)["name"] == "another"
+    assert torch.xpu.get_device_capability.cache_info() == before
+
+
+def test_handles(xpu: torchdevice.Scope, kind: str) -> None:
+    stream, event = torch.xpu.Stream(priority=-9), torch.xpu.Event()
+    assert stream.priority == -1 and torch.xpu.Stream.priority_range() == (1, -1) and event.sycl_event == 0
+    assert repr(stream) == f"<torch.xpu.Stream device=xpu:0 stream_id={stream.stream_id}>"
+    assert repr(event) == "<torch.xpu.Event uninitialized>"
+    event.record(stream)
+    with pytest.raises(TypeError):
+        torch.xpu.Event(blocking=True)
+    if kind == "simulated":
+        assert torch.xpu.get_stream_from_external(stream.sycl_queue) == stream and event.sycl_event > 0
+        return
+    with pytest.raises(NotSupportedError, match=r"torch\.xpu\.Stream\.sycl_queue .* no sycl::queue"):
+        int(stream.sycl_queue)
+    with pytest.raises(NotSupportedError, match=r"torch\.xpu\.Event\.sycl_event .* no sycl::event"):
+        _ = event.sycl_event
+    with pytest.raises(NotSupportedError, match=r"torch\.xpu\.get_stream_from_external"):
+        torch.xpu.get_stream_from_external(1234)
+
+
+@pytest.mark.skipif(not hasattr(torch.xpu, "XPUGraph"), reason="torch has no graphs of XPU")
+def test_graphs(xpu: torchdevice.Scope) -> None:
+    graph, x = torch.xpu.XPUGraph(), torch.ones(2, device="xpu")
+    assert isinstance(graph, torch.xpu.XPUGraph) and not torch.xpu.is_current_stream_capturing()
+    with pytest.raises(RuntimeError, match="Called XPUGraph::replay"):
+        graph.replay()
+    graph.capture_begin()  # on the default stream, which CUDA refuses
+    assert torch.xpu.is_current_stream_capturing()
+    y = x * 2
+    graph.capture_end()
+    x.fill_(3)
+    graph.replay()
+    assert y.tolist() == [6, 6]
+    with pytest.raises(NotSupportedError, match="raw_xpu_graph"):
+        graph.raw_xpu_graph()
+    with torch.xpu.graph(torch.xpu.XPUGraph(), pool=torch.xpu.graph_pool_handle()):
+        x.add_(1)
+    assert torch.xpu.graph.default_capture_stream is not None
+    xpu.__exit__(None, None, None)
+    assert torch.xpu.graph.default_capture_stream is None
+    xpu.__enter__()
+
+
+@pytest.mark.skipif(not hasattr(torch.xpu, "MemPool"), reason="torch has no pools of XPU")
+def test_pools(xpu: torchdevice.Scope, kind: str) -> None:
+    if kind != "simulated":
+        with pytest.raises(NotSupportedError, match=r"torch\.xpu\.MemPool"):
+            torch.xpu.MemPool()
+        return
+    pool = torch.xpu.MemPool()
+    assert isinstance(pool, torch.xpu.MemPool) and not isinstance(pool, torch.cuda.MemPool)
+    with torch.xpu.use_mem_pool(pool):
+        kept = torch.ones(100, device="xpu")
+    blocks = [block for segment in pool.snapshot() for block in segment["blocks"]]
+    assert [block["requested_size"] for block in blocks if block["state"] == "active_allocated"] == [kept.nbytes]

@@ -1,10 +1,10 @@
-"""What ``torch.cuda.get_device_properties`` returns: the fields, their defaults, and those that a scope may set."""
+"""What ``get_device_properties`` returns: the fields, their defaults, and those that a scope may set."""
 
 from __future__ import annotations
 
 import dataclasses
 import uuid as uuids
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -56,6 +56,59 @@ class DeviceProperties:
             f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
             f"total_memory={self.total_memory // 2**20}MB, multi_processor_count={self.multi_processor_count}, "
             f"uuid={self.uuid}, L2_cache_size={self.L2_cache_size // 2**20}MB)"
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class XpuDeviceProperties:
+    """The fields of torch's own ``_XpuDeviceProperties``, which ``torch.xpu.get_device_properties`` returns.
+
+    The default of a field is a documented constant (fidelity *declared*): a limit or a feature that all of Intel's GPUs
+    for data centers have, or 0 or an empty text where the value would describe a particular chip or driver.
+
+    Attributes:
+        name: The name of the target.
+        total_memory: Bytes of the target's memory.
+        max_compute_units: The number of units that compute in parallel; on a CPU the number of torch's threads.
+        has_fp64: Whether the target holds float64.
+        is_integrated_gpu: Whether the target computes in the host's memory.
+        uuid: Computed from the name and the ordinal. It is not the identifier of a GPU.
+    """
+
+    name: str
+    total_memory: int
+    max_compute_units: int
+    has_fp64: bool
+    is_integrated_gpu: bool
+    uuid: uuids.UUID
+    platform_name: str = "Intel(R) oneAPI Unified Runtime over Level-Zero"
+    vendor: str = "Intel(R) Corporation"
+    type: str = "gpu"
+    device_id: int = 0
+    driver_version: str = ""
+    version: str = ""
+    gpu_eu_count: int = 0
+    gpu_subslice_count: int = 0
+    max_work_group_size: int = 1024
+    max_num_sub_groups: int = 64
+    sub_group_sizes: Sequence[int] = (16, 32)
+    local_mem_size: int = 131072
+    last_level_cache_size: int = 0
+    memory_clock_rate: int = 0
+    memory_bus_width: int = 0
+    architecture: int = 0
+    has_fp16: bool = True
+    has_atomic64: bool = True
+    has_bfloat16_conversions: bool = True
+    has_subgroup_matrix_multiply_accumulate: bool = True
+    has_subgroup_matrix_multiply_accumulate_tensor_float32: bool = True
+    has_subgroup_2d_block_io: bool = True
+
+    def __repr__(self) -> str:
+        return (
+            f"_XpuDeviceProperties(name='{self.name}', platform_name='{self.platform_name}', type='{self.type}', "
+            f"total_memory={self.total_memory // 2**20}MB, max_compute_units={self.max_compute_units}, "
+            f"uuid={self.uuid}, has_fp64={int(self.has_fp64)})"
         )
 
 

@@ -475,6 +475,11 @@ _declare("torch.backends.cudnn", "flags set_flags", "torch's own flags, stored a
 _declare("torch.version", "cuda", "The CUDA version of the build, or 12.8 in a build without CUDA.", DECLARED)
 
 
+for _module in FAMILY_MODULES:
+    for _name in getattr(_module, "AS_IN_CUDA", "").split():
+        PUBLIC_NAMES[f"torch.{_module.__name__.rpartition('.')[2]}.{_name}"] = PUBLIC_NAMES[f"{_C}.{_name}"]
+
+
 _SANITIZERS_OWN = """
     TK TVa TVb AccessType Access SynchronizationError UnsynchronizedAccessError CUDASanitizerErrors TensorInfo
     StreamSynchronizations EventHandler zip_by_key zip_arguments ArgumentHandler CUDASanitizerDispatchMode

@@ -135,19 +135,23 @@ def _show_originals() -> None:
     builder = torch._dynamo.variables.builder
     variable_builder: Any = require(builder, "VariableBuilder")
     sourceless: Any = require(builder, "SourcelessBuilder")
-    for cls in _CLASSES:
-        require(variable_builder, "_type_dispatch")()[cls] = lambda self, entry: self._wrap(entry.original)
-        require(sourceless, "_type_handlers")[cls] = lambda tx, entry: sourceless.create(tx, entry.original)
+    dispatch, handlers = require(variable_builder, "_type_dispatch")(), require(sourceless, "_type_handlers")
+    for cls in _classes():
+        dispatch[cls] = lambda self, entry: self._wrap(entry.original)
+        handlers[cls] = lambda tx, entry: sourceless.create(tx, entry.original)
+
+
+@functools.cache  # entering and leaving a scope ask
+def _classes() -> tuple[type[wrap.EntryPoint], ...]:
+    return tuple(wrap.kinds())
 
 
 def _show_nothing() -> None:
     builder: Any = torch._dynamo.variables.builder
-    for cls in _CLASSES:
-        builder.VariableBuilder._type_dispatch().pop(cls, None)
-        builder.SourcelessBuilder._type_handlers.pop(cls, None)
-
-
-_CLASSES = tuple(wrap.kinds())
+    dispatch, handlers = builder.VariableBuilder._type_dispatch(), builder.SourcelessBuilder._type_handlers
+    for cls in _classes():
+        dispatch.pop(cls, None)
+        handlers.pop(cls, None)
 
 
 def patches() -> list[Patch]:

@@ -43,15 +43,19 @@ _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "
 # The texts of aten/src/ATen/cuda/CUDAGraph.cpp.
 
 _DEFAULT_STREAM = (
-    "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the "
+    "{0} graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the "
     "default stream.)"
 )
 
+_OWNS_GRAPH = "This {0}Graph instance already owns a captured graph. To capture a new graph, create a new instance."
+
 _EMPTY = (
-    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
+    "The {0} Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
 )
 
-_NO_DEBUG_MODE = "CUDA Graphs debug not enabled, please call with [graph].enable_debug_mode()"
+_NOT_CAPTURED = "Called {0}Graph::replay without a preceding successful capture."
+
+_NO_DEBUG_MODE = "{0} Graphs debug not enabled, please call with [graph].enable_debug_mode()"
 
 
 def _release_nothing() -> None:
@@ -63,6 +67,9 @@ class GraphStandIn:
 
     # isinstance(graph, torch.cuda.CUDAGraph) holds.
     __class__ = property(lambda self: torch.cuda.CUDAGraph)  # type: ignore[assignment]
+
+    maker = "CUDA"
+    captures_default_stream = False
 
     def __init__(self, context: Context):
         self._context = context
@@ -109,12 +116,10 @@ class GraphStandIn:
         thread = self._context.thread
         if thread.capture is not None:
             raise not_permitted()
-        if not thread.streams.get(thread.device_index, 0):
-            raise RuntimeError(_DEFAULT_STREAM)
+        if not (self.captures_default_stream or thread.streams.get(thread.device_index, 0)):
+            raise RuntimeError(_DEFAULT_STREAM.format(self.maker))
         if self._captured is not None:
-            raise RuntimeError(
-                "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
-            )
+            raise RuntimeError(_OWNS_GRAPH.format(self.maker))
         runtime = self._context.runtime
         index = self._context.device(thread.device_index).index or 0
         generator = runtime.default_generator(index)
@@ -164,7 +169,7 @@ class GraphStandIn:
             self._release()
             raise invalidated()
         if not capture.has_work:
-            warn_at(program_line(), UserWarning(_EMPTY), UserWarning)
+            warn_at(program_line(), UserWarning(_EMPTY.format(self.maker)), UserWarning)
         self._captured = capture
         self._run_hooks("capture_end")
         self.instantiate()
@@ -176,7 +181,7 @@ class GraphStandIn:
     def replay(self) -> None:
         """Run the recorded operators again and write their results to the memory of the recorded results."""
         if self._captured is None:
-            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+            raise RuntimeError(_NOT_CAPTURED.format(self.maker))
         self._run_hooks("replay_start")
         try:
             self._captured.replay()
@@ -201,7 +206,7 @@ class GraphStandIn:
     def debug_dump(self, debug_path: str, *, verbose: bool = True) -> None:
         """Write the recorded operators, in their order, to a file in the DOT language."""
         if not self._is_debugged:
-            warn_at(program_line(), UserWarning(_NO_DEBUG_MODE), UserWarning)
+            warn_at(program_line(), UserWarning(_NO_DEBUG_MODE.format(self.maker)), UserWarning)
         elif self._captured is not None:
             Path(debug_path).write_text(self._captured.as_dot(), encoding="utf-8")
 
@@ -224,17 +229,27 @@ def _pool_handle(context: Context, original: Any) -> Any:
     return graph_pool_handle(context)
 
 
-def _forget_stream() -> None:
-    """Drop the stream that ``torch.cuda.graph`` made at its first use and keeps for the process."""
-    torch.cuda.graph.default_capture_stream = None
+def patches_of(module: Any, is_capturing: str, pool_handle: str) -> list[Patch]:
+    """Return the patches of an accelerator's module: of two functions that ``module.graphs`` imports by value.
+
+    ``module.graph`` makes a stream at its first use and keeps it for the process, so it is dropped with each scope.
+    """
+
+    def forget_stream() -> None:
+        module.graph.default_capture_stream = None
+
+    native_to = module.__name__.rpartition(".")[2]
+    return [
+        Callback(forget_stream, forget_stream),
+        replaced_function(module.graphs, is_capturing, _is_capturing, native_to=native_to),
+        replaced_function(module.graphs, pool_handle, _pool_handle, native_to=native_to),
+    ]
 
 
 def patches() -> list[Patch]:
     """Return the patches of graphs."""
     return [
-        Callback(_forget_stream, _forget_stream),
-        replaced_function(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _is_capturing, native_to="cuda"),
-        replaced_function(torch.cuda.graphs, "_graph_pool_handle", _pool_handle, native_to="cuda"),
+        *patches_of(torch.cuda, "_cuda_isCurrentStreamCapturing", "_graph_pool_handle"),
         replaced_function(torch.cuda.CUDAGraph, "__new__", _new_graph, native_to="cuda"),
         WhenImported("torch.cuda._graph_annotations", _patches_of_annotations),
     ]

@@ -251,9 +251,11 @@ _ONE_FIGURE = {
 """Function of torch -> the field of a runtime's figures that it reads."""
 
 
-def _device_memory_used(context: Context, original: Any, device: Any = None) -> int:
-    index = torch.cuda._utils._get_device_index(device, optional=True)
-    report(context, "torch.cuda.device_memory_used")
+def device_memory_used(context: Context, original: Any, device: Any = None) -> int:
+    """Return the bytes that the process has reserved."""
+    module = getattr(torch, context.options.written_for)
+    index = module._utils._get_device_index(device, optional=True)
+    report(context, f"{module.__name__}.device_memory_used")
     return context.runtime.memory(context.device(index).index or 0).reserved
 
 
@@ -265,5 +267,5 @@ def patches() -> list[Patch]:
             for name, field in _ONE_FIGURE.items()
         ),
         replaced_in_importers(torch.cuda.memory, "list_gpu_processes", _list_gpu_processes, native_to="cuda"),
-        replaced_function(torch.cuda, "device_memory_used", _device_memory_used, native_to="cuda"),
+        replaced_function(torch.cuda, "device_memory_used", device_memory_used, native_to="cuda"),
     ]

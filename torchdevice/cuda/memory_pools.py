@@ -25,15 +25,14 @@ NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))
 NO_ADDRESSES = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POINTER))
 """The fidelity of addresses on such targets."""
 
-_NAME = "torch.cuda.MemPool"
-
 
 class MemPoolStandIn:
     """Stands in for ``torch.cuda.MemPool``: a private pool of a device."""
 
     # isinstance(pool, torch.cuda.MemPool) holds.
-    __class__ = property(lambda self: torch.cuda.MemPool)  # type: ignore[assignment]
+    __class__ = property(lambda self: self.module.MemPool)  # type: ignore[assignment]
 
+    module: Any = torch.cuda
     allocator = None
 
     def __init__(self, pools: PrivatePools, *, serves_all: bool, splits: bool):
@@ -48,7 +47,7 @@ class MemPoolStandIn:
 
     def snapshot(self, *args: Any, **kwargs: Any) -> Any:
         """Return the pool's segments."""
-        return torch.cuda.MemPool.snapshot(self, *args, **kwargs)  # type: ignore[arg-type]
+        return self.module.MemPool.snapshot(self, *args, **kwargs)
 
 
 def _end(pools: PrivatePools, owner: PoolId) -> None:
@@ -58,7 +57,28 @@ def _end(pools: PrivatePools, owner: PoolId) -> None:
 
 def _pools(context: Context, device: int) -> PrivatePools:
     found = context.runtime.private_pools(context.device(device).index or 0)
-    return found if found is not None else thread_state.refuse(_NAME, POOL)
+    return found if found is not None else _refuse(context)
+
+
+def _refuse(context: Context) -> NoReturn:
+    thread_state.refuse(f"torch.{context.options.written_for}.MemPool", POOL)
+
+
+def new_pool(
+    context: Context, made: type[MemPoolStandIn], allocator: Any, *, serves_all: bool, splits: bool
+) -> MemPoolStandIn:
+    """Return a stand-in for a new pool of the current device.
+
+    Args:
+        context: The active context.
+        made: The class of the stand-in.
+        allocator: None; an allocator of the program's own is refused.
+        serves_all: Whether the pool's free blocks may serve any allocation before one fails.
+        splits: Whether a part of a block may be used.
+    """
+    if allocator is not None:
+        _refuse(context)
+    return made(_pools(context, context.thread.device_index), serves_all=serves_all, splits=splits)
 
 
 def _new_pool(
@@ -69,10 +89,7 @@ def _new_pool(
     use_on_oom: bool = False,
     no_split: bool = False,
 ) -> MemPoolStandIn:
-    if allocator is not None:
-        thread_state.refuse(_NAME, POOL)
-    pools = _pools(context, context.thread.device_index)
-    return MemPoolStandIn(pools, serves_all=use_on_oom, splits=not no_split)
+    return new_pool(context, MemPoolStandIn, allocator, serves_all=use_on_oom, splits=not no_split)
 
 
 def _begin(context: Context, device: int, owner: PoolId, takes: Callable[[], bool]) -> None:
@@ -176,8 +193,13 @@ def storage_at(context: Context, data_ptr: int, device: torch.device, size_bytes
         return memory.storage_at(original, data_ptr, size_bytes)
 
 
-def _no_allocator(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    thread_state.refuse("torch.cuda.memory.CUDAPluggableAllocator", POOL)
+def refuses_allocators(owner: type, *, native_to: str) -> Patch:
+    """Return the patch that refuses to make an allocator from a library of the program's own."""
+
+    def refuse(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        thread_state.refuse(f"{owner.__module__}.{owner.__name__}", POOL)
+
+    return replaced_function(owner, "__init__", refuse, native_to=native_to)
 
 
 _BY_VALUE = {
@@ -197,7 +219,7 @@ def patches() -> list[Patch]:
     """Return the patches of pools and allocators."""
     return [
         replaced_function(torch.cuda.MemPool, "__new__", _new_pool, native_to="cuda"),
-        replaced_function(torch.cuda.memory.CUDAPluggableAllocator, "__init__", _no_allocator, native_to="cuda"),
+        refuses_allocators(torch.cuda.memory.CUDAPluggableAllocator, native_to="cuda"),
         *(
             replaced_function(torch.cuda.memory, name, _without_original(function), native_to="cuda")
             for name, function in _BY_VALUE.items()

@@ -1,4 +1,4 @@
-"""Readings of NVIDIA's management library (NVML), for ``torch/cuda/__init__.py``."""
+"""Readings of a vendor's management library, such as NVIDIA's NVML, for ``torch/cuda/__init__.py`` and its siblings."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ from torchdevice.fidelity import Fidelity
 from torchdevice.patching import Patch, Replaced, replaced_function
 
 
-def _utilization(context: Context, original: Any, device: Any = None) -> int:
+def processor_utilization(context: Context, name: str) -> float:
+    """Return the percentage of time in which the CPU's cores worked, in place of what ``name`` measures."""
     import psutil
 
-    context.report("torch.cuda.utilization", "processor utilization", Fidelity.APPROXIMATE)
-    return round(psutil.cpu_percent())
+    context.report(name, "processor utilization", Fidelity.APPROXIMATE)
+    return psutil.cpu_percent()
+
+
+def _utilization(context: Context, original: Any, device: Any = None) -> int:
+    return round(processor_utilization(context, "torch.cuda.utilization"))
 
 
 _REMEDY = "NVIDIA's management library measures it on NVIDIA's GPUs only. Leave it out, or use psutil."
 
 
-def refuses(owner: Any, name: str, remedy: str) -> Replaced:
+def refuses(owner: Any, name: str, remedy: str, *, native_to: str = "cuda") -> Replaced:
     """Return the patch that makes ``owner.name`` raise :class:`NotSupportedError` with a remedy."""
 
     def refuse(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
         thread_state.refuse(f"{owner.__module__ if isinstance(owner, type) else owner.__name__}.{name}", remedy)
 
-    return replaced_function(owner, name, refuse, native_to="cuda")
+    return replaced_function(owner, name, refuse, native_to=native_to)
 
 
 def patches() -> list[Patch]:

@@ -24,7 +24,7 @@ from torchdevice.cuda.sleeping import busy_until
 from torchdevice.devices.runtime import Mark
 from torchdevice.devices.stream_order import Stream
 from torchdevice.families import conventional_modules
-from torchdevice.patching import Patch, Replaced, replaced_function, subclass_in_place_of
+from torchdevice.patching import Patch, Replaced, per_context, replaced_function, subclass_in_place_of
 from torchdevice.spelling import Spelling
 from torchdevice.supplied import supplied_function
 
@@ -64,9 +64,10 @@ def get_stream_from_external(context: Context, pointer: int, device: int) -> tup
         index, stream_id = context.stream_handles[pointer]
         return stream_id, index, CUDA_DEVICE_TYPE
     if pointer:
-        thread_state.refuse(
-            "torch.cuda.ExternalStream", "There is no CUDA stream at that address. Use torch.cuda.Stream."
-        )
+        module = getattr(torch, context.options.written_for)
+        name = "ExternalStream" if hasattr(module, "ExternalStream") else "get_stream_from_external"
+        remedy = f"There is no stream of torch at that address. Use {module.__name__}.Stream."
+        thread_state.refuse(f"{module.__name__}.{name}", remedy)
     return get_default_stream(context, device)
 
 
@@ -105,13 +106,15 @@ class NoPointer:
 
     Args:
         number: What it is told apart by: the id of the stream.
+        name: The attribute of torch's stream that it is the value of.
+        pointer: What that attribute points to on the accelerator.
     """
 
-    def __init__(self, number: int):
-        self._number = number
+    def __init__(self, number: int, name: str, pointer: str):
+        self._number, self._name, self._pointer = number, name, pointer
 
     def __index__(self) -> int:
-        thread_state.refuse("torch.cuda.Stream.cuda_stream", "There is no cudaStream_t. Use the stream's methods.")
+        thread_state.refuse(self._name, f"There is no {self._pointer}. Use the stream's methods.")
 
     __int__ = __index__
 
@@ -136,6 +139,8 @@ class StreamStandIn(torch.Stream):
 
     module: Any = torch.cuda
     torch_device_type = CUDA_DEVICE_TYPE
+    highest_priority, lowest_priority = -3, 0
+    handle, pointer = "cuda_stream", "cudaStream_t"
     priority: int
     _context: Context
 
@@ -153,28 +158,30 @@ class StreamStandIn(torch.Stream):
     __class__ = property(lambda self: self.module.Stream)  # type: ignore[assignment]
 
     @property
-    def cuda_stream(self) -> Any:
+    def native_handle(self) -> Any:
         """The ``cudaStream_t``: 0 for the default stream, as in CUDA. For another, an object to print and compare.
 
         On a simulated device, a number that ``ExternalStream`` takes back and that is no address.
         """
         if self._context.runtime.has_handles:
             return handle_of(self._identity)
-        return 0 if self.stream_id == 0 else NoPointer(self.stream_id)
+        if self.stream_id == 0:
+            return 0
+        return NoPointer(self.stream_id, f"{self.module.__name__}.Stream.{self.handle}", self.pointer)
 
     @property
-    def native_handle(self) -> Any:
-        """``cuda_stream``, under the name that ``torch.Stream`` has for it."""
-        return self.cuda_stream
+    def cuda_stream(self) -> Any:
+        """``native_handle``, under CUDA's name."""
+        return self.native_handle
 
     @property
     def _as_parameter_(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self.cuda_stream)
+        return ctypes.c_void_p(self.native_handle)
 
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """Return CUDA's lowest and highest priority."""
-        return 0, -3
+    @classmethod
+    def priority_range(cls) -> tuple[int, int]:
+        """Return the accelerator's lowest and highest priority."""
+        return cls.lowest_priority, cls.highest_priority
 
     def wait_event(self, event: Any) -> None:
         """Make later work of this stream wait for the event; return at once."""
@@ -240,13 +247,14 @@ class StreamStandIn(torch.Stream):
         return hash((self.stream_id, self.device_index))
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device={self.device} stream_id={self.stream_id}>"
+        return f"<{self.module.__name__}.Stream device={self.device} stream_id={self.stream_id}>"
 
 
 class EventStandIn(torch.Event):
     """An event of the program: a point in the target's work."""
 
     module: Any = torch.cuda
+    handle, pointer = "cuda_event", "cudaEvent_t"
     _context: Context
     _timing: bool
     _mark: Mark | None
@@ -289,7 +297,8 @@ class EventStandIn(torch.Event):
             return 0
         if self._context.runtime.has_handles:
             return self._number
-        thread_state.refuse("torch.cuda.Event.cuda_event", "There is no cudaEvent_t. Use the event's methods.")
+        name = f"{self.module.__name__}.Event.{self.handle}"
+        thread_state.refuse(name, f"There is no {self.pointer}. Use the event's methods.")
 
     @property
     def _as_parameter_(self) -> ctypes.c_void_p:
@@ -366,7 +375,7 @@ class EventStandIn(torch.Event):
         thread_state.refuse("torch.cuda.Event.ipc_handle", "Share an event between threads, not processes.")
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Event {'recorded' if self._mark is not None else 'uninitialized'}>"
+        return f"<{self.module.__name__}.Event {'recorded' if self._mark is not None else 'uninitialized'}>"
 
 
 def _identity_of(context: Context, stream: Any) -> Stream:
@@ -395,7 +404,7 @@ def new_stream(
         context: The active context.
         made: The class of the stand-in.
         device: The device as the program wrote it; None means the current device.
-        priority: The priority, clamped to CUDA's range.
+        priority: The priority, clamped to the accelerator's range.
         **kwargs: The other arguments of ``torch.cuda.Stream``.
     """
     context.initialize()
@@ -405,7 +414,8 @@ def new_stream(
     if "stream_ptr" in kwargs:
         return _new_external_stream(context, None, made, device=device, **kwargs)
     index = context.ordinal(Spelling("cuda", made.module._utils._get_device_index(device, optional=True)))
-    stream = _remembered(context, made(context, next(_ids), index, max(-3, min(0, priority))))
+    priority = max(made.highest_priority, min(made.lowest_priority, priority))
+    stream = _remembered(context, made(context, next(_ids), index, priority))
     if context.runtime.has_handles:
         context.stream_handles[handle_of(stream._identity)] = stream._identity
     for observer in context.stream_observers:
@@ -444,11 +454,18 @@ def _new_external_stream(
     return StreamStandIn(context, stream_id, device_index)
 
 
-def _priority_range(original: Any) -> Any:
-    def priority_range() -> tuple[int, int]:
-        return original() if thread_state.state.for_cuda is None else StreamStandIn.priority_range()
+def priorities_of(made: type[StreamStandIn]) -> Patch:
+    """Return the patch of a stream class's ``priority_range``, which torch's class may lack without a driver."""
+    native_to = made.module.__name__.rpartition(".")[2]
 
-    return staticmethod(priority_range)
+    def make(original: Any) -> Any:
+        return staticmethod(per_context(original or _no_range, lambda *_: made.priority_range(), native_to=native_to))
+
+    return Replaced(made.module.Stream, "priority_range", make, may_be_absent=True)
+
+
+def _no_range() -> Any:
+    raise AttributeError("type object 'Stream' has no attribute 'priority_range'")
 
 
 def _from_ipc_handle(original: Any) -> Any:
@@ -514,7 +531,7 @@ def patches() -> list[Patch]:
         Replaced(torch, "Event", lambda _: _GenericEvent),
         replaced_function(torch.cuda.Stream, "__new__", _new_stream, native_to="cuda"),
         replaced_function(torch.cuda.ExternalStream, "__new__", _new_external_stream, native_to="cuda"),
-        Replaced(torch.cuda.Stream, "priority_range", _priority_range, may_be_absent=True),
+        priorities_of(StreamStandIn),
         Replaced(torch.cuda.Event, "from_ipc_handle", _from_ipc_handle),
         replaced_function(torch.cuda.Event, "__new__", _new_event, native_to="cuda"),
     ]

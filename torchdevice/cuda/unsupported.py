@@ -12,7 +12,10 @@ from torchdevice.supplied import supplied_function
 POINTER = "It hands out a CUDA pointer or handle. Use torch tensors and functions instead."
 
 
-POOL = "Memory pools and pluggable allocators replace CUDA's allocator. Leave them out; tensors are allocated as usual."
+POOL = (
+    "Memory pools and pluggable allocators replace the accelerator's allocator. Leave them out; tensors are allocated "
+    "as usual."
+)
 
 
 _KERNEL = "It compiles or launches CUDA code. Use a torch function, or a CPU implementation."
@@ -46,12 +49,14 @@ REMEDIES = {
 }
 
 
-def _refusing(name: str, remedy: str) -> None:
+def refusing(name: str, remedy: str, *, native_to: str = "cuda") -> None:
+    """Supply a function of ``torch._C`` that raises with a remedy."""
+
     def refuse(context: Context, *args: Any, **kwargs: Any) -> NoReturn:
         thread_state.refuse(f"torch._C.{name}", remedy)
 
-    supplied_function(name, Fidelity.UNSUPPORTED, note=remedy)(refuse)
+    supplied_function(name, Fidelity.UNSUPPORTED, note=remedy, native_to=native_to)(refuse)
 
 
 for _name, _remedy in REMEDIES.items():
-    _refusing(_name, _remedy)
+    refusing(_name, _remedy)

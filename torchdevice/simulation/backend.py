@@ -26,7 +26,9 @@ from torchdevice.simulation import (
     handwritten_kernels,
     kernels,
     mps_refusals,
+    nested,
     page_locked,
+    printing,
     quantized,
     resizing,
     sharing,
@@ -116,6 +118,7 @@ def _register() -> None:
         resizing.register()
         page_locked.register()
         sharing.register()
+        printing.register()
         _register_kernels()
 
 
@@ -156,11 +159,14 @@ def _register_kernels() -> None:
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in _VIEWS:
         aten.impl(name, kernels.view_of(overload_of(name)), "PrivateUse1")
-    for name in sorted(_shadowed().difference(handwritten_kernels.SPECIAL, batch_norm.KERNELS, quantized.MAKING)):
+    for name in sorted(
+        _shadowed().difference(handwritten_kernels.SPECIAL, batch_norm.KERNELS, quantized.MAKING, nested.MAKING)
+    ):
         aten.impl(name, _made_when_called(name), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             aten.impl(name, _holding_doubles(overload_of(name).decompose), key)
+    nested.register(aten)
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, _NON_FUNCTIONAL)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
     _libraries.extend((fallback, aten, quantized.register(aten), *autocast.register(), *sparse.register()))

@@ -18,6 +18,7 @@ from torch.autograd.graph import increment_version
 from torchdevice import thread_state
 from torchdevice.devices.plain_parts import parts_of
 from torchdevice.engines import dtype_gaps
+from torchdevice.errors import NoValueError
 from torchdevice.simulation import enforcement, placement
 from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
@@ -115,7 +116,10 @@ def watched(op: Any, kernel: Kernel) -> Kernel:
             recorder = enforcement.recorder()
             if recorder is not None:
                 return enforcement.record(recorder, op, kernel, args, kwargs)
-        return kernel(*args, **kwargs)
+        try:
+            return kernel(*args, **kwargs)
+        except NoValueError:
+            raise NoValueError(op._schema.name) from None
 
     return without_mode(run)
 
@@ -212,7 +216,10 @@ class _Arguments:
                     if where != index:
                         odd = odd or index >= 0
                         index = where
-                    value = alias(value)
+                    try:
+                        value = alias(value)
+                    except NoValueError:
+                        raise NoValueError(self.op._schema.name) from None
             elif value.__class__ is list:
                 if value and value[0].__class__ not in NUMBERS:
                     value, index, within = self.take(value, index)

@@ -13,31 +13,16 @@ from torchdevice.context import Context
 from torchdevice.devices import parameter_data
 from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.fidelity import Fidelity
-from torchdevice.simulation import enforcement
-from torchdevice.simulation.allocator import has_no_values, meaning
+from torchdevice.simulation import enforcement, printing
+from torchdevice.simulation.allocator import meaning
 
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """``Tensor.__repr__`` and ``__format__``, which compute in float64 and name the device."""
     with enforcement.lifted():  # the device may lack float64
-        text = _without_values(args[0]) if _has_no_values(args[0]) else func(*args, **kwargs)
+        text = func(*args, **kwargs)
     named = f"device='{context.shown_as}:"
     return text.replace(f"device='{enforcement.KIND}:", named) if context.shown_as is not None else text
-
-
-def _has_no_values(tensor: torch.Tensor) -> bool:
-    with torch._C.DisableTorchFunction():
-        try:
-            return tensor.layout is torch.strided and not tensor.is_nested and has_no_values(tensor.untyped_storage())
-        except NotImplementedError:  # a wrapper of functorch has no storage
-            return False
-
-
-def _without_values(tensor: torch.Tensor) -> str:
-    """Return what stands for a tensor without values, as torch writes one of its meta device."""
-    with torch._C.DisableTorchFunction():
-        shown = {"device": f"'{tensor.device}'", "size": tuple(tensor.shape), "dtype": tensor.dtype}
-        return f"tensor(..., {', '.join(f'{name}={value}' for name, value in shown.items())})"
 
 
 def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -102,7 +87,7 @@ _NAMING_DEVICES = (
 
 TABLE = {
     torch.Tensor.__repr__: _repr,
-    torch.Tensor.__format__: _repr,
+    printing.formatted: _repr,
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     **parameter_data.REWRITERS,
     torch.sparse_coo_tensor: _sparse_coo_tensor,

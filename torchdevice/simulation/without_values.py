@@ -28,6 +28,12 @@ _OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream"
 
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 
+_LEFT_ALIGNED = "aten::_nested_tensor_from_mask_left_aligned"
+"""What ``nn.TransformerEncoder`` asks before it makes a nested tensor. Without one it computes the same shapes."""
+
+_MAKING_NESTED = frozenset({"aten::_nested_tensor_from_mask", "aten::_nested_from_padded"})
+"""Operators whose kernel for the meta device would give nested tensors, which operators of the device do not take."""
+
 _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -49,9 +55,11 @@ class WithoutValues(StreamObserver):
         name = op._schema.name
         if name in _OF_METADATA:
             return kernel(*args, **kwargs)
+        if name == _LEFT_ALIGNED:
+            return False
         with torch._C.DisableTorchFunction():
             leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-            if any(each.layout is not torch.strided for each in leaves):
+            if any(each.layout is not torch.strided or each.is_nested for each in leaves):
                 return _with_values(name, kernel, args, kwargs)  # torch's meta device has no such tensors
             known = all(map(_has_values, leaves))
             if name == "aten::resize_" and not known:
@@ -66,7 +74,7 @@ class WithoutValues(StreamObserver):
 
 
 def _with_values(name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what a kernel computes of sparse tensors, which refuses those whose parts have no values."""
+    """Return what a kernel computes of sparse or nested tensors, which refuses those whose parts have no values."""
     try:
         return kernel(*args, **kwargs)
     except NoValueError:
@@ -205,6 +213,8 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         NoValueError: The shapes of the results depend on values.
         NotImplementedError: torch has no kernel that computes the shapes.
     """
+    if op._schema.name in _MAKING_NESTED:
+        raise NoValueError(op._schema.name)
     formula = recurrent_cells.FORMULAS.get(op._schema.name.partition("::")[2])
     if formula is not None:
         return formula(*args, **kwargs)

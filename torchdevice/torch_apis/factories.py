@@ -18,6 +18,7 @@ from torchdevice.engines import lookup
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
 from torchdevice.patching import Patch, replaced_function
 from torchdevice.torch_apis.storage import with_device
+from torchdevice.torch_internals import require
 
 
 @rewrites(torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
@@ -81,6 +82,7 @@ def patches() -> list[Patch]:
         replaced_function(torch, "range", with_device),
         replaced_function(torch.nested, "nested_tensor", _nested),
         replaced_function(torch.nested, "as_nested_tensor", _nested),
+        replaced_function(require(torch._C, "_nested"), "nested_tensor", _nested),  # where that was imported by value
         replaced_function(torch, "from_dlpack", _from_dlpack),
         replaced_function(torch.utils.dlpack, "from_dlpack", _from_dlpack),
     ]

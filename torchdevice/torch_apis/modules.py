@@ -1,4 +1,4 @@
-"""Moves and copies of modules, for ``torch/nn``."""
+"""Moves and copies of modules, and the fast paths of attention, for ``torch/nn``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from torchdevice import placement
+from torchdevice import placement, thread_state
 from torchdevice.context import Context
-from torchdevice.patching import Patch, replaced_function
+from torchdevice.engines.wrap import EntryPoint
+from torchdevice.patching import Patch, Replaced, replaced_function
+from torchdevice.torch_internals import require
 
 
 def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
@@ -32,9 +34,33 @@ def _deepcopy(context: Context, original: Any, self: torch.nn.Parameter, memo: A
     return placement.followed(self, result) if context.runtime.shares_host_memory else result
 
 
+class _HasTorchFunction(EntryPoint):
+    """``torch.overrides.has_torch_function``, by which attention and encoders choose whether they take a fast path.
+
+    It is True where any mode is on torch's stack, and the scope's is none of the program's. The paths differ in more
+    than time: after the fast one an encoder's results are 0 at padded places, and only it takes nested tensors.
+    """
+
+    def __call__(self, /, relevant_args: Any) -> bool:
+        answer: bool = self.original(relevant_args)
+        if not answer or not all(isinstance(mode, thread_state.ContextMode) for mode in thread_state.stacked_modes()):
+            return answer
+        return any(map(_overrides, relevant_args))
+
+
+def _overrides(value: Any) -> bool:
+    """Return whether torch hands calls with a value over to the value's class."""
+    kind = type(value)
+    return kind is not torch.Tensor and getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED
+
+
+_DISABLED = require(torch._C, "_disabled_torch_function_impl")
+
+
 def patches() -> list[Patch]:
     """Return the patches of modules and their parameters."""
     return [
+        Replaced(torch.overrides, "has_torch_function", _HasTorchFunction),
         replaced_function(torch.nn.Module, "_apply", _apply),
         replaced_function(torch.nn.Parameter, "__deepcopy__", _deepcopy),
     ]
