@@ -62,6 +62,30 @@ def in_thread(function: Callable[[], object]) -> Any:
     return found[0]
 
 
+def looked_up_before() -> dict[str, Callable[[], torch.Tensor]]:
+    """Return calls of torch functions that were looked up before the call, by what holds the function."""
+    zeros, move = torch.zeros, torch.zeros(1).to
+    by_name, by_number = {"make": torch.zeros}, [torch.zeros]
+    an_object = types.SimpleNamespace(make=torch.zeros)
+
+    class Holder:
+        make = staticmethod(torch.zeros)
+
+    def default(make: Any = torch.zeros) -> torch.Tensor:
+        return make(1, device="xpu")
+
+    return {
+        "functools.partial": functools.partial(torch.zeros, 1, device="xpu"),
+        "a closure": lambda: zeros(1, device="xpu"),
+        "a default argument": default,
+        "a class": lambda: Holder.make(1, device="xpu"),
+        "an object": lambda: an_object.make(1, device="xpu"),
+        "a dictionary": lambda: by_name["make"](1, device="xpu"),
+        "a list": lambda: by_number[0](1, device="xpu"),
+        "a bound method": lambda: move("xpu"),
+    }
+
+
 class TestWhatIsWrapped:
     def test_ordinary_calls_are_torchs_own(self) -> None:
         ordinary = (torch.add, torch.matmul, torch.Tensor.add, torch.Tensor.__matmul__, torch.Tensor.eq)
@@ -140,13 +164,37 @@ class TestWhatIsWrapped:
             torch.add(x, x)
         assert made[0].device.type == kind
 
-    def test_functions_held_by_partials_before_the_scope_are_not_reached(self) -> None:
+    @pytest.mark.parametrize("holder", sorted(looked_up_before()))
+    def test_functions_held_before_the_scope_are_not_reached(self, holder: str) -> None:
         """Only a mode on the stack would see their calls: they are not among the names of a module."""
-        kept = functools.partial(torch.zeros, 1, device="xpu")
+        call = looked_up_before()[holder]
         with torchdevice.portable("cpu", engine="mode"):
-            assert kept().device.type == "cpu"
+            assert call().device.type == "cpu"
         with torchdevice.portable("cpu", engine="wrap"), pytest.raises((RuntimeError, AssertionError)):
-            kept()
+            call()
+
+    def test_torch_function_of_a_subclass_gets_another_object_than_the_name(self) -> None:
+        seen = []
+
+        class Own(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append((func is torch.zeros_like, func == torch.zeros_like))
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        for engine in ("mode", "wrap"):
+            with torchdevice.portable("cpu", engine=engine):  # type: ignore[arg-type]
+                torch.zeros_like(torch.ones(2).as_subclass(Own))
+        assert seen == [(True, True), (False, True)]
+
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    def test_a_text_of_torchs_dispatcher_names_the_target(self) -> None:
+        """No wrapper sees the error of an operator without a device, which a mode rewords."""
+        for engine, name in (("mode", "NestedTensorCUDA"), ("wrap", "NestedTensorsimulated")):
+            with torchdevice.simulate("cuda", engine=engine):  # type: ignore[arg-type]
+                nested = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(1, 2)], device="cuda")
+                with pytest.raises(NotImplementedError, match=name):
+                    torch.logsumexp(nested, 1)
 
     @pytest.mark.lacked_by("mps-on-simulated", "choice among kernels of attention")
     def test_attention_calls_the_mode_only_where_torch_has_no_kernel(self, wrapped: torchdevice.Scope) -> None:

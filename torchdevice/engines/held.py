@@ -1,6 +1,6 @@
 """Whether a program can hold functions of torch from before a scope, which decides what ``engine="auto"`` means.
 
-Wrappers do not reach a function that a closure, a default argument, a class or ``functools.partial`` has held since
+Wrappers do not reach a function that a closure, a default argument, an object or ``functools.partial`` has held since
 before the scope. Only modules that use torch can hold one, so none is held before such a module has been imported.
 """
 
