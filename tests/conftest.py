@@ -100,6 +100,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         pass
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Save what coverage has measured in this process: a worker may be ended before it has done so itself."""
+    if "coverage" in sys.modules and hasattr(session.config, "workerinput"):
+        measured = sys.modules["coverage"].Coverage.current()
+        if measured is not None:
+            measured.save()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sweep",

@@ -1005,6 +1005,7 @@ def history_with_an_interrupt(text: str, number: int) -> int:
     return interrupting.lines
 
 
+@pytest.mark.interrupts
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:40"])
 def test_an_interrupt_leaves_what_tensors_have(text: str, sweep: tuple[bool, int]) -> None:
     lines = history_with_an_interrupt(text, 0)

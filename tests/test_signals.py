@@ -19,7 +19,10 @@ import torchdevice
 from torchdevice import leaving, thread_state
 from torchdevice.simulation import allocator, guard
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows")
+pytestmark = [
+    pytest.mark.interrupts,
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows"),
+]
 
 
 class Rang(Exception):

@@ -29,6 +29,7 @@ from torchdevice.engines import wrap
 
 # Python reports an exception in a destructor, an injected interrupt too, as unraisable.
 pytestmark = [
+    pytest.mark.interrupts,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.timeout(7200),  # the complete sweep runs some ten thousand cycles line by line
 ]
