@@ -586,6 +586,20 @@ def test_a_result_that_its_memory_is_too_small_for() -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_views_of_a_result_that_grows_see_its_values_as_on_the_cpu() -> None:
+    with torchdevice.simulate():
+        found = []
+        for device in ("cuda", "cpu"):
+            whole = torch.zeros(8, device=device)
+            out, view = whole[3:5], whole[2:4]
+            torch.add(torch.arange(6.0, device=device), 5, out=out)
+            found.append(
+                (whole.tolist(), out.tolist(), view.tolist(), out.storage_offset(), whole.untyped_storage().nbytes())
+            )
+        assert found[0] == found[1] and found[0][1] == [5, 6, 7, 8, 9, 10]
+
+
 @pytest.mark.parametrize(
     ("shape", "strides"),
     [((3,), (2,)), ((3, 2), (4, 1)), ((3, 2), (2, 3)), ((2, 3), (1, 3)), ((3, 2), (1, 3)), ((2, 3), (3, 1))],

@@ -19,7 +19,7 @@ from torchdevice import thread_state
 from torchdevice.devices.plain_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
-from torchdevice.simulation import enforcement, placement
+from torchdevice.simulation import enforcement, placement, resizing
 from torchdevice.simulation import random as device_random
 from torchdevice.simulation.allocator import (
     CANNOT_GROW,
@@ -409,10 +409,15 @@ class _Outs:
 
 def _fits(tensor: torch.Tensor) -> bool:
     """Return whether a tensor lies within its storage."""
+    return _end(tensor, tensor.storage_offset()) <= tensor.untyped_storage().nbytes()
+
+
+def _end(tensor: torch.Tensor, offset: int) -> int:
+    """Return the bytes of a storage in which a tensor of this shape just fits, ``offset`` elements from the start."""
     if not tensor.numel():
-        return True
+        return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + last + 1) * tensor.itemsize <= tensor.untyped_storage().nbytes()
+    return (offset + last + 1) * tensor.itemsize
 
 
 def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
@@ -421,11 +426,14 @@ def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
     if own.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr():
         if own.shape != given.shape or own.stride() != given.stride():
             set_storage(given, given.untyped_storage(), given.storage_offset(), own.shape, own.stride())
-    elif given.shape != own.shape:
-        new = fresh(own, index_of(given))
-        set_storage(given, new.untyped_storage(), new.storage_offset(), new.shape, new.stride())
-    elif own.numel():
-        memory.copy_(own)
+        return
+    if given.shape != own.shape:
+        storage, offset = given.untyped_storage(), given.storage_offset()
+        if _end(own, offset) > storage.nbytes():
+            resizing.resize(storage, _end(own, offset))  # every tensor that has the storage sees the change
+        set_storage(given, storage, offset, own.shape, own.stride())
+    if own.numel():
+        memory_of(given).copy_(own)
 
 
 class Results:
