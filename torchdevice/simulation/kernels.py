@@ -412,7 +412,7 @@ def _fits(tensor: torch.Tensor) -> bool:
     return _end(tensor, tensor.storage_offset()) <= tensor.untyped_storage().nbytes()
 
 
-def _end(tensor: torch.Tensor, offset: int) -> int:
+def _end(tensor: torch.Tensor, offset: Any) -> int:
     """Return the bytes of a storage in which a tensor of this shape just fits, ``offset`` elements from the start."""
     if not tensor.numel():
         return 0
