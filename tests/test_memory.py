@@ -187,11 +187,12 @@ def test_a_snapshot_inside_a_transform(recording: torchdevice.Scope, transform: 
 
 
 def test_a_snapshot_beside_a_trace(recording: torchdevice.Scope) -> None:
-    """A functional tensor has no address."""
+    """A functional tensor has no address, nor has one whose storage a compiler made to say so."""
     x = torch.ones(311, device="cuda")
-    functional = torch._to_functional_tensor(x)
+    functional, fake = torch._to_functional_tensor(x), torch.ones(3, device="cuda")
+    torch._C._set_throw_on_mutable_data_ptr(fake)
     found = [block["data_ptr"] for segment in torch.cuda.memory._snapshot()["segments"] for block in segment["blocks"]]
-    assert functional.shape == (311,) and found.count(x.untyped_storage().data_ptr()) == 1
+    assert (*functional.shape, *fake.shape) == (311, 3) and found.count(x.untyped_storage().data_ptr()) == 1
 
 
 def test_a_dumped_snapshot_is_read_by_torchs_own_viewer(recording: torchdevice.Scope, tmp_path: Path) -> None:

@@ -151,8 +151,16 @@ def _dense(tree: Any, device_type: str) -> Iterator[torch.Tensor]:
             if type(leaf) in _PLAIN and leaf.layout is torch.strided and leaf.device.type == device_type:
                 while _is_wrapped(leaf):  # by a transform of torch.func; the memory is that of the innermost tensor
                     leaf = _unwrapped(leaf)
-                if not _is_functional(leaf):  # such a tensor stands for the one that a trace will make
+                if _has_address(leaf):
                     yield leaf
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a compiler's tensor, which stands for the one that a graph will make
+        return False
+    return not _is_functional(tensor)
 
 
 _is_wrapped = require(torch._C._functorch, "is_functorch_wrapped_tensor")

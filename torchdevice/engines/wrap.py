@@ -44,6 +44,8 @@ class EntryPoint:
     It compares, hashes, pickles and inspects as the original, because torch and programs keep tables of functions.
     """
 
+    original: Any = None  # until __init__ has run, before which Dynamo asks what the object is
+
     def __init__(self, original: Any):
         functools.update_wrapper(self, original)
         self.original = original
