@@ -227,13 +227,25 @@ class TestWhatIsWrapped:
             torch._C._cuda_attach_out_of_memory_observer(lambda *facts: observed.append(facts))
             column = torch.ones(1 << 22, 1, device="cuda")
             try:
-                column @ column.T
+                column * column.T  # a matrix product is wrapped where half products are computed in float32
             except torch.cuda.OutOfMemoryError as error:
                 assert isinstance(error, torch.cuda.OutOfMemoryError)
                 assert str(error) == "CUDA out of memory. Tried to allocate 65536.00 GiB. (cpu stands in.)"
             assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError
         assert len(observed) == 1
         assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError
+
+    @pytest.mark.parametrize("engine", ["mode", "wrap"])
+    @pytest.mark.parametrize("raised", [RuntimeError(), RuntimeError(1)])
+    def test_errors_without_a_text_pass(self, raised: RuntimeError, engine: Any) -> None:
+        def fail(grad: torch.Tensor) -> None:
+            raise raised
+
+        with torchdevice.portable("cpu", engine=engine), pytest.raises(RuntimeError) as caught:
+            x = torch.ones(1, requires_grad=True)
+            x.register_hook(fail)
+            x.backward()
+        assert caught.value is raised
 
     @pytest.mark.parametrize("engine", ["mode", "wrap"])
     @pytest.mark.parametrize("raised", [RuntimeError("another"), ValueError("DefaultCPUAllocator: not enough memory")])
