@@ -42,6 +42,13 @@ SUPPLIED_OTHERWISE = {
     "_xpu_XPUAllocator": "a type, named in annotations",
     "_CUDAGreenContext": "the class above it refuses (cuda/green_contexts.py)",
     "_accelerator_getAllocatorSettings": "named in a list of Dynamo's; torch calls it nowhere",
+    **dict.fromkeys(
+        (
+            f"_accelerator_hooks_{name}"
+            for name in ("set_current_device", "get_current_device", "maybe_exchange_device")
+        ),
+        "torch.mtia asks them, on torch 2.10",
+    ),
     "_acceleratorGraph": "the class above it makes a stand-in (accelerator.py)",
     "_cuda_CUDAAllocator": "a type, named in annotations",
     "_cuda_CUDAAllocator_AllocatorState": "a type, named in annotations",

@@ -274,6 +274,10 @@ def _patches_of_newer_names() -> list[Patch]:
         found.append(replaced_function(torch.xpu.XPUGraph, "__new__", _new_graph, native_to=XPU))
     if hasattr(torch.xpu, "MemPool"):
         found.append(replaced_function(torch.xpu.MemPool, "__new__", _new_pool, native_to=XPU))
+    if hasattr(torch.xpu, "list_gpu_processes"):
+        found.append(
+            replaced_in_importers(torch.xpu.memory, "list_gpu_processes", memory.list_gpu_processes, native_to=XPU)
+        )
     if hasattr(torch.xpu, "XPUPluggableAllocator"):
         found.append(memory_pools.refuses_allocators(torch.xpu.XPUPluggableAllocator, native_to=XPU))
     readings = {"utilization": _utilization, "device_memory_used": memory.device_memory_used}
@@ -323,7 +327,7 @@ AS_IN_CUDA = """
     Event StreamContext can_device_access_peer change_current_allocator current_device current_stream
     default_generators device device_count device_memory_used device_of empty_cache get_device_name
     get_per_process_memory_fraction get_rng_state get_rng_state_all graph graph_pool_handle init initial_seed
-    is_current_stream_capturing is_initialized make_graphed_callables manual_seed manual_seed_all
+    is_current_stream_capturing is_initialized list_gpu_processes make_graphed_callables manual_seed manual_seed_all
     max_memory_allocated max_memory_reserved mem_get_info memory_allocated memory_reserved memory_snapshot
     memory_stats memory_stats_as_nested_dict MemPool reset_accumulated_memory_stats reset_peak_memory_stats seed
     seed_all set_device set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream Stream stream

@@ -225,7 +225,8 @@ def list_processes(context: Context, device: int) -> str:
     return "\n".join([f"GPU:{device}", *lines])
 
 
-def _list_gpu_processes(context: Context, original: Any, device: Any = None) -> str:
+def list_gpu_processes(context: Context, original: Any, device: Any = None) -> str:
+    """Replace ``torch.cuda.list_gpu_processes``."""
     return list_processes(context, torch.cuda._utils._get_device_index(device, optional=True))
 
 
@@ -266,6 +267,6 @@ def patches() -> list[Patch]:
             replaced_in_importers(torch.cuda.memory, name, _figure(field), native_to="cuda")
             for name, field in _ONE_FIGURE.items()
         ),
-        replaced_in_importers(torch.cuda.memory, "list_gpu_processes", _list_gpu_processes, native_to="cuda"),
+        replaced_in_importers(torch.cuda.memory, "list_gpu_processes", list_gpu_processes, native_to="cuda"),
         replaced_function(torch.cuda, "device_memory_used", device_memory_used, native_to="cuda"),
     ]
