@@ -28,16 +28,11 @@ itself garbage."""
 
 
 class Leaving:
-    """What leaves, for one ``with`` statement.
-
-    Args:
-        leave: Leaves. It may be called again, and before anything was entered.
-    """
+    """What leaves, for one ``with`` statement. :meth:`late` says how."""
 
     _watcher: object = None
 
-    def __init__(self, leave: Callable[[], object]):
-        self._leave = leave
+    def __init__(self) -> None:
         self._thread = threading.get_ident()
 
     def as_exit(self) -> Callable[..., Any]:
@@ -49,12 +44,12 @@ class Leaving:
 
     def exit(self, *exc_info: Any) -> Any:
         """Leave at the end of the block."""
-        self._leave()
+        self.late()
         self.done()
 
     def late(self) -> None:
-        """Leave where :meth:`exit` was kept from it."""
-        self._leave()
+        """Leave where :meth:`exit` was kept from it. It may be called again, and before anything was entered."""
+        raise NotImplementedError
 
     def done(self) -> None:
         """Note that nothing is left to do."""
@@ -67,6 +62,18 @@ class Leaving:
                 self.late()
         finally:
             _unfinished.discard(self)
+
+
+class LeavingBy(Leaving):
+    """Leaves by calling ``leave``."""
+
+    def __init__(self, leave: Callable[[], object]):
+        super().__init__()
+        self._leave = leave
+
+    def late(self) -> None:
+        """Call it."""
+        self._leave()
 
 
 class Exit:
@@ -98,7 +105,7 @@ class _Block:
     __exit__ = Exit(lambda block: _LeavingBlock(block.manager))
 
 
-class _LeavingBlock(Leaving):
+class _LeavingBlock(LeavingBy):
     def __init__(self, manager: Any):
         super().__init__(manager.gen.close)
         self._manager = manager

@@ -47,7 +47,7 @@ class _Leaving(Leaving):
     """One use of a scope by a ``with`` statement."""
 
     def __init__(self, scope: Scope) -> None:
-        super().__init__(self._leave_own)
+        super().__init__()
         self._scope = scope
         self._depth = len(state.entries)
         self._entry: Entry | None = None
@@ -65,7 +65,7 @@ class _Leaving(Leaving):
                 f"entry; it has been left, and the later one is still active."
             )
 
-    def _leave_own(self) -> None:
+    def late(self) -> None:
         if self._entry is None:
             mine = (entry for entry in state.entries[self._depth :] if entry.owner is self._scope)
             self._entry = next(mine, None)

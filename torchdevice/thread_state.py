@@ -23,7 +23,7 @@ from torchdevice.context import Context
 from torchdevice.errors import NotSupportedError
 from torchdevice.families import conventional_modules
 from torchdevice.fidelity import Fidelity
-from torchdevice.leaving import Exit, Leaving
+from torchdevice.leaving import Exit, LeavingBy
 from torchdevice.torch_internals import require
 
 T = TypeVar("T")
@@ -340,7 +340,7 @@ class suspended:
     def __enter__(self) -> None:
         enter(self.entry)
 
-    __exit__ = Exit(lambda each: Leaving(functools.partial(undo, leave, each.entry)))
+    __exit__ = Exit(lambda each: LeavingBy(functools.partial(undo, leave, each.entry)))
 
 
 class lent:
@@ -353,7 +353,7 @@ class lent:
         state.lent[self.mode] = self.context
         _stack(self.mode, self.context)
 
-    __exit__ = Exit(lambda each: Leaving(functools.partial(undo, _take_back, each.mode)))
+    __exit__ = Exit(lambda each: LeavingBy(functools.partial(undo, _take_back, each.mode)))
 
 
 def _take_back(mode: ContextMode) -> None:

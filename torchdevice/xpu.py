@@ -274,18 +274,15 @@ def _patches_of_newer_names() -> list[Patch]:
         found.append(replaced_function(torch.xpu.XPUGraph, "__new__", _new_graph, native_to=XPU))
     if hasattr(torch.xpu, "MemPool"):
         found.append(replaced_function(torch.xpu.MemPool, "__new__", _new_pool, native_to=XPU))
-    if hasattr(torch.xpu, "list_gpu_processes"):
-        found.append(
-            replaced_in_importers(torch.xpu.memory, "list_gpu_processes", memory.list_gpu_processes, native_to=XPU)
-        )
     if hasattr(torch.xpu, "XPUPluggableAllocator"):
         found.append(memory_pools.refuses_allocators(torch.xpu.XPUPluggableAllocator, native_to=XPU))
-    readings = {"utilization": _utilization, "device_memory_used": memory.device_memory_used}
-    found += [
-        replaced_function(torch.xpu, name, function, native_to=XPU)
-        for name, function in readings.items()
-        if hasattr(torch.xpu, name)
-    ]
+    for module, name, function in (
+        (torch.xpu, "utilization", _utilization),
+        (torch.xpu, "device_memory_used", memory.device_memory_used),
+        (torch.xpu.memory, "list_gpu_processes", memory.list_gpu_processes),
+    ):
+        if hasattr(module, name):
+            found.append(replaced_in_importers(module, name, function, native_to=XPU))
     found += [
         monitoring.refuses(torch.xpu, name, _NO_READING, native_to=XPU)
         for name in _READINGS

@@ -226,8 +226,13 @@ def list_processes(context: Context, device: int) -> str:
 
 
 def list_gpu_processes(context: Context, original: Any, device: Any = None) -> str:
-    """Replace ``torch.cuda.list_gpu_processes``."""
-    return list_processes(context, torch.cuda._utils._get_device_index(device, optional=True))
+    """Replace ``list_gpu_processes`` of the accelerator's module."""
+    return list_processes(context, _module(context)._utils._get_device_index(device, optional=True))
+
+
+def _module(context: Context) -> Any:
+    """Return the module of torch for the accelerator that the program is written for."""
+    return getattr(torch, context.options.written_for)
 
 
 def _figure(field: str) -> Callable[..., int]:
@@ -254,7 +259,7 @@ _ONE_FIGURE = {
 
 def device_memory_used(context: Context, original: Any, device: Any = None) -> int:
     """Return the bytes that the process has reserved."""
-    module = getattr(torch, context.options.written_for)
+    module = _module(context)
     index = module._utils._get_device_index(device, optional=True)
     report(context, f"{module.__name__}.device_memory_used")
     return context.runtime.memory(context.device(index).index or 0).reserved

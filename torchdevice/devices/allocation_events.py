@@ -103,16 +103,14 @@ class OperatorWatcher(TorchDispatchMode):
         if self._stopped:
             return result
         given: set[int] | None = None
-        for tensor in _dense(result, self._device_type):
-            storage = tensor.untyped_storage()
-            address, size = storage.data_ptr(), storage.nbytes()
-            if not size or address in self._known:
+        for storage, block in _memory(result, self._device_type):
+            if not block.size or block.address in self._known:
                 continue
             if given is None:
-                given = {each.untyped_storage().data_ptr() for each in _dense((args, kwargs), self._device_type)}
-            if address not in given:
-                self._known[address] = weakref.ref(storage, self._ended_at(address))
-                self._observer.allocated(Block(tensor.device.index or 0, address, size, size))
+                given = {each.address for _, each in _memory((args, kwargs), self._device_type)}
+            if block.address not in given:
+                self._known[block.address] = weakref.ref(storage, self._ended_at(block.address))
+                self._observer.allocated(block)
         return result
 
     def _ended_at(self, address: int) -> Callable[[Any], None]:
@@ -136,31 +134,26 @@ def held_by_python(device_type: str, index: int) -> list[Block]:
     found: dict[int, Block] = {}
     for each in gc.get_objects():
         if issubclass(type(each), torch.Tensor):
-            for tensor in _dense(each, device_type):
-                storage = tensor.untyped_storage()
-                address, size = storage.data_ptr(), storage.nbytes()
-                if size and (tensor.device.index or 0) == index:
-                    found[address] = Block(index, address, size, size)
+            for _, block in _memory(each, device_type):
+                if block.size and block.device == index:
+                    found[block.address] = block
     return list(found.values())
 
 
-def _dense(tree: Any, device_type: str) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a pytree that have memory of their own on a kind of device."""
+def _memory(tree: Any, device_type: str) -> Iterator[tuple[torch.UntypedStorage, Block]]:
+    """Yield the storages of a pytree's tensors on a kind of device, and where they are."""
     with torch._C.DisableTorchFunction():
         for leaf in pytree.tree_leaves(tree):
             if type(leaf) in _PLAIN and leaf.layout is torch.strided and leaf.device.type == device_type:
                 while _is_wrapped(leaf):  # by a transform of torch.func; the memory is that of the innermost tensor
                     leaf = _unwrapped(leaf)
-                if _has_address(leaf):
-                    yield leaf
-
-
-def _has_address(tensor: torch.Tensor) -> bool:
-    try:
-        tensor.untyped_storage().data_ptr()
-    except RuntimeError:  # a compiler's tensor, which stands for the one that a graph will make
-        return False
-    return not _is_functional(tensor)
+                storage = leaf.untyped_storage()
+                try:
+                    address, size = storage.data_ptr(), storage.nbytes()
+                except RuntimeError:  # a compiler's tensor, which stands for the one that a graph will make
+                    continue
+                if not _is_functional(leaf):  # the same
+                    yield storage, Block(leaf.device.index or 0, address, size, size)
 
 
 _is_wrapped = require(torch._C._functorch, "is_functorch_wrapped_tensor")

@@ -118,16 +118,14 @@ class _Product(LastResort):
         return EntryPoint.__call__(self, *args, **kwargs)
 
 
-class _Attention(LastResort):
+class _Attention(_Product):
     """Attention: a last resort, except where half precision is computed in float32."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         mode = _state.mode
-        if mode is None or mode.context is None or half_products.begins_in_float32(args):
+        if mode is not None and mode.context is not None and mode.context.product_dtypes:
             return super().__call__(*args, **kwargs)
-        if mode.context.product_dtypes:
-            return EntryPoint.__call__(self, *args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        return LastResort.__call__(self, *args, **kwargs)
 
 
 def kinds(cls: type[EntryPoint] = EntryPoint) -> Iterator[type[EntryPoint]]:
