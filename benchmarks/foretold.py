@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchdevice import errors
-from torchdevice.call_sites import PROGRAM, kind_of_file
 from torchdevice.check import Finding, Target, Verdict
-from torchdevice.check.checking import check_file
-from torchdevice.check.comparing import Event, covers, events_of, foretells
-from torchdevice.check.surroundings import PACKAGES
+from torchdevice.check.against_report import Event, covers, events_of, foretells
+from torchdevice.check.checker import check_file
+from torchdevice.check.environment_rules import PACKAGES
 from torchdevice.cli.progress import track
+from torchdevice.journal.callers import PROGRAM, kind_of_file
 from torchdevice.report import Report
 
 HERE = Path(__file__).parent

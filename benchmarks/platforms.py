@@ -30,7 +30,10 @@ PAGE = ROOT / "docs" / "platforms.md"
 FIGURES = ROOT / "benchmarks" / "platforms.json"
 """The latest run in each environment with each engine, of which the page is made."""
 
-TESTS = ("tests/test_scope.py", "tests/test_torch_cuda.py", "tests/test_amp.py", "tests/test_data.py")
+TESTS = tuple(
+    f"tests/{name}.py"
+    for name in ("core/test_scope", "cuda/test_torch_cuda", "torch_apis/test_amp", "torch_apis/test_data")
+)
 """The part of the suite: scopes, ``torch.cuda``, mixed precision, loading of files and data."""
 
 ENVIRONMENTS = ("3.10:2.10.0", "3.11:2.11.0", "3.12:2.12.0", "3.11:2.13.0", "3.13:2.14.1", "3.14:2.15.0")

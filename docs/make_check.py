@@ -12,7 +12,7 @@ from typing import Any
 from generated import write_or_check
 
 from torchdevice.check import RULES
-from torchdevice.check.surroundings import PACKAGES
+from torchdevice.check.environment_rules import PACKAGES
 
 PAGE = Path(__file__).with_name("check.md")
 

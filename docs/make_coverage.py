@@ -10,7 +10,9 @@ from pathlib import Path
 
 from generated import write_or_check
 
-from torchdevice import installed, public_names, supplied
+from torchdevice import installed
+from torchdevice.check import public_names
+from torchdevice.core import bindings
 from torchdevice.engines import dtype_gaps
 
 PAGE = Path(__file__).with_name("coverage.md")
@@ -75,7 +77,7 @@ _TABLE = """
 """
 
 
-Declared = supplied.Supplied | public_names.Declared
+Declared = bindings.Supplied | public_names.Declared
 
 
 def on(declared: Declared, target: str) -> tuple[str, str]:
@@ -123,7 +125,7 @@ def dtypes() -> str:
 def page() -> str:
     """Return the page for the installed package."""
     assert installed.AREAS  # importing these modules has registered the names that they supply
-    return HEADER + _PUBLIC + modules() + _PRIVATE + _TABLE + rows(supplied.SUPPLIED) + dtypes()
+    return HEADER + _PUBLIC + modules() + _PRIVATE + _TABLE + rows(bindings.SUPPLIED) + dtypes()
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Write torchdevice/simulation/cuda_dtypes.py from torch's own database of operators, or check it (--check).
+"""Write torchdevice/simulation/refusals/cuda_dtypes.py from torch's own database of operators, or check it (--check).
 
 The database (``torch.testing._internal.common_methods_invocations.op_db``) says for each public function which dtypes
 the CPU and which CUDA takes. This script runs the database's samples on the CPU and looks which operators of ATen they

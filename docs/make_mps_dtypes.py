@@ -1,4 +1,4 @@
-"""Write torchdevice/simulation/mps_dtypes.py from the lists of torch's own tests, or check it (--check).
+"""Write torchdevice/simulation/refusals/mps_dtypes.py from the lists of torch's own tests, or check it (--check).
 
 Three lists say which dtypes a public function lacks on MPS: ``dtypesIfMPS`` of the database of operators, and in
 ``torch/testing/_internal/common_mps.py`` the functions that are expected to fail in some dtypes, and those that support

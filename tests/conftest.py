@@ -25,9 +25,10 @@ import sweeping
 import torch
 
 import torchdevice
-from torchdevice import choosing, patching, thread_state
+from torchdevice import target_selection
+from torchdevice.core import patching, thread_state
 from torchdevice.devices import runtime as runtimes
-from torchdevice.on_cpu import missing_operators
+from torchdevice.fallback import missing_operators
 
 torch.set_num_threads(1)
 
@@ -373,9 +374,9 @@ class MetaRuntime(runtimes.Runtime):
 def meta_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``"meta"`` be a target."""
     runtime = MetaRuntime()
-    known, find = choosing.target_names, choosing.runtime
-    monkeypatch.setattr(choosing, "target_names", lambda: (*known(), "meta"))
-    monkeypatch.setattr(choosing, "runtime", lambda kind: runtime if kind == "meta" else find(kind))
+    known, find = target_selection.target_names, target_selection.runtime
+    monkeypatch.setattr(target_selection, "target_names", lambda: (*known(), "meta"))
+    monkeypatch.setattr(target_selection, "runtime", lambda kind: runtime if kind == "meta" else find(kind))
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ import torch.cuda.sparse
 import torch.cuda.tunable
 
 import torchdevice
-from torchdevice import thread_state
-from torchdevice.xpu import AS_IN_CUDA
+from torchdevice.accelerators.xpu import AS_IN_CUDA
+from torchdevice.core import thread_state
 
 _SUBMODULES = """
     amp comm gds graphs green_contexts jiterator memory nccl nvtx profiler random sparse streams tunable _sanitizer

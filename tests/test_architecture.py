@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import torchdevice
-from torchdevice.families import FAMILIES
+from torchdevice.devices.accelerators import FAMILIES
 
 pytestmark = pytest.mark.one_engine
 
@@ -19,48 +19,24 @@ PACKAGE = Path(torchdevice.__file__).parent
 
 # From the bottom up. A folder is one room. Each room may import the rooms before it, also for types and in functions.
 ROOMS = [
-    "leaving",
-    "collector",
     "errors",
-    "torch_internals",
-    "fidelity",
-    "switch",
-    "namesake",
+    "foundation",
+    "lowlevel",
     "version",
-    "tracebacks",
-    "run_folder",
-    "logs",
-    "device_properties",
-    "families",
-    "device_models",
-    "options",
-    "spelling",
-    "call_sites",
-    "findings",
-    "journal",
-    "decorating",
-    "dispatch_modes",
     "devices",
-    "context",
-    "thread_state",
-    "patching",
-    "importing",
-    "placement",
-    "on_cpu",
-    "known_faults",
-    "dtypes",
-    "supplied",
+    "options",
+    "journal",
+    "core",
+    "fallback",
+    "mps_workarounds",
     "engines",
     "cuda",
-    "mps",
-    "xpu",
-    "accelerator",
+    "accelerators",
     "torch_apis",
     "compile",
     "simulation",
-    "choosing",
+    "target_selection",
     "installed",
-    "public_names",
     "report",
     "check",
     "verify",
@@ -128,7 +104,8 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 GRAPH = {name: imports(name) for name in MODULES}
-GRAPH["installed"] |= set(FAMILIES) & set(MODULES)  # imported by name: each family has a file of its name
+# Imported by name: each family has a file of its name.
+GRAPH["installed"] |= {f"accelerators.{family}" for family in FAMILIES} & set(MODULES)
 
 
 def test_no_file_imports_in_a_circle() -> None:
@@ -235,7 +212,7 @@ def compared(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name in MODULES if room_of(name) not in ("devices", "simulation", "choosing"))
+    "name", sorted(name for name in MODULES if room_of(name) not in ("devices", "simulation", "target_selection"))
 )
 def test_no_device_type_is_asked_for_outside_the_devices(name: str) -> None:
     """A comparison such as ``target == "mps"`` belongs in a runtime. One with what programs spell is allowed."""

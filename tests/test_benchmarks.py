@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run_python
+from places import ROOT
 
 pytestmark = pytest.mark.one_engine
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_a_case_as_a_table_and_as_json(tmp_path: Path) -> None:

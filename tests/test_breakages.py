@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import OUT_OF_TREE, free_port, plain_torch, run_program
+from places import ROOT
 
 import torchdevice
 from torchdevice.errors import NotSupportedError
@@ -457,7 +458,7 @@ def test_row_64_private_names() -> None:
 
 
 def test_every_tested_row_is_in_the_documentation() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "breakages.md").read_text()
+    page = (ROOT / "docs" / "breakages.md").read_text()
     documented = re.findall(r"^\| (\d+) \|.+\|.+\|.+\|$", page, re.MULTILINE)
     assert documented == [str(row) for row in range(1, len(documented) + 1)]
     tested = {

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import run_command, run_python
+from places import ROOT
 
 # Each test starts processes, so the default run takes a sample.
 pytestmark = [pytest.mark.sampled(2), pytest.mark.one_engine]
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 
 ARGUMENTS = {
     "finetune_gpt2": ["--steps", "8"],

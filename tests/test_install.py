@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 from conftest import run_python
+from places import ROOT
 
 import torchdevice
-from torchdevice import collector
+from torchdevice.foundation import garbage_collection
 
 PACKAGE = Path(torchdevice.__file__).parent
 
-ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.one_engine
 
@@ -148,7 +148,7 @@ class TestImport:
     def test_a_collector_that_is_off_stays_off(self) -> None:
         gc.disable()
         try:
-            with collector.paused():
+            with garbage_collection.paused():
                 assert not gc.isenabled()
             assert not gc.isenabled()
         finally:

@@ -19,10 +19,11 @@ import torch
 from facade_cases import CASES, MODULES
 
 import torchdevice
-from torchdevice import installed, supplied
+from torchdevice import installed
+from torchdevice.check.public_names import PUBLIC_NAMES, TARGETS, UNTOUCHED
+from torchdevice.core import bindings
 from torchdevice.errors import FidelityError, NotSupportedError, PortabilityWarning
-from torchdevice.fidelity import Fidelity
-from torchdevice.public_names import PUBLIC_NAMES, TARGETS, UNTOUCHED
+from torchdevice.foundation.fidelity import Fidelity
 
 pytestmark = pytest.mark.one_engine
 
@@ -49,7 +50,7 @@ SUPPLIED_OTHERWISE = {
         ),
         "torch.mtia asks them, on torch 2.10",
     ),
-    "_acceleratorGraph": "the class above it makes a stand-in (accelerator.py)",
+    "_acceleratorGraph": "the class above it makes a stand-in (accelerators/accelerator_api.py)",
     "_cuda_CUDAAllocator": "a type, named in annotations",
     "_cuda_CUDAAllocator_AllocatorState": "a type, named in annotations",
     "_cudart": "torch.cuda keeps it in a global (cuda/cudart.py)",
@@ -76,14 +77,14 @@ def mentioned() -> set[str]:
 
 def test_every_name_of_the_c_module_is_declared() -> None:
     assert installed.AREAS
-    declared = {name.removeprefix("torch._C.") for name in supplied.SUPPLIED}
+    declared = {name.removeprefix("torch._C.") for name in bindings.SUPPLIED}
     names = mentioned()
     assert len(names) > 120
     assert names - declared - SUPPLIED_OTHERWISE.keys() == set()
 
 
 def test_every_binding_says_what_it_does() -> None:
-    for each in supplied.SUPPLIED.values():
+    for each in bindings.SUPPLIED.values():
         assert isinstance(each.fidelity, Fidelity) and each.note, each.name
         assert set(each.on) <= set(TARGETS), each.name
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 from conftest import run_command, run_python
+from places import ROOT
 
 import torchdevice
 from torchdevice import options as record
 from torchdevice.options import Options
 
 pytestmark = pytest.mark.one_engine
-
-ROOT = Path(__file__).parent.parent
 
 
 @dataclasses.dataclass(frozen=True)

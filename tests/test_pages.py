@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from conftest import run_python
+from places import ROOT
 from torch import nn
 
 import torchdevice
-
-ROOT = Path(__file__).parent.parent
 
 PAGES = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 
@@ -68,7 +67,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_every_block_says_its_language() -> None:
     # ini, yaml, and the Python of nox: tests/test_recipes.py. ipython: tests/test_magics.py. toml:
-    # tests/test_device_models.py. text: what is printed.
+    # tests/devices/test_device_models.py. text: what is printed.
     known = {"python", "sh", "ini", "yaml", "toml", "ipython", "text", "markdown"}
     assert {(block.page, block.line) for block in blocks() if block.language not in known} == set()
     assert all((ROOT / page).read_text().count("```") % 2 == 0 for page in PAGES)
@@ -122,7 +121,7 @@ def raised(block: Block) -> Any:
 
 
 def is_run_elsewhere(block: Block) -> bool:
-    """Whether tests/test_recipes.py runs a block, a file of tests or nox's, or tests/test_verify.py."""
+    """Whether tests/test_recipes.py runs a block, a file of tests or nox's, or tests/verify/test_verify.py."""
     return any(word in block.text for word in ("def test_", "import nox", "torch.library.Library", "def run(device)"))
 
 
@@ -168,7 +167,7 @@ ELSEWHERE = {
     "cr-": "takes hours",
     "mkdocs": ".ci/check builds the site",
     "python -m benchmarks": "tests/test_benchmarks.py",
-    "torchdevice completion": "writes into the home folder; tests/test_cli.py asks it",
+    "torchdevice completion": "writes into the home folder; tests/cli/test_cli.py asks it",
 }
 """What commands begin with that are not run here, and why."""
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import run_python
+from places import ROOT
 
-PAGE = Path(__file__).parent.parent / "docs" / "testing.md"
+PAGE = ROOT / "docs" / "testing.md"
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 

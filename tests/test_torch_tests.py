@@ -9,8 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
-sys.path.append(str(Path(__file__).parent.parent))  # last, so that the installed package is the one that is tested
+sys.path.append(str(ROOT))  # last, so that the installed package is the one that is tested
 
 from benchmarks import torch_tests
 from benchmarks.torch_tests import Options, Result

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from places import ROOT
 
-from torchdevice import choosing
+from torchdevice import target_selection
 from torchdevice.cli import main
-
-ROOT = Path(__file__).parents[1]
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -72,5 +71,7 @@ def test_the_command_line_takes_their_arguments() -> None:
         given = main.parser().parse_args(arguments)
         target = getattr(given, "target", None)
         assert (
-            target is None or choosing.is_simulated(target) or target in (*choosing.target_names(), "mps-on-simulated")
+            target is None
+            or target_selection.is_simulated(target)
+            or target in (*target_selection.target_names(), "mps-on-simulated")
         )

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from torchdevice.activation import enable as enable
     from torchdevice.activation import portable as portable
     from torchdevice.activation import simulate as simulate
-    from torchdevice.call_sites import Site as Site
-    from torchdevice.choosing import TorchDevice as TorchDevice
     from torchdevice.devices.module import ModuleRuntime as ModuleRuntime
     from torchdevice.devices.registry import register_runtime as register_runtime
     from torchdevice.devices.runtime import Mark as Mark
     from torchdevice.devices.runtime import Memory as Memory
     from torchdevice.devices.runtime import Runtime as Runtime
     from torchdevice.devices.runtime import Stat as Stat
-    from torchdevice.fidelity import Fidelity as Fidelity
-    from torchdevice.journal import Entry as Entry
-    from torchdevice.journal import Journal as Journal
+    from torchdevice.foundation.fidelity import Fidelity as Fidelity
+    from torchdevice.journal.callers import Site as Site
+    from torchdevice.journal.journal import Entry as Entry
+    from torchdevice.journal.journal import Journal as Journal
     from torchdevice.options import Options as Options
     from torchdevice.report import Report as Report
     from torchdevice.scope import Scope as Scope
+    from torchdevice.target_selection import TorchDevice as TorchDevice
     from torchdevice.transfer import DeviceSpec as DeviceSpec
     from torchdevice.transfer import Prefetcher as Prefetcher
     from torchdevice.transfer import ToDevice as ToDevice
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "DeviceSpec": "transfer",
-    "Entry": "journal",
-    "Fidelity": "fidelity",
-    "Journal": "journal",
+    "Entry": "journal.journal",
+    "Fidelity": "foundation.fidelity",
+    "Journal": "journal.journal",
     "Mark": "devices.runtime",
     "Memory": "devices.runtime",
     "ModuleRuntime": "devices.module",
@@ -52,10 +52,10 @@ _MODULES = {
     "Report": "report",
     "Runtime": "devices.runtime",
     "Scope": "scope",
-    "Site": "call_sites",
+    "Site": "journal.callers",
     "Stat": "devices.runtime",
     "ToDevice": "transfer",
-    "TorchDevice": "choosing",
+    "TorchDevice": "target_selection",
     "current": "activation",
     "disable": "activation",
     "enable": "activation",
@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'torchdevice' has no attribute {name!r}")
     importlib.import_module("torch")  # first, so that its entry point finds this package whole
-    with importlib.import_module("torchdevice.collector").paused():
+    with importlib.import_module("torchdevice.foundation.garbage_collection").paused():
         value = getattr(importlib.import_module(f"torchdevice.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

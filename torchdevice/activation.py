@@ -10,13 +10,13 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 
-from torchdevice import choosing
 from torchdevice import options as _options
-from torchdevice.engines import held
+from torchdevice import target_selection
+from torchdevice.core.thread_state import state, undo
+from torchdevice.engines import held_functions
 from torchdevice.errors import ScopeError
 from torchdevice.options import Options
 from torchdevice.scope import Joining, Scope, leave
-from torchdevice.thread_state import state, undo
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -90,8 +90,8 @@ def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **option
     """
     if isinstance(profile, Mapping):
         profile = json.dumps(profile)
-    name = f"{choosing.SIMULATED}:{profile}"
-    if not isinstance(profile, str) or not choosing.is_simulated(name) or choosing.names_count(name):
+    name = f"{target_selection.SIMULATED}:{profile}"
+    if not isinstance(profile, str) or not target_selection.is_simulated(name) or target_selection.names_count(name):
         raise ValueError(
             f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps' or 'strict', and count= for the "
             f"number of devices."
@@ -138,7 +138,7 @@ def enable_again(options: Options, *, propagate: bool) -> Scope:
         scope: Scope = last.owner
         if scope.options == options and bool(last.environment) is propagate:
             return scope
-        choosing.resolve(options)  # raises, if it does, before the scope in force is left
+        target_selection.resolve(options)  # raises, if it does, before the scope in force is left
         disable()
     return enable_chosen(options, propagate=propagate)
 
@@ -151,7 +151,7 @@ def is_enabled() -> bool:
 def enable_chosen(options: Options, *, propagate: bool) -> Scope:
     """Activate a scope with a complete record of options, as :func:`enable` does."""
     whole_process = options.engine == "auto" and not state.entries
-    scope = Scope(options, auto=held.engine() if whole_process else "mode")
+    scope = Scope(options, auto=held_functions.engine() if whole_process else "mode")
     scope.__enter__()
     entry = scope._entry_to_leave()
     try:
@@ -168,7 +168,7 @@ def variables_of(scope: Scope) -> dict[str, str | None]:
     found = _options.to_environment(context.options)
     found[_options.variable_of("target")] = context.runtime.target
     found[_options.variable_of("engine")] = scope.options.engine
-    if choosing.names_count(context.runtime.target):
+    if target_selection.names_count(context.runtime.target):
         found[_options.variable_of("devices")] = None
     return found
 

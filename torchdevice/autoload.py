@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 
-from torchdevice.switch import REPORT, SWITCH, switched_on
+from torchdevice.foundation.environment import REPORT, SWITCH, switched_on
 
 
 def activate() -> None:
@@ -19,16 +19,17 @@ def activate() -> None:
     if not switched_on():
         return
     try:
-        from torchdevice import collector
+        from torchdevice.foundation import garbage_collection
 
-        with collector.paused():
+        with garbage_collection.paused():
             _enable()
     except Exception as error:
         _report(error)
 
 
 def _enable() -> None:
-    from torchdevice import activation, options, run_folder
+    from torchdevice import activation, options
+    from torchdevice.foundation import run_folder
 
     if activation.current() is not None:
         return
@@ -72,7 +73,7 @@ def _report(error: Exception) -> None:
 
 def _is_first_to_say(line: str) -> bool:
     try:
-        from torchdevice import logs
+        from torchdevice.foundation import logs
 
         return logs.claim(line)
     except Exception:  # the installation is broken, which is what is to be said

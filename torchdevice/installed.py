@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from torchdevice import accelerator, supplied
+from torchdevice.accelerators import accelerator_api
 from torchdevice.compile import torch_compile
+from torchdevice.core import bindings
+from torchdevice.core.patching import Installation, Patch
 from torchdevice.cuda import (
     comm,
     cudart,
     cudnn,
-    devices,
+    device_queries,
     gds,
     graphs,
     green_contexts,
@@ -26,25 +28,20 @@ from torchdevice.cuda import (
     unsupported,
     versions,
 )
-from torchdevice.families import FAMILIES
-from torchdevice.patching import Installation, Patch
+from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.torch_apis import (
     autocast,
     autograd,
     batch_norm,
     cpp_extension,
-    cuda_checks,
-    data_parallel,
     default_device,
-    distributed,
-    divided_attention,
-    dtensor,
     factories,
     flex_attention,
     generator,
     jit,
     legacy_types,
     library,
+    library_patches,
     modules,
     optimizers,
     profiler,
@@ -55,14 +52,15 @@ from torchdevice.torch_apis import (
     tensor_cycles,
     test_case,
     threads,
-    warned_lines,
+    warning_locations,
 )
+from torchdevice.torch_apis.distributed import data_parallel, dtensor, process_groups, sharded_attention
 
-FAMILY_MODULES = tuple(import_module(f"torchdevice.{family}") for family in FAMILIES if family != "cuda")
-"""``mps.py`` and the others beside it: each has the name of its family. CUDA has a folder, listed below."""
+FAMILY_MODULES = tuple(import_module(f"torchdevice.accelerators.{family}") for family in FAMILIES if family != "cuda")
+"""Each file of ``accelerators/`` has the name of its family. CUDA has a folder, listed below."""
 
 AREAS = (
-    devices,
+    device_queries,
     cudart,
     nvtx,
     monitoring,
@@ -76,7 +74,7 @@ AREAS = (
     streams,
     *FAMILY_MODULES,
     graphs,
-    accelerator,
+    accelerator_api,
     generator,
     legacy_types,
     storage,
@@ -94,17 +92,17 @@ AREAS = (
     test_case,
     serialization,
     threads,
-    warned_lines,
+    warning_locations,
     torch_compile,
     profiler,
     sanitizer,
     tensor_cycles,
     jit,
     data_parallel,
-    distributed,
+    process_groups,
     dtensor,
-    divided_attention,
-    cuda_checks,
+    sharded_attention,
+    library_patches,
 )
 """The modules of this package with a function ``patches()``."""
 
@@ -113,7 +111,7 @@ ONLY_SUPPLYING = (gds, memory_history, nccl, unsupported, versions)
 
 
 def _patches() -> list[Patch]:
-    return [*supplied.patches(), *(patch for area in AREAS for patch in area.patches())]
+    return [*bindings.patches(), *(patch for area in AREAS for patch in area.patches())]
 
 
 INSTALLATION = Installation(_patches)

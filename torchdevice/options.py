@@ -20,9 +20,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from torchdevice import device_models, device_properties
-from torchdevice.families import FAMILIES, Family
-from torchdevice.switch import SAID, SWITCH
+from torchdevice.devices import device_models, device_properties
+from torchdevice.devices.accelerators import FAMILIES, Family
+from torchdevice.foundation.environment import SAID, SWITCH
 
 if TYPE_CHECKING:
     import torch

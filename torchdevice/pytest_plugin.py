@@ -17,8 +17,8 @@ import pytest
 
 from torchdevice import options as _options
 from torchdevice.cli.reports import report_file
+from torchdevice.foundation.environment import switched_off, switched_on
 from torchdevice.pytest_summary import Summary
-from torchdevice.switch import switched_off, switched_on
 
 if TYPE_CHECKING:
     from torchdevice import Scope
@@ -55,8 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # A configuration file says where tests run, unless `torchdevice run pytest` does.
         if "target" in given or ("target" in configured and not switched_on()):
             with switched_off():
-                from torchdevice import activation, choosing
-            chosen = choosing.options_of_tests(given, **configured)
+                from torchdevice import activation, target_selection
+            chosen = target_selection.options_of_tests(given, **configured)
             scope = config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True)
             config.pluginmanager.register(Summary(scope, config.getoption(_REPORT)))
     except _errors() as error:
@@ -136,11 +136,11 @@ def simulated_accelerator(request: pytest.FixtureRequest) -> Iterator[Scope]:
 
     A test chooses others by ``@pytest.mark.parametrize("simulated_accelerator", ["cuda:2", "mps"], indirect=True)``.
     """
-    from torchdevice import activation, choosing
+    from torchdevice import activation, target_selection
 
     chosen = getattr(request, "param", None)
     active = activation.current()
-    if chosen is None and active is not None and choosing.is_simulated(active.runtime.target):
+    if chosen is None and active is not None and target_selection.is_simulated(active.runtime.target):
         yield active
         return
     with _scope_on(request.config, chosen or "cuda", {}) as scope:
@@ -168,17 +168,17 @@ def _scope_of_mark(config: pytest.Config, mark: pytest.Mark) -> Scope:
 
 def _scope_on(config: pytest.Config, profile: str, options: Mapping[str, Any]) -> Scope:
     """Return a scope on the simulated devices that a text such as ``"cuda:2"`` names."""
-    from torchdevice.choosing import SIMULATED
+    from torchdevice.target_selection import SIMULATED
 
     return _scope_with(config, {**options, "target": f"{SIMULATED}:{str(profile).removeprefix(f'{SIMULATED}:')}"})
 
 
 def _scope_with(config: pytest.Config, options: Mapping[str, Any]) -> Scope:
     """Return a scope with options that a test gives, and for the rest those of the configuration."""
-    from torchdevice import choosing
+    from torchdevice import target_selection
     from torchdevice.scope import Scope
 
-    return Scope(choosing.options_of_tests(options, **{**_configured(config), **_given(config)}))
+    return Scope(target_selection.options_of_tests(options, **{**_configured(config), **_given(config)}))
 
 
 def _given(config: pytest.Config) -> dict[str, Any]:

@@ -52,9 +52,9 @@ class Summary:
         if self._shown:
             show_report(self._shown, report)
         elif report.rows and terminalreporter.verbosity >= 0:
-            from torchdevice.report import text
+            from torchdevice.report import plain_text
 
             terminalreporter.section("torchdevice")
-            for line in text.heading(report)[1:]:
+            for line in plain_text.heading(report)[1:]:
                 terminalreporter.line(line)
             terminalreporter.line("  --torchdevice-report says which, --torchdevice-report=FILE.html writes a page")

@@ -6,7 +6,7 @@ innermost. Leaving undoes exactly that.
 
 Both are atomic. An interrupt at any line leaves the thread wholly in the scope or wholly out of it: each step can be
 repeated, so whoever is interrupted does all of them again. A ``with`` statement whose ``__exit__`` is interrupted
-before it could begin leaves when it drops that, see ``leaving.py``.
+before it could begin leaves when it drops that, see ``foundation/interrupt_safe_exit.py``.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 
-from torchdevice import choosing, thread_state
-from torchdevice.context import Context
-from torchdevice.decorating import decorated
+from torchdevice import target_selection
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import do_all
+from torchdevice.core.thread_state import Entry, state, undo
 from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import wrap
 from torchdevice.engines.mode import DeviceMode, of_this_thread
 from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError
+from torchdevice.fallback import missing_operators, refused_backward
+from torchdevice.foundation.decorating import decorated
+from torchdevice.foundation.interrupt_safe_exit import Exit, Leaving
+from torchdevice.foundation.logs import configure_logging
+from torchdevice.foundation.tracebacks import trim
 from torchdevice.installed import INSTALLATION
-from torchdevice.journal import Journal
-from torchdevice.known_faults import installing
-from torchdevice.leaving import Exit, Leaving
-from torchdevice.logs import configure_logging
-from torchdevice.on_cpu import missing_operators, refused_backward
+from torchdevice.journal.journal import Journal
+from torchdevice.mps_workarounds import installing
 from torchdevice.options import Options
-from torchdevice.patching import do_all
-from torchdevice.thread_state import Entry, state, undo
-from torchdevice.tracebacks import trim
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -125,7 +126,7 @@ class Scope(AbstractContextManager["Scope"]):
             if not context.entries:
                 context.count_devices_again()
             return context
-        runtime, fitting = choosing.resolve(self.options)
+        runtime, fitting = target_selection.resolve(self.options)
         if fitting.engine == "auto":
             fitting = dataclasses.replace(fitting, engine=self._auto)
         if context is not None and context.runtime is runtime:
@@ -135,7 +136,7 @@ class Scope(AbstractContextManager["Scope"]):
         return self._context
 
     def _is_of_named_target(self, context: Context) -> bool:
-        return self.options.target is not None and context.machine is choosing.machine_of(self.options)
+        return self.options.target is not None and context.machine is target_selection.machine_of(self.options)
 
     def _join(self, context: Context, forced_cpu: bool) -> Joining:
         return Joining(self, context, forced_cpu)

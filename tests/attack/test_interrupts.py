@@ -24,7 +24,8 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice import installed, thread_state
+from torchdevice import installed
+from torchdevice.core import thread_state
 from torchdevice.engines import wrap
 
 # Python reports an exception in a destructor, an injected interrupt too, as unraisable.

@@ -16,13 +16,14 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice import installed, supplied, thread_state
+from torchdevice import installed
+from torchdevice.core import bindings, thread_state
 from torchdevice.errors import ScopeError
 
 
 def supplied_names() -> list[str]:
     assert installed.AREAS
-    return sorted(supplied.SUPPLIED)
+    return sorted(bindings.SUPPLIED)
 
 
 def owner_of(name: str) -> tuple[Any, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from torchdevice.check.findings import Verdict
-from torchdevice.check.view import View
+from torchdevice.check.source_view import View
 
 
 class Found(NamedTuple):

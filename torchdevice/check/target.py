@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchdevice.families import FAMILIES
+from torchdevice.devices.accelerators import FAMILIES
 
 if TYPE_CHECKING:
-    from torchdevice.fidelity import Fidelity
+    from torchdevice.foundation.fidelity import Fidelity
     from torchdevice.simulation.profiles import Profile
 
 
@@ -49,9 +49,9 @@ class Target(NamedTuple):
         """
         if name in _REAL:
             return _REAL[name]
-        from torchdevice import choosing
+        from torchdevice import target_selection
 
-        profile, devices = choosing.simulated_profile(name)
+        profile, devices = target_selection.simulated_profile(name)
         return cls(
             name, "simulated", "", profile.name, profile.single, devices or 1, plain_graphs=profile.lacks_anything
         )
@@ -170,7 +170,7 @@ def torch_object(name: str) -> Any:
 
 
 def _public_names() -> Mapping[str, Any]:
-    from torchdevice.public_names import PUBLIC_NAMES
+    from torchdevice.check.public_names import PUBLIC_NAMES
 
     return PUBLIC_NAMES
 

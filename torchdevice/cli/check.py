@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchdevice.cli.parsing import did_you_mean
 from torchdevice.cli.progress import track
-from torchdevice.cli.refusals import refusals
-from torchdevice.switch import switched_off
+from torchdevice.cli.usage_errors import refusals
+from torchdevice.foundation.environment import switched_off
 
 if TYPE_CHECKING:
     from torchdevice.check import Finding
@@ -83,7 +83,7 @@ def _list_rules() -> int:
 def check(paths: Sequence[str], options: argparse.Namespace) -> int:
     """Check sources, show what was found, and return the exit status."""
     from torchdevice.check import Target, Verdict, sources
-    from torchdevice.check.checking import check_file
+    from torchdevice.check.checker import check_file
 
     with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
         target, rules = Target.named(options.target), _chosen_rules(options)
@@ -122,13 +122,13 @@ def _show(findings: list[Finding], files: int, options: argparse.Namespace) -> N
     elif sys.stdout.isatty():
         from rich.console import Console
 
-        from torchdevice.check import terminal
+        from torchdevice.check import rich_listing
 
-        Console().print(terminal.rendered(findings, files, options.target))
+        Console().print(rich_listing.rendered(findings, files, options.target))
     else:
-        from torchdevice.check import text
+        from torchdevice.check import listing
 
-        print(text.rendered(findings, files, options.target))
+        print(listing.rendered(findings, files, options.target))
 
 
 def _write(document: str, file: str | bool) -> None:

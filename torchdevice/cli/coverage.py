@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from torchdevice.cli.parsing import did_you_mean
-from torchdevice.cli.refusals import refusals
+from torchdevice.cli.usage_errors import refusals
 
 _EXAMPLES = """examples:
   torchdevice coverage
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 def _coverage(options: argparse.Namespace) -> int:
     with refusals():
-        from torchdevice.public_names import PUBLIC_NAMES
+        from torchdevice.check.public_names import PUBLIC_NAMES
     rows = []
     for name, declared in sorted(PUBLIC_NAMES.items()):
         fidelity, note = declared.on.get(options.target, (declared.fidelity, ""))

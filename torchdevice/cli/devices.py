@@ -7,8 +7,8 @@ import json
 import os
 from typing import Any
 
-from torchdevice.cli.refusals import refusals
-from torchdevice.switch import SWITCH
+from torchdevice.cli.usage_errors import refusals
+from torchdevice.foundation.environment import SWITCH
 
 _EXAMPLES = """examples:
   torchdevice devices
@@ -43,21 +43,24 @@ def _devices(options: argparse.Namespace) -> int:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from torchdevice import choosing, device_models
+    from torchdevice import target_selection
+    from torchdevice.devices import device_models
     from torchdevice.devices.registry import runtime
     from torchdevice.simulation.profiles import PROFILES
 
     rows = []
-    for target in choosing.target_names():
+    for target in target_selection.target_names():
         found = runtime(target)
         there = found.is_available()
         name = found.name(0) if there else ""
         rows.append({"target": target, "available": there, "count": found.device_count() if there else 0, "name": name})
     for profile in PROFILES.values():
-        many = "" if profile.single else f", several as {choosing.SIMULATED}:{profile.name}:2"
+        many = "" if profile.single else f", several as {target_selection.SIMULATED}:{profile.name}:2"
         name = f"real values in CPU memory, by the rules of the profile {profile.name!r}{many}"
-        rows.append({"target": f"{choosing.SIMULATED}:{profile.name}", "available": True, "count": 1, "name": name})
+        rows.append(
+            {"target": f"{target_selection.SIMULATED}:{profile.name}", "available": True, "count": 1, "name": name}
+        )
     for model in device_models.MODELS:
         name = f"the profile 'cuda' with the figures of a {device_models.MODELS[model].properties['name']}"
-        rows.append({"target": f"{choosing.SIMULATED}:{model}", "available": True, "count": 1, "name": name})
+        rows.append({"target": f"{target_selection.SIMULATED}:{model}", "available": True, "count": 1, "name": name})
     return rows

@@ -8,8 +8,8 @@ import json
 from typing import Any
 
 from torchdevice.cli import check
-from torchdevice.cli.refusals import refusals
-from torchdevice.switch import switched_off
+from torchdevice.cli.usage_errors import refusals
+from torchdevice.foundation.environment import switched_off
 from torchdevice.version import versions
 
 _EXAMPLES = """With PATHs this is 'torchdevice check', for the device that would be chosen.
@@ -51,8 +51,8 @@ def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
         parser.error("--select, --ignore and --sarif need a PATH")
     # A broken installation is said in one line. In a scope torch would show what the scope shows.
     with refusals(), switched_off():
-        from torchdevice.cli import examinations
-    found = examinations.examine(options.target)
+        from torchdevice.cli import diagnostics
+    found = diagnostics.examine(options.target)
     well = all(finding.status != "problem" for finding in found)
     if options.json:
         data = {"ok": well, "versions": versions(), "findings": [each._asdict() for each in found]}
@@ -79,9 +79,9 @@ def _selftest(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
 def _check(options: argparse.Namespace) -> int:
     """Check sources for the device that would be chosen."""
     with refusals(), switched_off():
-        from torchdevice import choosing
         from torchdevice import options as _options
+        from torchdevice import target_selection
 
         asked = _options.chosen({"target": options.target})
-        options.target = asked.target or choosing.resolve(asked)[0].target
+        options.target = asked.target or target_selection.resolve(asked)[0].target
     return check.check(options.paths, options)

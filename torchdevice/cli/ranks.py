@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from torchdevice.device_models import TARGET
+from torchdevice.devices.device_models import TARGET
 from torchdevice.options import variable_of
 
 

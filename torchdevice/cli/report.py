@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchdevice.cli.refusals import refusals
+from torchdevice.cli.usage_errors import refusals
 
 _EXAMPLES = """examples:
   torchdevice report monday.json

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchdevice.logs import logger
+from torchdevice.foundation.logs import logger
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -49,9 +49,9 @@ def show_verified(file: str | bool, report: Report, *, quiet: bool) -> None:
     if isinstance(file, str):
         _write(file, json.dumps(report.verification, indent=1), "what was verified")
     if not quiet and logger.isEnabledFor(logging.WARNING):
-        from torchdevice.report import text, wording
+        from torchdevice.report import formatting, plain_text
 
-        print(f"torchdevice: {wording.verified(report)}", *text.findings(report), sep="\n", file=sys.stderr)
+        print(f"torchdevice: {formatting.verified(report)}", *plain_text.findings(report), sep="\n", file=sys.stderr)
 
 
 def _write(file: str, text: str, what: str) -> None:

@@ -25,19 +25,19 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchdevice import collector, run_folder
 from torchdevice import options as _options
 from torchdevice.cli import programs, ranks
 from torchdevice.cli.parsing import CommandParser
 from torchdevice.cli.programs import Program
-from torchdevice.cli.refusals import refusals
 from torchdevice.cli.reports import report_file, show_report, show_verified
-from torchdevice.logs import configure_logging
-from torchdevice.switch import REPORT, SWITCH
-from torchdevice.tracebacks import trim, without_ours
+from torchdevice.cli.usage_errors import refusals
+from torchdevice.foundation import garbage_collection, run_folder
+from torchdevice.foundation.environment import REPORT, SWITCH
+from torchdevice.foundation.logs import configure_logging
+from torchdevice.foundation.tracebacks import trim, without_ours
 
 if TYPE_CHECKING:
-    from torchdevice.check.comparing import Event
+    from torchdevice.check.against_report import Event
     from torchdevice.report import Report
     from torchdevice.scope import Scope
 
@@ -116,7 +116,7 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     sys.argv[:] = program.argv
     _set_first_path(program)
     main = _new_main(program)
-    with refusals(), collector.paused():
+    with refusals(), garbage_collection.paused():
         _activate(options, program)
     _execute(program, main, options.check)
     return 0
@@ -150,10 +150,10 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
 
 
 def _chosen(options: argparse.Namespace, program: Program) -> _options.Options:
-    from torchdevice import choosing
+    from torchdevice import target_selection
 
     given = {name: getattr(options, name) for name in _options.declarations()}
-    return choosing.options_of_tests(given) if program.runs_tests else _options.chosen(given)
+    return target_selection.options_of_tests(given) if program.runs_tests else _options.chosen(given)
 
 
 def _set_first_path(program: Program) -> None:
@@ -257,15 +257,15 @@ def _show(options: argparse.Namespace, verify: str | bool | None, report: Report
 
 def _with_foretold(report: Report, words: Sequence[str]) -> Report:
     """Return a report with what the sources of the program foretold."""
-    from torchdevice.call_sites import PROGRAM, kind_of_file
-    from torchdevice.check import Target, comparing
-    from torchdevice.thread_state import suspended
+    from torchdevice.check import Target, against_report
+    from torchdevice.core.thread_state import suspended
+    from torchdevice.journal.callers import PROGRAM, kind_of_file
 
     named = [os.path.abspath(word) for word in words if word.endswith(".py") and os.path.isfile(word)]
     imported = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
     own = [file for file in imported if os.path.isfile(file) and kind_of_file(file) == PROGRAM]
     with suspended():
-        return comparing.compared(report, [*named, *own], Target.named(report.target), _ended)
+        return against_report.compared(report, [*named, *own], Target.named(report.target), _ended)
 
 
 _ended: list[Event] = []
@@ -274,8 +274,8 @@ _ended: list[Event] = []
 
 def _note_end(error: BaseException) -> None:
     """Note where in the program an error came from."""
-    from torchdevice.call_sites import PROGRAM, kind_of
-    from torchdevice.check.comparing import Event
+    from torchdevice.check.against_report import Event
+    from torchdevice.journal.callers import PROGRAM, kind_of
 
     entry, place = error.__traceback__, None
     while entry is not None:

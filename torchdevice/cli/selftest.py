@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from torchdevice import activation, choosing
+from torchdevice import activation, target_selection
 from torchdevice import options as _options
-from torchdevice.cli import experiments
+from torchdevice.cli import mps_probes
 from torchdevice.cli.progress import track
 from torchdevice.cli.selftest_checks import CHECKS
-from torchdevice.devices.mps import MpsRuntime
+from torchdevice.devices.mps_runtime import MpsRuntime
 from torchdevice.errors import PortabilityWarning
 from torchdevice.version import versions
 
@@ -55,10 +55,10 @@ def run(target: str | None) -> Iterator[Result]:
 
 def selftest(target: str | None, *, as_json: bool) -> int:
     """Run all checks and experiments, show them, and return the status: 1 where a check failed."""
-    found = choosing.resolve(_options.chosen({"target": target}))[0]
+    found = target_selection.resolve(_options.chosen({"target": target}))[0]
     results = list(run(target))
     is_mac = isinstance(found, MpsRuntime) and found.machine is None
-    answers = dict(experiments.decide()) if is_mac else {}
+    answers = dict(mps_probes.decide()) if is_mac else {}
     failed = [result for result in results if result.error]
     if as_json:
         about = {"target": found.target, "device": found.name(0), "platform": platform.platform()}

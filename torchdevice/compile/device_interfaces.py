@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
+from torchdevice.core import thread_state
+from torchdevice.core.patching import Replaced
 from torchdevice.devices.runtime import Runtime
-from torchdevice.patching import Replaced
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
 
 
 class Interfaces:

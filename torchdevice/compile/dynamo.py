@@ -5,23 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._device import _device_constructors
 
-from torchdevice import thread_state
 from torchdevice.compile import unstacked_mode
 from torchdevice.compile.device_interfaces import Interfaces
-from torchdevice.context import Context
-from torchdevice.cuda.streams import StreamStandIn, new_stream
-from torchdevice.device_properties import DeviceProperties
-from torchdevice.engines import traced
-from torchdevice.errors import FidelityError
-from torchdevice.fidelity import Fidelity
-from torchdevice.importing import Importing
-from torchdevice.patching import (
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.importing import Importing
+from torchdevice.core.patching import (
     Callback,
     Patch,
     Replaced,
@@ -30,12 +24,16 @@ from torchdevice.patching import (
     replaced_function,
     together,
 )
-from torchdevice.spelling import ACCELERATORS
-from torchdevice.thread_state import ContextMode
+from torchdevice.core.thread_state import ContextMode
+from torchdevice.cuda.streams import StreamStandIn, new_stream
+from torchdevice.devices.device_properties import DeviceProperties
+from torchdevice.devices.device_strings import ACCELERATORS
+from torchdevice.engines import traced
+from torchdevice.errors import FidelityError
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
+from torchdevice.foundation.tracebacks import PACKAGE
 from torchdevice.torch_apis.autocast import dtype_on_target
-from torchdevice.torch_internals import require
-
-_PACKAGE = Path(__file__).parent.parent
 
 
 class _Skipped:
@@ -56,7 +54,7 @@ class _Skipped:
             self._before = before
             trace_rules.add("torchdevice")
             self._with_us = trace_rules.SKIP_DIRS_RE
-            trace_rules.SKIP_DIRS[:] = [each for each in trace_rules.SKIP_DIRS if not each.startswith(str(_PACKAGE))]
+            trace_rules.SKIP_DIRS[:] = [each for each in trace_rules.SKIP_DIRS if not each.startswith(PACKAGE[:-1])]
         trace_rules.SKIP_DIRS_RE = self._with_us
 
     def remove(self) -> None:

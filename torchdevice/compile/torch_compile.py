@@ -14,17 +14,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchdevice import thread_state
 from torchdevice.compile.dynamo import WHEN_IMPORTED, truthfully
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.importing import WhenImported
+from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers
 from torchdevice.engines.rewriters import native_device
-from torchdevice.fidelity import Fidelity
-from torchdevice.importing import WhenImported
-from torchdevice.patching import (
-    Patch,
-    replaced_function,
-    replaced_in_importers,
-)
+from torchdevice.foundation.fidelity import Fidelity
 
 
 def _export(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:

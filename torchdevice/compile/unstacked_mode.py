@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
-from torchdevice import thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Callback, Patch, Replaced, ReplacedItem, replaced_function
+from torchdevice.core.thread_state import ContextMode
 from torchdevice.engines import wrap
 from torchdevice.errors import FidelityError
-from torchdevice.patching import Callback, Patch, Replaced, ReplacedItem, replaced_function
-from torchdevice.thread_state import ContextMode
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
 
 _state = thread_state.state
 

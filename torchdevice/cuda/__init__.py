@@ -6,9 +6,9 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    from torchdevice import namesake
+    from torchdevice.foundation import pypi_conflict
 
-    if name != namesake.NAME:
+    if name != pypi_conflict.NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    namesake.explain()
-    return namesake.refuse
+    pypi_conflict.explain()
+    return pypi_conflict.refuse

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.torch_internals import require
-from torchdevice.tracebacks import PACKAGE
+from torchdevice.foundation.torch_internals import require
+from torchdevice.foundation.tracebacks import PACKAGE
 
 _gather = require(torch._C._profiler, "gather_traceback")
 _look_up = require(torch._C._profiler, "symbolize_tracebacks")

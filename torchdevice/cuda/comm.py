@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.cuda.comm
 
-from torchdevice.context import Context
+from torchdevice.core.bindings import supplied_function
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.cuda.nccl import reduced
 from torchdevice.engines.rewriters import native_device
-from torchdevice.leaving import block
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.supplied import supplied_function
+from torchdevice.foundation.interrupt_safe_exit import block
 
 _OUTPUT = "Expected all output tensors to be CUDA tensors, but output tensor at index"
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, Replaced
 from torchdevice.cuda.memory import mem_get_info
 from torchdevice.cuda.streams import create_external, destroy_external
-from torchdevice.patching import Patch, Replaced
 
 
 class CudaError(enum.IntEnum):

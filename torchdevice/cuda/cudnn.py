@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.context import Context
-from torchdevice.fidelity import Fidelity
-from torchdevice.patching import Patch, Replaced, replaced_function
-from torchdevice.supplied import supplied_function, supplied_value
+from torchdevice.core import thread_state
+from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.foundation.fidelity import Fidelity
 
 
 def _cudnn_version(context: Context, original: Any) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.context import Context
-from torchdevice.supplied import supplied_function, supplied_value
+from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.context import Context
 
 
 @supplied_value("torch._C._has_gds")

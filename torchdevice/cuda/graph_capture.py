@@ -18,10 +18,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice import dispatch_modes
 from torchdevice.engines.rewriters import native_device
-from torchdevice.leaving import block
-from torchdevice.torch_internals import ExcludeDispatchKeyGuard, require
+from torchdevice.foundation import dispatch_modes
+from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, require
 
 _aten = torch.ops.aten
 

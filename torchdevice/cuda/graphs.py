@@ -12,17 +12,17 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.call_sites import program_line, warn_at
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.bindings import supplied_function
+from torchdevice.core.context import Context
+from torchdevice.core.importing import WhenImported
+from torchdevice.core.patching import Callback, Patch, replaced_function
 from torchdevice.cuda import streams
 from torchdevice.cuda.graph_capture import Capture, invalidated, not_permitted
 from torchdevice.devices.private_pools import PrivatePools, new_id
-from torchdevice.fidelity import Fidelity
-from torchdevice.importing import WhenImported
-from torchdevice.patching import Callback, Patch, replaced_function
-from torchdevice.supplied import supplied_function
-from torchdevice.torch_internals import require
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
+from torchdevice.journal.callers import program_line, warn_at
 
 
 @supplied_function("_host_emptyCache", Fidelity.INERT, note="no page-locked host memory is cached")

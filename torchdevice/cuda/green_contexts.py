@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.cuda.green_contexts
 
+from torchdevice.core.patching import Patch, Replaced
 from torchdevice.cuda.monitoring import refuses
-from torchdevice.patching import Patch, Replaced
 
 _REMEDY = "It divides a GPU's multiprocessors. Leave it out; the work runs on the whole target."
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers
+from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import MEMORY_FRACTION, Stat
 from torchdevice.engines.error_texts import class_for_out_of_memory
-from torchdevice.fidelity import Fidelity
-from torchdevice.patching import Patch, replaced_function, replaced_in_importers
-from torchdevice.spelling import Spelling
-from torchdevice.supplied import supplied_function, supplied_value
-from torchdevice.torch_internals import require
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
 
 _BYTES = ("active_bytes", "allocated_bytes", "inactive_split_bytes", "requested_bytes", "reserved_bytes")
 

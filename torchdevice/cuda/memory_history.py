@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torchdevice.context import Context
+from torchdevice.core.bindings import supplied_function
+from torchdevice.core.context import Context
 from torchdevice.cuda import allocation_stacks
 from torchdevice.cuda.allocation_stacks import Stack
 from torchdevice.devices.allocation_events import Block, Segment
-from torchdevice.fidelity import Fidelity
-from torchdevice.supplied import supplied_function
+from torchdevice.foundation.fidelity import Fidelity
 
 
 class History:

@@ -9,15 +9,15 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.bindings import supplied_function
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.cuda import streams
 from torchdevice.cuda.unsupported import POINTER, POOL
 from torchdevice.devices.private_pools import PoolId, PrivatePools, RawMemory, new_id
-from torchdevice.fidelity import Fidelity
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.supplied import supplied_function
-from torchdevice.torch_internals import require
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
 
 NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))
 """The fidelity of memory pools on targets that have another allocator."""

@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.context import Context
-from torchdevice.fidelity import Fidelity
-from torchdevice.patching import Patch, Replaced, replaced_function
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.foundation.fidelity import Fidelity
 
 
 def processor_utilization(context: Context, name: str) -> float:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.context import Context
-from torchdevice.fidelity import Fidelity
-from torchdevice.supplied import supplied_function
+from torchdevice.core.bindings import supplied_function
+from torchdevice.core.context import Context
+from torchdevice.foundation.fidelity import Fidelity
 
 _REDUCTIONS: dict[int, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     0: torch.add,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.fidelity import Fidelity
-from torchdevice.patching import Patch, Replaced
-from torchdevice.torch_internals import require
+from torchdevice.core import thread_state
+from torchdevice.core.patching import Patch, Replaced
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
 
 _profiler_enabled = require(torch._C._autograd, "_profiler_enabled")
 

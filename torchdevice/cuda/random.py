@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.context import Context
-from torchdevice.patching import Patch, replaced_in_importers
-from torchdevice.supplied import supplied_function, supplied_value
+from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_in_importers
 
 
 @supplied_value("torch.cuda.default_generators")

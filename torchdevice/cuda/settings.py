@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.context import Context
+from torchdevice.core.bindings import supplied_function
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Callback, Patch
 from torchdevice.engines.rewriters import rewrites
-from torchdevice.fidelity import Fidelity
-from torchdevice.patching import Callback, Patch
-from torchdevice.supplied import supplied_function
+from torchdevice.foundation.fidelity import Fidelity
 
 
 class Stored(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from torchdevice.context import Context
+from torchdevice.core.context import Context
 from torchdevice.devices.stream_order import Stream, StreamObserver
 
 CYCLES_PER_SECOND = 1e9

@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.bindings import supplied_function
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function, subclass_in_place_of
 from torchdevice.cuda.sleeping import busy_until
+from torchdevice.devices.accelerators import conventional_modules
+from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import Mark
 from torchdevice.devices.stream_order import Stream
-from torchdevice.families import conventional_modules
-from torchdevice.patching import Patch, Replaced, per_context, replaced_function, subclass_in_place_of
-from torchdevice.spelling import Spelling
-from torchdevice.supplied import supplied_function
 
 CUDA_DEVICE_TYPE = 1
 """``c10::DeviceType::CUDA``."""

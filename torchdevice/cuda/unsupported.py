@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from torchdevice import thread_state
-from torchdevice.context import Context
-from torchdevice.fidelity import Fidelity
-from torchdevice.supplied import supplied_function
+from torchdevice.core import thread_state
+from torchdevice.core.bindings import supplied_function
+from torchdevice.core.context import Context
+from torchdevice.foundation.fidelity import Fidelity
 
 POINTER = "It hands out a CUDA pointer or handle. Use torch tensors and functions instead."
 

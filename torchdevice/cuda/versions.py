@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from torchdevice.context import Context
-from torchdevice.fidelity import Fidelity
-from torchdevice.supplied import supplied_function, supplied_value
+from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.context import Context
+from torchdevice.foundation.fidelity import Fidelity
 
 CUDA = "12.8"
 """The version in a build of torch without CUDA."""

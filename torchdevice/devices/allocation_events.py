@@ -15,8 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice import dispatch_modes
-from torchdevice.torch_internals import require
+from torchdevice.foundation import dispatch_modes
+from torchdevice.foundation.torch_internals import require
 
 
 class Block(NamedTuple):

@@ -10,9 +10,9 @@ import torch
 
 from torchdevice.devices import cpu_memory
 from torchdevice.devices.cpu_memory import ProcessMemory
-from torchdevice.devices.processor import processor_name
+from torchdevice.devices.processor_name import processor_name
 from torchdevice.devices.runtime import Memory, Runtime, device_of
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
 
 
 @functools.cache

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.leaving import block
-from torchdevice.torch_internals import require
+from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.torch_internals import require
 
 _next_number = require(torch.autograd, "_get_sequence_nr")
 """Returns the number of the node that autograd makes next in this thread."""

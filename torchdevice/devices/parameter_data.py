@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.devices.fields import field, offset_of
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
+from torchdevice.lowlevel.object_fields import field, offset_of
 
 _WORDS = 24
 """The words of a tensor that are looked at."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.cpu import CpuRuntime
 from torchdevice.devices.module import ModuleRuntime
-from torchdevice.devices.mps import MpsRuntime
+from torchdevice.devices.mps_runtime import MpsRuntime
 from torchdevice.devices.runtime import Runtime
-from torchdevice.families import FAMILIES
 
 _registered: dict[str, Runtime] = {}
 

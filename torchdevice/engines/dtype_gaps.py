@@ -1,8 +1,8 @@
 """Dtypes in which CUDA has a kernel and the CPU has none: the call is made again in a wider dtype.
 
 Nothing is asked beforehand: torch's error for the missing kernel leads here, and says which kernel and dtype it is.
-What is made again is listed, so that what CUDA lacks too stays an error. ``tests/test_dtype_gaps.py`` holds the list
-against torch's own database of operators, the difference between its ``dtypesIfCUDA`` and ``dtypes``.
+What is made again is listed, so that what CUDA lacks too stays an error. ``tests/engines/test_dtype_gaps.py`` holds the
+list against torch's own database of operators, the difference between its ``dtypesIfCUDA`` and ``dtypes``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from torchdevice.context import Context
-from torchdevice.fidelity import Fidelity
+from torchdevice.core.context import Context
+from torchdevice.foundation.fidelity import Fidelity
 
 
 class Lacking(NamedTuple):

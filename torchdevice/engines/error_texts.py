@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from torchdevice.context import Context
+from torchdevice.core.context import Context
 
 OF_TORCH = (RuntimeError, TypeError, ValueError)
 """The types of errors in which torch names devices."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.context import Context
-from torchdevice.engines import half_products, rewriters
+from torchdevice.core.context import Context
+from torchdevice.engines import half_precision_matmul, rewriters
 
 _MAX_TABLE = 50_000
 
@@ -38,7 +38,7 @@ def table_of(context: Context) -> rewriters.Table:
     found = _tables.get(kind)
     if found is None:
         reads = rewriters.READS if context.shown_as is not None else {}
-        products = half_products.TABLE if context.product_dtypes else {}
+        products = half_precision_matmul.TABLE if context.product_dtypes else {}
         copies = rewriters.COPIES if blocks else {}
         found = _tables[kind] = {**rewriters.REGISTERED, **reads, **copies, **products, **context.runtime.rewriters}
         # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.context import Context
-from torchdevice.engines import detours, lookup, rewriters
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.thread_state import ContextMode
+from torchdevice.engines import lookup, retries, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, reword
-from torchdevice.thread_state import ContextMode
-from torchdevice.torch_internals import is_torch_function_all_disabled, require
+from torchdevice.foundation.torch_internals import is_torch_function_all_disabled, require
 
 _UNSEEN = object()
 
@@ -57,7 +57,7 @@ class DeviceMode(ContextMode):
             if self.context is None:
                 raise
             reword(self.context, error)
-            detour = detours.after(error, self.context, func, rewriter)
+            detour = retries.after(error, self.context, func, rewriter)
             if detour is None:
                 raise
         return detour(args, kwargs or {})

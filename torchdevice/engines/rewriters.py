@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from torchdevice import dtypes, placement
-from torchdevice.context import Context
-from torchdevice.families import FAMILIES
-from torchdevice.fidelity import Fidelity
-from torchdevice.spelling import FORCE_CPU, forces_cpu
-from torchdevice.torch_internals import require
+from torchdevice.core.context import Context
+from torchdevice.devices.accelerators import FAMILIES
+from torchdevice.devices.device_strings import FORCE_CPU, forces_cpu
+from torchdevice.engines import float64_policy, moves
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
 
 Rewriter = Callable[[Context, Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -95,8 +95,8 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     keeps = made.type == context.shown_as
     if keeps or (_FINDS_MODULE_BY_TYPE and made.type == "cuda" and _calling_module() == _FINDS_MODULE_BY_TYPE):
         return made
-    if context.runtime.shares_host_memory and placement.spells_host(context, args[0] if args else kwargs.get("type")):
-        return placement.host_device(made.type, made.index)
+    if context.runtime.shares_host_memory and moves.spells_host(context, args[0] if args else kwargs.get("type")):
+        return moves.host_device(made.type, made.index)
     redirected = context.redirect(made, _ABOVE) if made.type == context.options.written_for else None
     return made if redirected is None else context.shown(redirected)
 
@@ -110,10 +110,10 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
         if target is not None:
             kwargs["device"] = target
     if context.unsupported_dtypes:
-        kept = dtypes.created_on_cpu(context, func, args, kwargs)
+        kept = float64_policy.created_on_cpu(context, func, args, kwargs)
         if kept is not None:
             return kept
-        dtypes.fit_creation(context, args, kwargs)
+        float64_policy.fit_creation(context, args, kwargs)
     return _create(context, func, args, kwargs, asked, target)
 
 
@@ -129,11 +129,11 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         note_memory(context)
     if context.runtime.shares_host_memory:
         if asked is None:
-            placement.created_by_default(func, args, kwargs, result)
+            moves.created_by_default(func, args, kwargs, result)
         else:
-            result = placement.created(context, args[0] if args else None, result, asked, target)
+            result = moves.created(context, args[0] if args else None, result, asked, target)
     elif asked is not None and args:
-        result = placement.moved_among_devices(context, args[0], result)
+        result = moves.moved_among_devices(context, args[0], result)
     return context.pin(result) if pins else result
 
 
@@ -160,16 +160,16 @@ def with_device_at(position: int) -> Rewriter:
 
 @rewrites(torch.Tensor.to)
 def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.to``: a copy where CUDA makes one (see :mod:`torchdevice.placement`)."""
+    """``Tensor.to``: a copy where CUDA makes one (see :mod:`torchdevice.engines.moves`)."""
     device = args[1] if len(args) > 1 else kwargs.get("device", kwargs.get("tensor"))
     if device is None or isinstance(device, (torch.dtype, torch.Tensor)):
         result = convert(context, func, args, kwargs)
         if not context.runtime.shares_host_memory:
             follows = isinstance(device, torch.Tensor)
-            return placement.moved_among_devices(context, args[0], result) if follows else result
+            return moves.moved_among_devices(context, args[0], result) if follows else result
         if isinstance(device, torch.Tensor):
-            return placement.moved(context, args[0], result, placement.side_of(device))
-        return placement.followed(args[0], result)
+            return moves.moved(context, args[0], result, moves.side_of(device))
+        return moves.followed(args[0], result)
     is_switch = device.__class__ is str and device == FORCE_CPU
     target = context.force_cpu() if is_switch else context.redirect(device, _ABOVE)
     if target is not None:
@@ -178,8 +178,8 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if not context.runtime.has_peaks:
         note_memory(context)
     if context.runtime.shares_host_memory:
-        return placement.moved_as_asked(context, args[0], result, device, target)
-    return placement.moved_among_devices(context, args[0], result)
+        return moves.moved_as_asked(context, args[0], result, device, target)
+    return moves.moved_among_devices(context, args[0], result)
 
 
 @rewrites(*(getattr(torch.Tensor, family) for family in FAMILIES if hasattr(torch.Tensor, family)))
@@ -201,7 +201,7 @@ def _tensor_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
     """``Tensor.cpu``, which is ``Tensor.to("cpu")``."""
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory:
-        return placement.moved(context, args[0], result, placement.Side.HOST)
+        return moves.moved(context, args[0], result, moves.Side.HOST)
     return result
 
 
@@ -211,8 +211,8 @@ def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory:
         other = args[1] if len(args) > 1 else kwargs["other"]
-        return placement.moved(context, args[0], result, placement.side_of(other))
-    return placement.moved_among_devices(context, args[0], result)
+        return moves.moved(context, args[0], result, moves.side_of(other))
+    return moves.moved_among_devices(context, args[0], result)
 
 
 @rewrites(torch.Tensor.clone, torch.clone)
@@ -220,7 +220,7 @@ def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     """``clone``, the only operator whose result takes its source's mark: programs keep clones, as copies or leaves."""
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory:
-        return placement.followed(args[0] if args else kwargs["input"], result)
+        return moves.followed(args[0] if args else kwargs["input"], result)
     return result
 
 
@@ -236,8 +236,8 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
             args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
     device, dtype, non_blocking, *rest = func(*args, **kwargs)
     if device is not None and context.runtime.shares_host_memory:
-        side = placement.side_meant(context, asked, target) if names_device else placement.side_of(asked)
-        device = placement.device_meaning(context, device, side)
+        side = moves.side_meant(context, asked, target) if names_device else moves.side_of(asked)
+        device = moves.device_meaning(context, device, side)
     if device is not None and context.shown_as is not None and _called_by_program():
         device = context.shown(device)  # Lightning keeps it as a module's device, and compares it with a tensor's
     return (device, dtype, non_blocking and not context.runtime.blocking_copies_only, *rest)
@@ -260,10 +260,10 @@ def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a conversion with the dtype the target can hold and, where the target needs it, a blocking copy."""
     if context.unsupported_dtypes:
-        kept = dtypes.converted_on_cpu(context, args, kwargs)
+        kept = float64_policy.converted_on_cpu(context, args, kwargs)
         if kept is not None:
             return kept
-        args, kwargs = dtypes.fit_conversion(context, args, kwargs)
+        args, kwargs = float64_policy.fit_conversion(context, args, kwargs)
     if context.runtime.blocking_copies_only:
         kwargs = _blocking(kwargs)
         dtype_first = len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor))
@@ -299,7 +299,7 @@ def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
         return args[0]
     copy = args[0].clone()
     if context.runtime.shares_host_memory:
-        placement.mark(copy, placement.Side.HOST)
+        moves.mark(copy, moves.Side.HOST)
     return context.pin(copy)
 
 

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchdevice import dtypes, placement, thread_state
-from torchdevice.context import Context
-from torchdevice.engines import half_products, lookup, rewriters
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.engines import float64_policy, half_precision_matmul, lookup, moves, rewriters
 from torchdevice.engines.mode import DeviceMode
-from torchdevice.fidelity import Fidelity
+from torchdevice.foundation.fidelity import Fidelity
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,9 +52,9 @@ def files() -> frozenset[str]:
         __file__,
         inspect.getfile(DeviceMode),
         inspect.getfile(Context),
-        inspect.getfile(placement),
-        inspect.getfile(dtypes),
-        inspect.getfile(half_products),
+        inspect.getfile(moves),
+        inspect.getfile(float64_policy),
+        inspect.getfile(half_precision_matmul),
         *(inspect.getfile(rewriter) for rewriter in rewriters.REGISTERED.values() if rewriter is not None),
     }
     return frozenset(paths)
@@ -71,7 +71,7 @@ def _redirected(key: str, current_device: str, value: Any) -> torch.device | Non
 
 @_constant
 def _fitting(key: str, dtype: torch.dtype) -> torch.dtype:
-    return dtypes.fit(_context(), dtype)
+    return float64_policy.fit(_context(), dtype)
 
 
 @_constant
@@ -91,25 +91,25 @@ def _redirect(self: Context, value: Any, above: int = 2) -> torch.device | None:
     return _redirected(self.key, self.thread.device_text if indexless else "", value)
 
 
-in_place_of(dtypes.fit)(lambda context, dtype: _fitting(context.key, dtype))
+in_place_of(float64_policy.fit)(lambda context, dtype: _fitting(context.key, dtype))
 in_place_of(Context.report)(
     lambda self, requested, done, fidelity: _reported(self.key, requested, done, fidelity.value)
 )
 
 # A traced tensor has no memory yet, so its side is unknown. A move without effect adds no copy to a graph, as the
 # compilers themselves drop every copy that is not needed.
-in_place_of(placement.moved)(lambda context, tensor, result, to: result)
-in_place_of(placement.moved_as_asked)(lambda context, tensor, result, asked, target: result)
-in_place_of(placement.created)(lambda context, source, result, asked, target: result)
-in_place_of(placement.created_by_default)(lambda func, args, kwargs, result: result)
-in_place_of(placement.made_of)(lambda context, source, result, to: result)
-in_place_of(placement.followed)(lambda source, result: result)
-in_place_of(placement.mark)(lambda tensor, side: tensor)
-in_place_of(placement.side_of)(lambda tensor: None)
+in_place_of(moves.moved)(lambda context, tensor, result, to: result)
+in_place_of(moves.moved_as_asked)(lambda context, tensor, result, asked, target: result)
+in_place_of(moves.created)(lambda context, source, result, asked, target: result)
+in_place_of(moves.created_by_default)(lambda func, args, kwargs, result: result)
+in_place_of(moves.made_of)(lambda context, source, result, to: result)
+in_place_of(moves.followed)(lambda source, result: result)
+in_place_of(moves.mark)(lambda tensor, side: tensor)
+in_place_of(moves.side_of)(lambda tensor: None)
 in_place_of(rewriters.note_memory)(lambda context: None)
-in_place_of(placement.side_meant)(lambda context, device, target: None)
-in_place_of(placement.device_meaning)(lambda context, device, side: device)
-in_place_of(placement.spells_host)(lambda context, text: False)
+in_place_of(moves.side_meant)(lambda context, device, target: None)
+in_place_of(moves.device_meaning)(lambda context, device, side: device)
+in_place_of(moves.spells_host)(lambda context, text: False)
 
 
 @in_place_of(DeviceMode.__torch_function__)

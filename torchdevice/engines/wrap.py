@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Installation, Patch, Replaced, loaded, stands_for
+from torchdevice.core.thread_state import ContextMode
 from torchdevice.devices.runtime import Runtime
-from torchdevice.engines import detours, dtype_gaps, half_products, lookup, rewriters
-from torchdevice.engines.replace_new import Call, Constructor
-from torchdevice.patching import Installation, Patch, Replaced, loaded, stands_for
-from torchdevice.thread_state import ContextMode
-from torchdevice.torch_internals import is_torch_function_all_disabled
+from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, retries, rewriters
+from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
+from torchdevice.lowlevel.replace_new import Call, Constructor
 
 _state = thread_state.state
 
@@ -113,7 +113,7 @@ class _Product(LastResort):
     """A product of tensors: a last resort in float32."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if half_products.begins_in_float32(args):
+        if half_precision_matmul.begins_in_float32(args):
             return super().__call__(*args, **kwargs)
         return EntryPoint.__call__(self, *args, **kwargs)
 
@@ -184,7 +184,7 @@ def _operator_call(original: Any) -> Any:
             try:
                 return original(self, *args, **kwargs)
             except (RuntimeError, TypeError) as error:
-                if mode is None or mode.context is None or not detours.can_follow(error, mode.context):
+                if mode is None or mode.context is None or not retries.can_follow(error, mode.context):
                     raise
         return _ask(mode, self, args, kwargs)
 
@@ -245,7 +245,7 @@ def _kind_for(function: Any) -> type[EntryPoint]:
     """Return the class of a function's entry point."""
     if function == _ATTENTION:
         return _Attention
-    if function in half_products.TABLE:
+    if function in half_precision_matmul.TABLE:
         return _Product
     if function in _may_be_refused():
         return LastResort if lookup.classify(function, {}) is None else EntryPoint
@@ -346,7 +346,7 @@ _DTYPES = Installation(_for_dtypes)
 _REFUSED = Installation(lambda: _listed(_may_be_refused()))
 _READS = Installation(lambda: _listed(rewriters.READS))
 _COPIES = Installation(lambda: _listed(rewriters.COPIES))
-_PRODUCTS = Installation(lambda: _listed(half_products.TABLE))
+_PRODUCTS = Installation(lambda: _listed(half_precision_matmul.TABLE))
 _OF_RUNTIMES: dict[str, Installation] = {}
 
 

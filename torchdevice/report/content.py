@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from torchdevice.findings import Finding
-from torchdevice.findings import merged as merged_findings
-from torchdevice.journal import Journal
+from torchdevice.journal.discrepancies import Finding
+from torchdevice.journal.discrepancies import merged as merged_findings
+from torchdevice.journal.journal import Journal
 from torchdevice.options import Options
-from torchdevice.report.foretold import Comparison
+from torchdevice.report.predicted import Comparison
 from torchdevice.report.rows import Group, Row, merged, rows_of
 from torchdevice.version import versions
 

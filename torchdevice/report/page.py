@@ -6,8 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from torchdevice.fidelity import Fidelity
-from torchdevice.report import plot, source, wording
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.report import formatting, plot, source
 from torchdevice.report.content import Content, Totals
 from torchdevice.report.rows import Group, Row
 
@@ -29,7 +29,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 def rendered(report: Content) -> str:
     """Return the page of a report."""
-    title = f"torchdevice: {wording.program(report)}"
+    title = f"torchdevice: {formatting.program(report)}"
     head = [
         '<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
@@ -58,23 +58,23 @@ def _asset(name: str) -> str:
 def _heading(report: Content) -> str:
     run = f"ran on <b>{escape(report.target)}</b> in place of {escape(report.written_for)}"
     return (
-        f"<h1>{escape(wording.program(report))}</h1>\n"
-        f'<p>{run}</p>\n<p class="quiet">{escape(wording.versions(report))}</p>'
+        f"<h1>{escape(formatting.program(report))}</h1>\n"
+        f'<p>{run}</p>\n<p class="quiet">{escape(formatting.versions(report))}</p>'
     )
 
 
 def _alarms(report: Content) -> list[str]:
-    return [f'<p class="alarm" role="alert">{escape(sentence)}</p>' for sentence in wording.missing(report)]
+    return [f'<p class="alarm" role="alert">{escape(sentence)}</p>' for sentence in formatting.missing(report)]
 
 
 def _tiles(report: Content) -> str:
     tiles = []
     for group in Group:
         totals = Totals.of(report.groups.get(group, ()))
-        tiles.append(_tile(_CLASSES[group], wording.HEADINGS[group], f"{totals.calls:,}", _at(totals)))
+        tiles.append(_tile(_CLASSES[group], formatting.HEADINGS[group], f"{totals.calls:,}", _at(totals)))
     if report.fallbacks:
         off = Totals.of(row for row in report.rows if row.seconds)
-        tiles.append(_tile("time", "Off the device", wording.duration(off.seconds), wording.size(off.bytes)))
+        tiles.append(_tile("time", "Off the device", formatting.duration(off.seconds), formatting.size(off.bytes)))
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
@@ -84,7 +84,7 @@ def _tile(kind: str, title: str, figure: str, detail: str) -> str:
 
 def _at(totals: Totals) -> str:
     calls = "call" if totals.calls == 1 else "calls"
-    return f"{calls} at {wording.plural(totals.lines, 'line')}"
+    return f"{calls} at {formatting.plural(totals.lines, 'line')}"
 
 
 def _findings(report: Content) -> str:
@@ -93,11 +93,11 @@ def _findings(report: Content) -> str:
         return ""
     found = "".join(
         f'<div class="alarm"><div class="place">{escape(source.place(each.site.file, each.site.line))} in '
-        f"{escape(each.site.function)}: {escape(each.kind)}, {wording.plural(each.count, 'call')}</div>"
+        f"{escape(each.site.function)}: {escape(each.kind)}, {formatting.plural(each.count, 'call')}</div>"
         f"<pre>{escape(str(each))}</pre></div>"
         for each in report.findings
     )
-    return f"<h2>Compared with the CPU</h2>\n<p>{escape(wording.verified(report))}</p>{found}"
+    return f"<h2>Compared with the CPU</h2>\n<p>{escape(formatting.verified(report))}</p>{found}"
 
 
 def _plot(report: Content) -> str:
@@ -129,7 +129,7 @@ def _table(report: Content) -> str:
 
 def _filters(report: Content) -> str:
     boxes = "".join(
-        f'<label><input type="checkbox" value="{_CLASSES[group]}" checked>{wording.HEADINGS[group].lower()}</label>'
+        f'<label><input type="checkbox" value="{_CLASSES[group]}" checked>{formatting.HEADINGS[group].lower()}</label>'
         for group in report.groups
     )
     return f'<div class="filters"><input type="search" placeholder="filter" aria-label="filter rows">{boxes}</div>'
@@ -142,9 +142,9 @@ def _row(row: Row, report: Content, shown: list[bool]) -> str:
         _cell("what", row.asked, what),
         _cell("", row.fidelity.value, f'<span class="badge">{row.fidelity.value}</span>'),
         _cell("number", row.count, f"{row.count:,}", "count"),
-        _cell("number", row.seconds, wording.duration(row.seconds), "time"),
-        _cell("number", row.bytes, wording.size(row.bytes), "bytes"),
-        _cell("where", ", ".join(row.processes), escape(wording.processes(row, report) or "all"), "in"),
+        _cell("number", row.seconds, formatting.duration(row.seconds), "time"),
+        _cell("number", row.bytes, formatting.size(row.bytes), "bytes"),
+        _cell("where", ", ".join(row.processes), escape(formatting.processes(row, report) or "all"), "in"),
     ]
     kind = _CLASSES[row.group]
     chosen = "".join(cell for cell, wanted in zip(cells, shown, strict=True) if wanted)
@@ -168,7 +168,7 @@ def _line(row: Row) -> str:
 
 
 def _by(row: Row) -> str:
-    return f", by {escape(wording.libraries(row))}" if row.libraries else ""
+    return f", by {escape(formatting.libraries(row))}" if row.libraries else ""
 
 
 def _numbered(number: int, text: str, here: bool) -> str:
@@ -191,15 +191,15 @@ def _comparison(report: Content) -> str:
     """Return what was foretold from the source beside what happened."""
     if report.comparison is None:
         return ""
-    parts = [f"<h2>{escape(wording.FORETOLD.rstrip(':'))}</h2>"]
+    parts = [f"<h2>{escape(formatting.FORETOLD.rstrip(':'))}</h2>"]
     for title, lines in report.comparison.groups.items():
         rows = "".join(
-            f'<tr><td><div class="place">{escape(wording.place(each))}</div><code>{escape(each.source)}</code></td>'
+            f'<tr><td><div class="place">{escape(formatting.place(each))}</div><code>{escape(each.source)}</code></td>'
             f"<td>{escape(each.said)}</td></tr>"
             for each in lines
         )
         parts.append(f"<h3>{escape(title)}</h3>\n<table><tbody>{rows}</tbody></table>")
-    parts += [f'<p class="quiet">{escape(sentence)}</p>' for sentence in wording.untraced(report.comparison)]
+    parts += [f'<p class="quiet">{escape(sentence)}</p>' for sentence in formatting.untraced(report.comparison)]
     return "\n".join(parts)
 
 

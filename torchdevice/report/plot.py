@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from torchdevice.report import wording
+from torchdevice.report import formatting
 from torchdevice.report.content import Totals
 
 _MOST = 15
@@ -18,16 +18,19 @@ def bars(operators: Mapping[str, Totals]) -> str:
     longest = max(totals.seconds for _, totals in shown)
     drawn = "".join(_bar(number, name, totals, longest) for number, (name, totals) in enumerate(shown))
     rest = len(operators) - len(shown)
-    more = f"; {wording.plural(rest, 'more operator')} not drawn" if rest else ""
+    more = f"; {formatting.plural(rest, 'more operator')} not drawn" if rest else ""
     label = f"time by operator that left the device{more}"
     return f'<svg role="img" aria-label="{label}" height="{_STEP * len(shown)}">{drawn}</svg>'
 
 
 def _bar(number: int, name: str, totals: Totals, longest: float) -> str:
     top = number * _STEP
-    figures = (
-        f"{wording.duration(totals.seconds)}, {wording.plural(totals.calls, 'call')}, {wording.size(totals.bytes)}"
+    parts = (
+        formatting.duration(totals.seconds),
+        formatting.plural(totals.calls, "call"),
+        formatting.size(totals.bytes),
     )
+    figures = ", ".join(parts)
     width = max(0.5, 100 * totals.seconds / longest)
     return (
         f'<text x="0" y="{top + 16}">{escape(name)}</text>'

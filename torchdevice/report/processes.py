@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from multiprocessing import current_process, util
 from pathlib import Path
 
-from torchdevice import run_folder
-from torchdevice.journal import Journal
+from torchdevice.foundation import run_folder
+from torchdevice.foundation.environment import REPORT
+from torchdevice.journal.journal import Journal
 from torchdevice.report.content import Process
-from torchdevice.report.report import Report
-from torchdevice.switch import REPORT
+from torchdevice.report.rendering import Report
 
 Describe = Callable[[], Report]
 """Returns the report of this process alone."""

@@ -7,8 +7,8 @@ import enum
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from torchdevice.fidelity import Fidelity
-from torchdevice.journal import Entry
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.journal.journal import Entry
 from torchdevice.report import source
 
 

@@ -12,32 +12,28 @@ from typing import Any
 
 import torch
 
-from torchdevice import collector, thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
 from torchdevice.errors import BackendTakenError
-from torchdevice.known_faults import installing
-from torchdevice.on_cpu import refused_backward
-from torchdevice.simulation import (
-    allocator,
-    autocast,
-    batch_norm,
-    enforcement,
-    guard,
+from torchdevice.fallback import refused_backward
+from torchdevice.foundation import garbage_collection
+from torchdevice.foundation.torch_internals import require
+from torchdevice.lowlevel import page_locked
+from torchdevice.mps_workarounds import installing
+from torchdevice.simulation import cast_lists, device_guard, policy, printing, sharing, storage_resizing
+from torchdevice.simulation.allocator import storages
+from torchdevice.simulation.kernels import (
+    cpu_kernels,
     handwritten_kernels,
-    kernels,
-    mps_refusals,
     nested,
-    page_locked,
-    printing,
     quantized,
-    resizing,
-    sharing,
     sparse,
+    sync_batch_norm,
 )
-from torchdevice.simulation.cuda_refusals import guarded
-from torchdevice.simulation.enforcement import KIND
-from torchdevice.simulation.overloads import composite, of_aten, overload_of, shadowed
-from torchdevice.torch_internals import require
+from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
+from torchdevice.simulation.policy import KIND
+from torchdevice.simulation.refusals import mps_refusals
+from torchdevice.simulation.refusals.cuda_refusals import guarded
 
 _libraries: list[torch.library.Library] = []
 
@@ -112,10 +108,10 @@ def _register() -> None:
     if name != "privateuseone" or hasattr(torch, name):
         raise BackendTakenError(name)
     setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
-    with collector.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
-        setup(KIND, Module(), guard.Hooks(), guard.Guard())
+    with garbage_collection.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
+        setup(KIND, Module(), device_guard.Hooks(), device_guard.Guard())
         _guard_storage()
-        resizing.register()
+        storage_resizing.register()
         page_locked.register()
         sharing.register()
         printing.register()
@@ -136,31 +132,31 @@ def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwar
         device = torch.device(device)
         if device.type != KIND:
             return original(cls, *args, device=device, **kwargs)
-        enforcement.check_scope()
+        policy.check_scope()
         size = args[0] if args else kwargs.get("size", 0)
         memory = (
             torch.empty(size, dtype=torch.uint8) if isinstance(size, int) else torch.tensor(size, dtype=torch.uint8)
         )
         context = _scope()
         device = (context and context.redirect(device)) or device
-        return allocator.fresh(memory, device.index or 0).untyped_storage()
+        return storages.fresh(memory, device.index or 0).untyped_storage()
 
 
 def _register_kernels() -> None:
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
-    for name, kernel in {**handwritten_kernels.SPECIAL, **batch_norm.KERNELS}.items():
+    for name, kernel in {**handwritten_kernels.SPECIAL, **sync_batch_norm.KERNELS}.items():
         op = overload_of(name)
-        aten.impl(name, mps_refusals.guarded(op, guarded(op, kernels.watched(op, kernel))), "PrivateUse1")
+        aten.impl(name, mps_refusals.guarded(op, guarded(op, cpu_kernels.watched(op, kernel))), "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in _VIEWS:
-        aten.impl(name, kernels.view_of(overload_of(name)), "PrivateUse1")
+        aten.impl(name, cpu_kernels.view_of(overload_of(name)), "PrivateUse1")
     for name in sorted(
-        _shadowed().difference(handwritten_kernels.SPECIAL, batch_norm.KERNELS, quantized.MAKING, nested.MAKING)
+        _shadowed().difference(handwritten_kernels.SPECIAL, sync_batch_norm.KERNELS, quantized.MAKING, nested.MAKING)
     ):
         aten.impl(name, _made_when_called(name), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
@@ -169,7 +165,7 @@ def _register_kernels() -> None:
     nested.register(aten)
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, _NON_FUNCTIONAL)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
-    _libraries.extend((fallback, aten, quantized.register(aten), *autocast.register(), *sparse.register()))
+    _libraries.extend((fallback, aten, quantized.register(aten), *cast_lists.register(), *sparse.register()))
 
 
 def _made_when_called(name: str) -> Any:
@@ -221,7 +217,7 @@ def _holding_doubles(composition: Any) -> Any:
     """Return torch's own composition of an operator, with tolerances in float64."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with enforcement.holding_doubles(), torch._C.DisableTorchFunction():
+        with policy.holding_doubles(), torch._C.DisableTorchFunction():
             return composition(*args, **kwargs)
 
     return kernel
@@ -235,8 +231,8 @@ def run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
     return kernel(*args, **kwargs)
 
 
-def _kernel_of(op: Any) -> kernels.Kernel:
-    return mps_refusals.guarded(op, guarded(op, kernels.kernel_of(op)))
+def _kernel_of(op: Any) -> cpu_kernels.Kernel:
+    return mps_refusals.guarded(op, guarded(op, cpu_kernels.kernel_of(op)))
 
 
 _kernels_by_op: dict[Any, Any] = {}

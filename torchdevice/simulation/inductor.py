@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchdevice.simulation import enforcement, random
-from torchdevice.simulation.enforcement import KIND
-from torchdevice.simulation.kernels import aliased, index_of, without_mode, wrapped
+from torchdevice.simulation import device_generators, policy
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, without_mode, wrapped
+from torchdevice.simulation.policy import KIND
 
 _CPU = torch.device("cpu")
 
@@ -67,12 +67,12 @@ def _compile_one(gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
 
     @without_mode
     def run(given: list[Any]) -> Any:
-        if enforcement.watching and enforcement.recorder() is not None:  # it looks at each operator
+        if policy.watching and policy.recorder() is not None:  # it looks at each operator
             return gm(*given)
         lent = [_lent(each) for each in given]
         returned = {id(own): each for own, each in zip(lent, given, strict=True)}
         given.clear()
-        results = random.drawing(index, compiled, list(lent)) if draws else compiled(list(lent))
+        results = device_generators.drawing(index, compiled, list(lent)) if draws else compiled(list(lent))
         return [returned[id(each)] if id(each) in returned else wrapped(each, index) for each in results]
 
     run._boxed_call = True  # type: ignore[attr-defined]

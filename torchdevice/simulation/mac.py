@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from torchdevice import device_models
-from torchdevice.context import Context
-from torchdevice.devices.mps import MpsRuntime
-from torchdevice.journal import Journal
-from torchdevice.on_cpu.missing_operators import overload
+from torchdevice.core.context import Context
+from torchdevice.devices import device_models
+from torchdevice.devices.mps_runtime import MpsRuntime
+from torchdevice.fallback.missing_operators import overload
+from torchdevice.journal.journal import Journal
 from torchdevice.options import Options
-from torchdevice.simulation import backend, enforcement, random
+from torchdevice.simulation import backend, device_generators, policy
 from torchdevice.simulation.profiles import PROFILES
-from torchdevice.simulation.runtime import SimulatedRuntime
-from torchdevice.simulation.runtime import runtime as simulated
+from torchdevice.simulation.simulated_runtime import SimulatedRuntime
+from torchdevice.simulation.simulated_runtime import runtime as simulated
 
 
 def _lacks_kernel(operator: str) -> bool:
@@ -39,11 +39,11 @@ class MacRuntime(MpsRuntime):
         machine: The context of the simulated Mac.
     """
 
-    device_type = enforcement.KIND
+    device_type = policy.KIND
     shown_as = "mps"
     torch_knows_current = False
     compiles = False
-    generator_type = random.Generator
+    generator_type = device_generators.Generator
     draws_on_cpu = True
     compiles_ahead = False
     missing_operators_key = "PrivateUse1"

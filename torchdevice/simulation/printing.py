@@ -6,9 +6,9 @@ import functools
 
 import torch
 
-from torchdevice.simulation.allocator import has_no_values
-from torchdevice.simulation.enforcement import KIND
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
+from torchdevice.simulation.allocator.storages import has_no_values
+from torchdevice.simulation.policy import KIND
 
 _shown = require(torch._tensor_str, "_str_intern")
 _contents = require(torch._tensor_str, "_tensor_str")

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from torchdevice import device_models
-from torchdevice.on_cpu.missing_operators import error_text
+from torchdevice.devices import device_models
+from torchdevice.fallback.missing_operators import error_text
 
 _COMPOSITE = re.compile(r"\bComposite\w+")
 

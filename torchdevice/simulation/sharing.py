@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.multiprocessing.reductions
 
-from torchdevice import thread_state
+from torchdevice.core import thread_state
 from torchdevice.errors import ScopeError
-from torchdevice.fidelity import Fidelity
-from torchdevice.simulation import enforcement
-from torchdevice.torch_internals import require
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
+from torchdevice.simulation import policy
 
 _reduce_tensor = require(torch.multiprocessing.reductions, "reduce_tensor")
 
@@ -30,7 +30,7 @@ def register() -> None:
 
 def _reduce(tensor: torch.Tensor) -> Any:
     with torch._C.DisableTorchFunction():
-        if tensor.device.type != enforcement.KIND:
+        if tensor.device.type != policy.KIND:
             return _reduce_tensor(tensor)
         if tensor.requires_grad and not tensor.is_leaf:
             return _reduce_tensor(tensor.cpu())  # which torch refuses

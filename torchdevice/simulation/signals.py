@@ -17,8 +17,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from torchdevice.patching import Replaced, put_in, take_out
-from torchdevice.simulation.guard import is_asked
+from torchdevice.core.patching import Replaced, put_in, take_out
+from torchdevice.simulation.device_guard import is_asked
 
 _interrupt: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assignment]
 

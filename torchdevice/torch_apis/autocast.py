@@ -19,13 +19,14 @@ import torch
 from torch.amp import autocast_mode
 from torch.amp.autocast_mode import autocast
 
-from torchdevice import dtypes, thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.devices.device_strings import ACCELERATORS
 from torchdevice.devices.runtime import HALF
-from torchdevice.fidelity import Fidelity
-from torchdevice.patching import Patch, Replaced, replaced_function
-from torchdevice.spelling import ACCELERATORS
-from torchdevice.torch_internals import require
+from torchdevice.engines import float64_policy
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
 
 _IS_COMPANION = "_torchdevice_is_companion"
 """The attribute of autocast that a scope has made beside the program's."""
@@ -55,7 +56,7 @@ def dtype_on_target(context: Context, requested: torch.dtype, *, enabled: bool =
 def _finite_dtype(context: Context, requested: torch.dtype) -> torch.dtype:
     runtime = context.runtime
     if requested in runtime.unsupported_dtypes:
-        return dtypes.FALLBACKS[requested]
+        return float64_policy.FALLBACKS[requested]
     if requested is torch.bfloat16 and not runtime.supports_bfloat16():
         return torch.float16
     if requested not in HALF or runtime.float16_autocast_is_finite:

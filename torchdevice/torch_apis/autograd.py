@@ -4,7 +4,7 @@ torch takes the mode off the stack while it handles a torch function, such as ``
 saves a tensor. Without these patches the mode would not see the torch calls of custom ``Function.backward`` methods,
 hooks, checkpoint recomputation, hooks that pack saved tensors and custom functions under ``torch.func``.
 
-The error that a device guard in Python had to take away goes on here, see ``simulation/guard.py``.
+The error that a device guard in Python had to take away goes on here, see ``simulation/device_guard.py``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from torchdevice.context import Context
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.devices.current_streams import following_nodes
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.engines.mode import with_mode
 from torchdevice.engines.rewriters import rewrites
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
 
 _is_multithreading = require(torch._C, "_is_multithreading_enabled")
 

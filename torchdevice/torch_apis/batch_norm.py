@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from torchdevice import thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.engines.rewriters import rewrites
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
 
 KERNELS: dict[str, Callable[..., Any]] = {}
 """The parts by the names of their operators."""

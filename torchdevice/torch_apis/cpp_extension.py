@@ -11,11 +11,11 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from torchdevice.context import Context
+from torchdevice.core.context import Context
+from torchdevice.core.importing import WhenImported
+from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.errors import ExtensionRefusedError
-from torchdevice.importing import WhenImported
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
 
 _DEVICE_TYPES = {"cuda": "cuda", "sycl": "xpu"}
 """On which devices the code of a language runs."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.context import Context
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.torch_internals import require
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.foundation.torch_internals import require
 
 DEFAULT_TYPE = "default tensor type"
 """Setting: the legacy tensor type that is the default, until one of the CPU's is; see ``legacy_types``."""

@@ -12,13 +12,12 @@ import torch
 import torch.utils.dlpack
 from torch.utils._device import DeviceContext, _device_constructors
 
-from torchdevice import dtypes, placement
-from torchdevice.context import Context
-from torchdevice.engines import lookup
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.engines import float64_policy, lookup, moves
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
-from torchdevice.patching import Patch, replaced_function
+from torchdevice.foundation.torch_internals import require
 from torchdevice.torch_apis.storage import with_device
-from torchdevice.torch_internals import require
 
 
 @rewrites(torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
@@ -30,14 +29,14 @@ def _from_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
     if context.unsupported_dtypes and kwargs.get("dtype") is None:
         is_leaf = kwargs.pop("requires_grad", False)
         on_cpu = func(*args, **{**kwargs, "device": "cpu"})
-        made = dtypes.place(context, on_cpu, torch.device(context.redirect(asked) or asked))
+        made = float64_policy.place(context, on_cpu, torch.device(context.redirect(asked) or asked))
         return made.requires_grad_() if is_leaf else made
     if not context.runtime.shares_host_memory or func not in _MAY_SHARE:
         return with_device_keyword(context, func, args, kwargs)
     target = context.redirect(asked)
     result = func(*args, **{**kwargs, "device": target or asked})
     source = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-    return placement.made_of(context, source, result, placement.side_meant(context, asked, target))
+    return moves.made_of(context, source, result, moves.side_meant(context, asked, target))
 
 
 _MAY_SHARE = frozenset({torch.as_tensor, torch.asarray})
@@ -64,15 +63,15 @@ def _nested(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return with_device(context, original, *args, **kwargs)
     except TypeError as error:
-        if not dtypes.refused(context, error):
+        if not float64_policy.refused(context, error):
             raise
-    return dtypes.again(context, functools.partial(with_device, context, original), args, kwargs)
+    return float64_policy.again(context, functools.partial(with_device, context, original), args, kwargs)
 
 
 def _from_dlpack(context: Context, original: Any, ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """``from_dlpack``: mark the new storage with the side of the source, whose memory it shares."""
     result = original(ext_tensor, *args, **kwargs)
-    return placement.shared(ext_tensor, result) if context.runtime.shares_host_memory else result
+    return moves.shared(ext_tensor, result) if context.runtime.shares_host_memory else result
 
 
 def patches() -> list[Patch]:

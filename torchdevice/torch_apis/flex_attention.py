@@ -10,12 +10,12 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from torchdevice.context import Context
+from torchdevice.core.context import Context
+from torchdevice.core.importing import WhenImported
+from torchdevice.core.patching import Patch, Replaced, per_context
 from torchdevice.engines import traced
 from torchdevice.engines.rewriters import native_device
-from torchdevice.fidelity import Fidelity
-from torchdevice.importing import WhenImported
-from torchdevice.patching import Patch, Replaced, per_context
+from torchdevice.foundation.fidelity import Fidelity
 
 
 def _validate_device(context: Context, original: Any, query: Any, key: Any, value: Any) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
-from torchdevice.patching import Callback, Patch, Replaced, subclass_in_place_of
+from torchdevice.core import thread_state
+from torchdevice.core.patching import Callback, Patch, Replaced, subclass_in_place_of
 
 _Original = torch.Generator
 

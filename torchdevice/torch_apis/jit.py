@@ -12,16 +12,12 @@ from typing import Any
 
 import torch
 
-from torchdevice import dispatch_modes, dtypes, thread_state
-from torchdevice.context import Context
-from torchdevice.patching import (
-    Patch,
-    Replaced,
-    ReplacedInImporters,
-    original_of,
-    replaced_function,
-)
-from torchdevice.spelling import ACCELERATORS
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, Replaced, ReplacedInImporters, original_of, replaced_function
+from torchdevice.devices.device_strings import ACCELERATORS
+from torchdevice.engines import float64_policy
+from torchdevice.foundation import dispatch_modes
 
 _DOUBLES = {7: torch.float64, 10: torch.complex128}
 """The dtypes that a target may lack, by their numbers in graphs (c10/core/ScalarType.h)."""
@@ -175,7 +171,7 @@ class _Rewriting:
         device, dtype = (_constant(inputs[named[name]]) for name in ("device", "dtype"))
         if isinstance(device, torch.device) and dtype in _DOUBLES and self._context.is_targets(device):
             graph.setInsertPoint(node)
-            fitting = graph.insertConstant(dtypes.fit(self._context, _DOUBLES[dtype]))
+            fitting = graph.insertConstant(float64_policy.fit(self._context, _DOUBLES[dtype]))
             node.replaceInput(named["dtype"], fitting)
 
     def _rewrite_conversion(self, graph: Any, node: Any) -> None:

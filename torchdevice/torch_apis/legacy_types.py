@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from torchdevice import placement, thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.bindings import supplied_value
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Installation, Patch, Replaced, per_context
+from torchdevice.devices.device_strings import LEGACY_DTYPES, legacy_dtype
+from torchdevice.engines import moves
 from torchdevice.engines.rewriters import convert, move, rewrites
-from torchdevice.patching import Installation, Patch, Replaced, per_context
-from torchdevice.spelling import LEGACY_DTYPES, legacy_dtype
-from torchdevice.supplied import supplied_value
+from torchdevice.foundation.torch_internals import require
 from torchdevice.torch_apis.default_device import DEFAULT_TYPE
-from torchdevice.torch_internals import require
 
 
 class LegacyTensorType(type):
@@ -167,7 +168,7 @@ def _new_tensor(
     with torch._C.DisableTorchFunctionSubclass():
         made = original(torch.Tensor, *args, **kwargs)
     if context.runtime.shares_host_memory:
-        on_target = placement.made_of(context, given, made, placement.Side.DEVICE)
+        on_target = moves.made_of(context, given, made, moves.Side.DEVICE)
     else:
         on_target = torch.Tensor.to(made, target)
     return on_target if cls is torch.Tensor else torch.Tensor._make_subclass(cls, on_target)
@@ -195,13 +196,13 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
         return _type_name(context, func(*args))
     if isinstance(wanted, torch.dtype):
         result = convert(context, func, args, kwargs)
-        return placement.followed(args[0], result) if context.runtime.shares_host_memory else result
+        return moves.followed(args[0], result) if context.runtime.shares_host_memory else result
     dtype = legacy_dtype(wanted)
     if dtype is not None:
         return move(context, torch.Tensor.to, (args[0], context.current_spelling("cuda")), {"dtype": dtype})
     result = func(*args, **kwargs)  # a CPU type
     if context.runtime.shares_host_memory:
-        return placement.moved(context, args[0], result, placement.Side.HOST)
+        return moves.moved(context, args[0], result, moves.Side.HOST)
     return result
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from torchdevice.context import Context
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, per_context, replaced_function
 from torchdevice.engines.mode import with_mode
-from torchdevice.patching import Patch, per_context, replaced_function
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
 
 
 def _impl(context: Context, original: Any, self: Any, op_name: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:

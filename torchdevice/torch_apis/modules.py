@@ -6,18 +6,19 @@ from typing import Any
 
 import torch
 
-from torchdevice import placement, thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.engines import moves
 from torchdevice.engines.wrap import EntryPoint
-from torchdevice.patching import Patch, Replaced, replaced_function
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
 
 
 def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
     """``Module._apply``, by which a module moves its parameters and buffers.
 
     Where a move may have nothing to do, a parameter keeps its memory if nothing else holds that memory
-    (:mod:`torchdevice.placement`).
+    (:mod:`torchdevice.engines.moves`).
     """
     if not (context.runtime.shares_host_memory or context.folds_devices):
         return original(self, *args, **kwargs)
@@ -31,7 +32,7 @@ def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, *
 def _deepcopy(context: Context, original: Any, self: torch.nn.Parameter, memo: Any) -> Any:
     """``Parameter.__deepcopy__``: mark the copy with the parameter's side, because a copy may never be moved itself."""
     result = original(self, memo)
-    return placement.followed(self, result) if context.runtime.shares_host_memory else result
+    return moves.followed(self, result) if context.runtime.shares_host_memory else result
 
 
 class _HasTorchFunction(EntryPoint):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from torchdevice.context import Context
-from torchdevice.patching import Patch, replaced_in_importers
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_in_importers
 
 
 def _capturable_devices(context: Context, original: Any, supports_xla: bool = True) -> list[str]:

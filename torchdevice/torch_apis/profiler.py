@@ -17,10 +17,10 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 from torch.profiler import profiler as kineto_profiler
 
-from torchdevice.context import Context
-from torchdevice.fidelity import Fidelity
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.torch_internals import require
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
 
 _OPERATOR = re.compile(r"\w+::\w+")
 """Matches the name of an operator, and not the autograd engine's ``autograd::engine::...``."""

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch.cuda._gpu_trace as gpu_trace
 
-from torchdevice import thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.bindings import supplied_function
+from torchdevice.core.context import Context
+from torchdevice.core.importing import WhenImported
+from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.cuda.streams import handle_of
 from torchdevice.devices.allocation_events import Block
 from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.engines.mode import with_mode
-from torchdevice.importing import WhenImported
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.supplied import supplied_function
 
 
 class Trace(StreamObserver):

@@ -11,12 +11,13 @@ import torch
 from torch import serialization
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdevice import dtypes, placement, thread_state
-from torchdevice.context import Context
-from torchdevice.on_cpu.doubles import HostDouble
-from torchdevice.patching import Callback, Patch, replaced_function
-from torchdevice.spelling import parse
-from torchdevice.torch_internals import require
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Callback, Patch, replaced_function
+from torchdevice.devices.device_strings import parse
+from torchdevice.engines import float64_policy, moves
+from torchdevice.fallback.doubles import HostDouble
+from torchdevice.foundation.torch_internals import require
 
 _NOT_THERE = (
     "Attempting to deserialize object on {0} device {1.index} but torch.{1.accelerator}.device_count() is {2}. Please "
@@ -58,7 +59,7 @@ def _deserialize(storage: Any, location: str) -> Any:
     if device is None:
         return None
     if context.runtime.shares_host_memory:
-        placement.mark_storage(storage, placement.Side.DEVICE)
+        moves.mark_storage(storage, moves.Side.DEVICE)
     return storage.to(device=device)
 
 
@@ -70,10 +71,10 @@ def _restore_location(context: Context, original: Any, map_location: Any) -> Any
     restore = original(map_location)
     if not context.runtime.shares_host_memory:
         return restore
-    side = placement.side_meant(context, map_location, None)  # None of a mapping or a function
+    side = moves.side_meant(context, map_location, None)  # None of a mapping or a function
 
     def restored(storage: Any, location: str) -> Any:
-        return placement.mark_unmarked(restore(storage, location), side)
+        return moves.mark_unmarked(restore(storage, location), side)
 
     return restored
 
@@ -90,7 +91,7 @@ def _rebuild(context: Context, original: Any, storage: Any, offset: int, size: A
     whole = _whole.get(untyped)
     if whole is None:
         host = torch.empty(0, dtype=storage.dtype, device="cpu").set_(untyped.cpu())
-        whole = _whole[untyped] = dtypes.place(context, host, context.device(untyped.device.index or 0))
+        whole = _whole[untyped] = float64_policy.place(context, host, context.device(untyped.device.index or 0))
     if isinstance(whole, HostDouble):
         return whole.as_strided(size, stride, offset)
     return torch.empty(0, dtype=whole.dtype, device=whole.device).set_(whole.untyped_storage(), offset, size, stride)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
-from torchdevice import thread_state
-from torchdevice.context import Context
-from torchdevice.patching import Patch, Replaced, per_context, replaced_function
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function
 
 
 def with_device(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
-from torchdevice import thread_state
-from torchdevice.context import Context
-from torchdevice.patching import Patch, Replaced, replaced_function
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, Replaced, replaced_function
 
 _NAMES = frozenset({"device", "device_for_backend_keys", "fake_device", "_fake_device"})
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torchdevice.context import Context
+from torchdevice.core.context import Context
+from torchdevice.core.importing import WhenImported
+from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.engines.rewriters import native_device
-from torchdevice.importing import WhenImported
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
 
 _MODULE = "torch.utils.viz._cycles"
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from torchdevice.context import Context
-from torchdevice.importing import WhenImported
-from torchdevice.patching import Patch, replaced_function
-from torchdevice.thread_state import state
-from torchdevice.torch_internals import require
+from torchdevice.core.context import Context
+from torchdevice.core.importing import WhenImported
+from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.thread_state import state
+from torchdevice.foundation.torch_internals import require
 
 _INTERNAL = "torch.testing._internal"
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from torchdevice import thread_state
-from torchdevice.context import Context
-from torchdevice.patching import Patch, replaced_function
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function
 
 _RUN = "run"
 

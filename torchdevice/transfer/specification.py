@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchdevice import thread_state
+from torchdevice.core import thread_state
 from torchdevice.devices import registry
 
 _STREAMS = "transfer streams"

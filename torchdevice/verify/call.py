@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.context import Context
+from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.findings import Finding
-from torchdevice.verify import comparing, ranges, reference
-from torchdevice.verify.comparing import Difference
+from torchdevice.journal.discrepancies import Finding
+from torchdevice.verify import ranges, reference, tolerances
 from torchdevice.verify.inputs import WIDE, Copies, Inputs, is_plain, on_cpu, same_bits, tensors, window
 from torchdevice.verify.lines import Lines
-from torchdevice.verify.operators import Operator
+from torchdevice.verify.operator_facts import Operator
+from torchdevice.verify.tolerances import Difference
 
 
 class _Compared(NamedTuple):
@@ -121,7 +121,7 @@ class Call:
     def _by_range(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
         for name, actual, place, _ in self._compared(result):
             reference_ = place(expected, copies)
-            found = comparing.of_properties(actual, reference_, wide=self._wide)
+            found = tolerances.of_properties(actual, reference_, wide=self._wide)
             if found is None and self.operator.has_values:
                 given = self.operator.arguments(self._args, self._kwargs)
                 found = ranges.outside(self.operator, given, on_cpu(actual, self._alias), reference_)
@@ -164,11 +164,11 @@ class Call:
             return None if equal else Difference("values", f"is {actual!r} instead of {expected!r}")
         if not isinstance(expected, torch.Tensor) or not (is_plain(actual) and is_plain(expected)):
             return None
-        found = comparing.of_properties(actual, expected, wide=self._wide)
+        found = tolerances.of_properties(actual, expected, wide=self._wide)
         if found is not None or not self.operator.has_values:
             return found
         values = on_cpu(actual, self._alias)
-        found = comparing.of_values(values, expected)
+        found = tolerances.of_values(values, expected)
         if found is not None and self._may_be_rounded(values):
             found = self._beyond_rounding(compared, values, found)
         if found is not None and compared.written and self._is_unchanged(actual):
@@ -188,9 +188,9 @@ class Call:
             return found
         terms = None
         if not self.operator.is_pointwise:
-            terms = comparing.terms_of(list(tensors((self._args, self._kwargs))), values)
-        more = comparing.sensitivity(*moved, terms)
-        return comparing.of_values(values, moved[1], more)
+            terms = tolerances.terms_of(list(tensors((self._args, self._kwargs))), values)
+        more = tolerances.sensitivity(*moved, terms)
+        return tolerances.of_values(values, moved[1], more)
 
     def _is_unchanged(self, tensor: torch.Tensor) -> bool:
         place = self.inputs.places[id(tensor)]
@@ -207,8 +207,8 @@ class Call:
                 if place.memory in written or self._is_unchanged(tensor):
                     continue
                 expected, before = copies.made[id(tensor)], place.of(self.inputs.memories[place.memory])
-                found = comparing.of_values(on_cpu(tensor, self._alias), expected)
-                if found is not None and comparing.of_values(before, expected) is None:
+                found = tolerances.of_values(on_cpu(tensor, self._alias), expected)
+                if found is not None and tolerances.of_values(before, expected) is None:
                     what = f"was changed, although the operator does not declare to write to it; {found.what}"
                     found = found._replace(kind="undeclared write", what=what)
                 if found is not None:
@@ -231,7 +231,7 @@ class Call:
         return Finding(
             operator=self.operator.name,
             kind=self._origin(difference),
-            what=comparing.named(difference, name),
+            what=tolerances.named(difference, name),
             site=where.site,
             backward=where.backward,
             library=where.library,

@@ -12,9 +12,18 @@ from typing import NamedTuple
 
 import torch
 
-from torchdevice.call_sites import OURS, PROGRAM, Site, caller_frame, kind_of, program_frame, program_line, site_of
 from torchdevice.devices.stream_order import StreamObserver
-from torchdevice.torch_internals import require
+from torchdevice.foundation.torch_internals import require
+from torchdevice.journal.callers import (
+    OURS,
+    PROGRAM,
+    Site,
+    caller_frame,
+    kind_of,
+    program_frame,
+    program_line,
+    site_of,
+)
 
 _current_node = require(torch._C, "_current_autograd_node")
 _next_number = require(torch._C._autograd, "_get_sequence_nr")

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.verify.comparing import Difference
-from torchdevice.verify.operators import Operator
+from torchdevice.verify.operator_facts import Operator
+from torchdevice.verify.tolerances import Difference
 
 _Given = dict[str, Any]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.leaving import block
-from torchdevice.torch_internals import ExcludeDispatchKeyGuard, require
+from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, require
 from torchdevice.verify.inputs import WIDE, Copies, Inputs, mapped, tensors
 
 _below_autograd = require(torch._C, "_AutoDispatchBelowAutograd")

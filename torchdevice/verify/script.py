@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.context import Context
+from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.findings import Finding
-from torchdevice.logs import logger
+from torchdevice.foundation.logs import logger
+from torchdevice.journal.discrepancies import Finding
 from torchdevice.options import Options
 from torchdevice.verify.inputs import WIDE, Inputs, Place, tensors
-from torchdevice.verify.operators import Operator
+from torchdevice.verify.operator_facts import Operator
 from torchdevice.version import versions
 
 _FOLDER = "torchdevice-verify"

@@ -13,13 +13,14 @@ from typing import Any
 import torch._dynamo  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice import dispatch_modes, run_folder, thread_state
-from torchdevice.context import Context
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
 from torchdevice.errors import DivergenceError, DivergenceWarning
-from torchdevice.findings import Finding
-from torchdevice.logs import logger
+from torchdevice.foundation import dispatch_modes, run_folder
+from torchdevice.foundation.logs import logger
+from torchdevice.journal.discrepancies import Finding
 from torchdevice.report import Report
-from torchdevice.verify import operators, script
+from torchdevice.verify import operator_facts, script
 from torchdevice.verify.call import Call
 from torchdevice.verify.lines import BackwardCalls, Lines
 from torchdevice.verify.reference import unseen
@@ -42,7 +43,7 @@ class Watcher(TorchDispatchMode):
         self.context = context
         self._only = options.verify_only if isinstance(options.verify_only, tuple) else None
         self._every = max(1, round(1 / options.verify_sample))
-        self._known: dict[Any, operators.Operator | None] = {}
+        self._known: dict[Any, operator_facts.Operator | None] = {}
         self._left_out: Counter[Any] = Counter()
         self._lines = Lines(_backward_calls(context))
 
@@ -64,7 +65,7 @@ class Watcher(TorchDispatchMode):
             return None
         self._lines.note()
         if func not in self._known:
-            self._known[func] = operators.looked_at(func, self._only)
+            self._known[func] = operator_facts.looked_at(func, self._only)
         operator = self._known[func]
         if operator is None:
             return None
@@ -125,7 +126,7 @@ def enter_thread(entry: Any) -> None:
             moment at which the inputs of an operator could be copied.
     """
     options = entry.context.options
-    name = operators.unknown(options.verify_only)
+    name = operator_facts.unknown(options.verify_only)
     if name is not None:
         raise ValueError(f"verify_only={name!r} is no operator. Use a name such as 'mm', 'add.Tensor' or 'my::op'.")
     if options.asynchronous:

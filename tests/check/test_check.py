@@ -1,0 +1,840 @@
+"""``torchdevice check``: what each rule finds, and what it must not find, in sources that are never run."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import re
+import tempfile
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from conftest import run_command, run_python
+from hypothesis import given, settings, strategies
+from rich.console import Console
+
+import torchdevice
+from torchdevice.check import (
+    RULES,
+    Finding,
+    Target,
+    against_report,
+    check,
+    check_source,
+    listing,
+    rich_listing,
+    sources,
+)
+from torchdevice.cli import main
+from torchdevice.report import source
+from torchdevice.report.predicted import Comparison, Line
+from torchdevice.simulation.profiles import missing_operators
+
+pytestmark = pytest.mark.one_engine
+
+
+def findings(code: str, target: str = "cpu", rules: set[str] | None = None) -> list[Finding]:
+    source = sources.program("program.py", textwrap.dedent(code).encode())
+    return check_source(source, Target.named(target), rules)
+
+
+class Case(NamedTuple):
+    """A source, and what a rule finds in it: a verdict for each line that is marked with one in a comment.
+
+    Attributes:
+        kernels: Operator -> whether MPS has a kernel for it. Elsewhere another release of torch finds something else.
+    """
+
+    rule: str
+    code: str
+    target: str = "cpu"
+    kernels: Mapping[str, bool] = MappingProxyType({})
+
+    @property
+    def expected(self) -> list[tuple[int, str, str]]:
+        marked = enumerate(textwrap.dedent(self.code).split("\n"), 1)
+        return [(line, self.rule, code.split("#:")[1].strip()) for line, code in marked if "#:" in code]
+
+
+TORCH_NAMES = [
+    Case("torch-name", "import torch\ntorch.cuda.synchronize()  #: handled"),
+    Case("torch-name", "import torch as th\nth.cuda.synchronize()  #: handled"),
+    Case("torch-name", "from torch import cuda\nwait = cuda.synchronize  #: handled"),
+    Case("torch-name", "from torch.cuda import synchronize as wait\nwait()  #: handled"),
+    Case("torch-name", "import torch\nc = torch.cuda\nc.synchronize()  #: handled"),
+    Case("torch-name", "from torch.cuda import *\nsynchronize()  #: handled"),
+    Case("torch-name", "import torch.cuda.memory as m\nm.memory_allocated()  #: approximate"),
+    Case("torch-name", "import torch\ntorch.cuda.memory_allocated()  #: handled", "simulated:cuda"),
+    Case("torch-name", "import torch\ntorch.cuda.get_device_capability()  #: handled"),
+    Case("torch-name", "import torch\ntorch.backends.cudnn.benchmark = True  #: approximate"),
+    Case("torch-name", "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True  #: handled"),
+    Case("torch-name", "import torch\npool = torch.cuda.MemPool()  #: change"),
+    Case("torch-name", "import torch\ntorch.cuda.current_blas_handle()  #: change", "mps"),
+    Case("torch-name", "import torch\ntorch.mps.empty_cache()  #: handled", "cuda"),
+    Case("torch-name", "import torch\nx = [torch.version.cuda for _ in range(2)]  #: handled"),
+    Case(
+        "torch-name",
+        """
+        try:
+            import torch
+        except ImportError:
+            torch = None
+        torch.cuda.synchronize()  #: handled
+        """,
+    ),
+    Case(
+        "torch-name",
+        """
+        class Model:
+            import torch
+            def forward(self):
+                return torch.cuda.synchronize()
+            torch.cuda.synchronize()  #: handled
+        """,
+    ),
+    # What must not be found:
+    Case("torch-name", "import torch\ntorch.cuda.synchronize()", "cuda"),
+    Case("torch-name", "import torch\ntorch.mps.synchronize()", "mps"),
+    Case("torch-name", "torch.cuda.synchronize()"),
+    Case("torch-name", "import torch\ndef f(torch):\n    torch.cuda.synchronize()"),
+    Case("torch-name", "from mine import cuda\ncuda.synchronize()"),
+    Case("torch-name", "import torch\ntorch.cuda.no_such_name()"),
+    Case("torch-name", "import torch\ntorch.cuda = 1\ntorch.backends.mkldnn.enabled"),
+    Case("torch-name", "import torch\n'torch.cuda.synchronize()'\n# torch.cuda.synchronize()"),
+]
+
+DEVICES = [
+    Case("device", "x.cuda()  #: handled"),
+    Case("device", "model = model.to('cuda')  #: handled"),
+    Case("device", "import torch\nd = torch.device('cuda:0' if c else 'cpu')  #: handled"),
+    Case("device", "import torch\nx = torch.ones(2, device='cuda')  #: handled", "mps"),
+    Case("device", "import torch\nx = torch.load(f, map_location='mps')  #: handled", "cuda"),
+    Case("device", "x.to('cuda:1')  #: approximate"),
+    Case("device", "x.cuda(1)  #: approximate", "mps"),
+    Case("device", "x.cuda(1)  #: handled", "simulated:cuda:2"),
+    Case("device", "x.cuda(2)  #: change", "simulated:cuda:2"),
+    Case("device", "x.to('cuda:1')  #: approximate", "simulated:mps"),
+    Case("device", "x.to(f'cuda:{rank}')  #: handled"),
+    Case(
+        "device",
+        "x.to(rank)  #: handled\nx.to(self.local_rank)  #: handled\nx.to(gpu)  #: handled\nx.to(0)  #: handled",
+    ),
+    Case(
+        "device", "import torch.distributed as d\nr = d.get_rank()\nx.to(r)  #: handled\nx.to(d.get_rank())  #: handled"
+    ),
+    Case("device", "x.to(1)  #: approximate\nx.new_zeros(2, device=1)  #: approximate", "mps"),
+    Case("device", "x.to(y)\nx.to(True)\nx.to(ranks)\nf(rank)\nx.to(rank)", "cuda"),
+    Case("device", "x.to(y)\nx.to(True)\nx.to(ranks)\nf(rank)\nx.to(torch.float32)"),
+    Case("device", "x.to('cuda:' + str(rank))  #: handled\nx.to('cuda:%d' % rank)  #: handled"),
+    Case("device", "x.to('cuda:{}'.format(rank))  #: handled"),
+    Case("device", "DEVICE = 'cuda'  #: handled\nx.to(DEVICE)  #: handled"),
+    Case("device", "import torch\nD = 'cuda'  #: handled\ndef f():\n    return torch.ones(2, device=D)  #: handled"),
+    Case("device", "def f(x, device='cuda'):  #: handled\n    return x.to(device)  #: handled"),
+    Case("device", "class A:\n    def f(self):\n        self.d = 'cuda'  #: handled\n        x.to(self.d)  #: handled"),
+    Case("device", "p.add_argument('--device', default='cuda')  #: handled"),
+    Case("device", "f({'device': 'cuda'}, ['cuda:0', 'cuda:1'])  #: handled", "simulated:cuda:2"),
+    Case("device", "x.type('torch.cuda.FloatTensor')  #: handled"),
+    Case("device", "x.to(\n    'cuda'  #: handled\n)"),
+    # What must not be found:
+    Case("device", "x.to('cuda')", "cuda"),
+    Case("device", "x.to('mps')", "mps"),
+    Case("device", "x.to('cpu')\nx.to('meta')\nx.cpu()"),
+    Case("device", "print('cuda')\n'cuda'\nd['cuda']\nx == 'cuda'\nd = {'cuda': 1}\ngetattr(torch, 'cuda')"),
+    Case("device", "d.startswith('cuda')\nd.split('cuda:')\nraise ValueError('cuda')\nf'is cuda:{x} there?'"),
+    Case("device", "path = 'data/cuda'\nx.to('CUDA')\nx.to('cuda:x')\nx.to('cuda:01')\nx.cuda\ncuda()"),
+    Case("device", "p.add_argument('--backend', choices=['cuda'], default='cuda')"),
+    Case("device", "import torch\ntorch.cuda.cuda()\nd = torch.device('cpu')\nx.to(d)"),
+    Case("device", "def f(x, device):\n    return x.to(device)"),
+    Case("is-cuda", "if x.is_cuda:  #: approximate\n    f(x)"),
+    Case("is-cuda", "y = a if x.is_mps else b  #: approximate"),
+    Case("is-cuda", "assert x.is_cuda, 'no GPU'  #: change", "simulated:cuda"),
+    Case("is-cuda", "if not x.is_cuda:  #: change\n    raise ValueError"),
+    Case("is-cuda", "assert x.is_cuda and y.is_cuda  #: change"),
+    Case("is-cuda", "assert not x.is_cuda  #: approximate"),
+    Case("is-cuda", "if not x.is_cuda:  #: approximate\n    f(x)"),
+    Case("is-cuda", "assert x.is_cuda", "cuda"),
+    Case("is-cuda", "x.is_cpu\nis_cuda = 1\nif is_cuda:\n    pass\nx.is_cuda_there"),
+    Case("device-type", "if x.device.type == 'cuda':  #: approximate\n    f()"),
+    Case("device-type", "if str(x.device) == 'cuda:0':  #: approximate\n    f()"),
+    Case("device-type", "if 'cuda' in str(x.device):  #: approximate\n    f()"),
+    Case("device-type", "import torch\nd = torch.device('cuda')\nt = d.type\nprint(t == 'cuda')  #: approximate"),
+    Case("device-type", "assert x.device.type in ('cuda', 'xpu')  #: change"),
+    Case("device-type", "if device.type != 'cuda':  #: change\n    raise RuntimeError"),
+    Case("device-type", "if x.device.type == 'mps':  #: approximate\n    f()", "cuda"),
+    Case("device-type", "if x.device.type == 'cuda':\n    f()", "cuda"),
+    Case("device-type", "if args.device == 'cuda':\n    f()\nif device == 'cuda':\n    f()\nk.type == 'cuda'"),
+    Case("device-type", "if x.device.type == 'cpu':\n    f()\nif x.device == y.device:\n    f()"),
+    Case("capability", "import torch\nif torch.cuda.get_device_capability() >= (8, 0):  #: handled\n    f()"),
+    Case("capability", "import torch\nif torch.cuda.get_device_capability(0)[0] > 7:  #: handled\n    f()"),
+    Case(
+        "capability",
+        "from torch import cuda\na, b = cuda.get_device_capability()\nold = a * 10 + b < 80  #: handled",
+    ),
+    Case("capability", "import torch\np = torch.cuda.get_device_properties(0)\np.major >= 8  #: handled", "mps"),
+    Case("capability", "import torch\ntorch.cuda.get_device_capability() >= (8, 0)", "cuda"),
+    Case("capability", "import torch\nc = torch.cuda.get_device_capability()\nversion.major >= 8\nc2 >= (8, 0)"),
+]
+
+OPERATORS = [
+    Case("operator", "import torch\ntorch.linalg.eig(x)  #: approximate", "mps"),
+    Case("operator", "import torch\ntorch.linalg.eig(x)  #: approximate", "simulated:mps"),
+    Case("operator", "import torch\ntorch.linalg.eig(x)  #: change", "simulated:strict"),
+    Case(
+        "operator",
+        "from torch.nn import functional as F\nloss = F.ctc_loss  #: approximate",
+        "mps",
+        {"_ctc_loss": False},
+    ),
+    Case("operator", "import torch.nn as nn\nlayer = nn.AdaptiveAvgPool3d(1)  #: approximate", "mps"),
+    Case(
+        "operator",
+        "from torch import linalg as L\nL.eigh(x)  #: approximate",
+        "mps",
+        {"_linalg_eigh.eigenvalues": False},
+    ),
+    Case(
+        "operator",
+        "import torch\nx.geqrf()  #: approximate\ny = torch.ones(2)\ny.take(i)  #: approximate",
+        "mps",
+        {"geqrf": False, "take": False},
+    ),
+    Case("operator", "import torch\nx = (torch.rand(2) + 1)[0].exp()\nx.mode()  #: approximate", "mps"),
+    Case(
+        "operator",
+        "import torch\ntorch.poisson(x)  #: approximate\ntorch.special.ndtri(x)  #: approximate",
+        "mps",
+        {"poisson": False},
+    ),
+    Case("operator", "import torch\ntorch.logspace(0, 1, 5, device=d)  #: approximate", "mps", {"logspace.out": False}),
+    Case("operator", "import torch\ntorch.linalg.solve(a, b)  #: approximate", "mps", {"linalg_lu_solve.out": False}),
+    Case("operator", "import torch\ntorch.linalg.eig(x)\ntorch.nn.CTCLoss()"),
+    Case("operator", "import torch\ntorch.linalg.eig(x)\ntorch.nn.CTCLoss()", "simulated:cuda"),
+    Case(
+        "operator",
+        "import torch\ntorch.matmul(a, b)\ntorch.nn.Linear(2, 2)\ntorch.linalg.qr(x)",
+        "mps",
+        {"linalg_qr.out": True},
+    ),
+    Case("operator", "import numpy as np, torch\nnp.linalg.eig(x)\nx.take(i)\nq.put(x)\ndf.mode()", "mps"),
+    Case("operator", "import torch\ndef geqrf(self): pass\nx.geqrf()\nx.heaviside", "mps"),
+    Case("operator", "x.geqrf()", "mps"),
+    Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, 3)  #: approximate", "mps"),
+    Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, (1, 1))", "mps"),
+    Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, 3)"),
+    Case("operator-tests", "import torch\ntorch.matmul(a, b).to(x)\ntorch.linalg.eig(x)", "mps"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64, device=d)  #: approximate", "mps"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64)\ny = x.view(2).cuda()  #: approximate", "mps"),
+    Case(
+        "dtype",
+        "import torch\nx.to(d, torch.float64)  #: approximate\nx.to(d, dtype=torch.double)  #: approximate",
+        "mps",
+    ),
+    Case(
+        "dtype", "import torch\nself.x = torch.ones(2, dtype=torch.complex128)\nself.x[0].to(d)  #: approximate", "mps"
+    ),
+    Case(
+        "dtype",
+        """
+        import numpy as np, torch
+        noise = np.random.randn(4) * 2
+        torch.from_numpy(noise.reshape(2, 2)).to(device)  #: approximate
+        torch.tensor(np.zeros(2))[0].cuda()  #: approximate
+        """,
+        "mps",
+    ),
+    Case(
+        "dtype",
+        """
+        import numpy as np, torch
+        torch.from_numpy(np.zeros(2, dtype=np.float32)).cuda()
+        torch.from_numpy(np.zeros(2)).float().cuda()
+        torch.tensor(np.zeros(2), dtype=torch.float32).cuda()
+        torch.from_numpy(np.zeros(2)).to("cuda", torch.float32)
+        torch.from_numpy(np.zeros(2)).to("cpu")
+        torch.from_numpy(np.arange(2)).cuda()
+        torch.zeros(2, dtype=torch.float64)
+        torch.from_numpy(unknown).cuda()
+        """,
+        "mps",
+    ),
+    Case("dtype", "import torch\nx = x.double()  #: approximate", "simulated:mps"),
+    Case("dtype", "from torch import cdouble\nx.to(cdouble)  #: approximate", "simulated:strict"),
+    Case("dtype", "import torch\ntorch.cuda.DoubleTensor(2)  #: approximate", "mps"),
+    Case("dtype", "import torch\nx.type('torch.cuda.DoubleTensor')  #: approximate", "mps"),
+    Case("dtype", "import torch\ntorch.set_default_dtype(torch.double)  #: approximate", "mps"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64).double()"),
+    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64).double()", "simulated:cuda"),
+    Case("dtype", "import torch, numpy\ntorch.float32\nnumpy.float64\nx.double(2)\nx.double\n'float64'", "mps"),
+    Case("dtype", "x.double()", "mps"),
+    Case(
+        "dtype",
+        "import torch\nif x.dtype == torch.float64 or y in (torch.double, 1):\n    d = {torch.float64: 8}",
+        "mps",
+    ),
+    Case(
+        "dtype",
+        """
+        import torch
+        class Solver:
+            def __init__(self, x, dtype=torch.float64):  #: approximate
+                dtype = torch.promote_types(dtype, x.dtype)
+                self.step = torch.as_tensor(1, dtype=dtype, device=x.device)  #: approximate
+                self.dtype = dtype
+                self.size = torch.tensor(1, dtype=self.dtype)
+                self.x = x.new_zeros(2, dtype=self.dtype)  #: approximate
+                self.y = torch.zeros(2, dtype=self.x.dtype, device=x.device)
+                self.z = x.to(dtype)  #: approximate
+        """,
+        "mps",
+    ),
+    Case(
+        "dtype",
+        """
+        import torch
+        def f(x, dtype):
+            torch.finfo(torch.float64), torch.can_cast(x.dtype, to=torch.float64)
+            return x.to(dtype), torch.ones(2, dtype=dtype, device=x.device), dtype(x), a.to(a), self.to(self.b)
+        dtype = torch.float64 if many else torch.float32  #: approximate
+        x.to(dtype)
+        """,
+        "mps",
+    ),
+    Case("dtype", "import torch\nd = {8: torch.float64}  #: approximate\nx.type(torch.double)  #: approximate", "mps"),
+]
+
+SURROUNDINGS = [
+    Case("package", "import flash_attn  #: change"),
+    Case("package", "from flash_attn.bert_padding import pad_input  #: change", "mps"),
+    Case(
+        "package", "from nvidia import dali  #: change\nimport numba.cuda as c  #: change\nimport cupy, os  #: change"
+    ),
+    Case("package", "try:\n    import triton  #: approximate\nexcept ImportError:\n    triton = None"),
+    Case("package", "try:\n    import triton  #: approximate\nexcept (ValueError, ImportError):\n    triton = None"),
+    Case("package", "if find_spec('apex'):\n    import apex  #: approximate"),
+    Case(
+        "package", "try:\n    import triton  #: change\nexcept ValueError:\n    pass\nelse:\n    import apex  #: change"
+    ),
+    Case("package", "try:\n    def f():\n        import pynvml  #: change\nexcept ImportError:\n    pass"),
+    Case("package", "import torch\nif torch.cuda.is_available():\n    import deepspeed  #: change"),
+    Case("package", "import flash_attn, triton", "cuda"),
+    Case(
+        "package",
+        "import numba\nimport flash_attn_wrapper\nfrom .triton import kernel\nfrom mine import apex\nimport nvidia",
+    ),
+    Case(
+        "extension",
+        """
+        from torch.utils.cpp_extension import CUDAExtension, load, load_inline
+        CUDAExtension("a", ["a.cpp", "a.cu"])  #: change
+        load(name="a", sources=["a.cpp", "a.cu"])  #: change
+        load("a", [os.path.join(here, "a.cu")])  #: change
+        load_inline("a", cpp_sources="", cuda_sources="x")  #: change
+        load("a", ["a.cpp"], with_cuda=True)  #: change
+        """,
+    ),
+    Case("extension", "import torch.utils.cpp_extension as c\nc.CUDAExtension('a', ['a.cu'])", "cuda"),
+    Case("extension", "import torch.utils.cpp_extension as c\nc.CppExtension('a', ['a.cpp'])\nc.load('a', ['a.cpp'])"),
+    Case("extension", "from mine import CUDAExtension, load\nCUDAExtension('a', ['a.cu'])\nload('a', ['a.cu'])"),
+    Case("nvidia-smi", "import subprocess\nsubprocess.run(['nvidia-smi', '-q'])  #: change"),
+    Case("nvidia-smi", "import os\nos.popen('/usr/bin/nvidia-smi -q')  #: change\nos.system('nvcc x.cu')  #: change"),
+    Case("nvidia-smi", "import shutil\nif shutil.which('nvidia-smi'):  #: approximate\n    pass"),
+    Case("nvidia-smi", "import subprocess\nsubprocess.run(['nvidia-smi'])", "cuda"),
+    Case(
+        "nvidia-smi", "import subprocess\nsubprocess.run(['ls', 'nvidia-smi'])\nsubprocess.run([])\nprint('nvidia-smi')"
+    ),
+    Case("nccl", "import torch.distributed as dist\ndist.init_process_group('nccl', rank=0)  #: approximate"),
+    Case("nccl", "import torch\ntorch.distributed.init_process_group(backend='cpu:gloo,cuda:nccl')  #: approximate"),
+    Case("nccl", "b = 'nccl' if gpu else 'gloo'\nstart(backend=b)  #: approximate", "mps"),
+    Case("nccl", "p.add_argument('--dist-backend', default='nccl')  #: approximate", "simulated:cuda:2"),
+    Case("nccl", "import torch.distributed as dist\ndist.init_process_group('nccl')", "cuda"),
+    Case("nccl", "import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('nccl')\nf('nccl')"),
+    Case("compile", "import torch\ntorch.compile(f, mode='reduce-overhead')  #: approximate"),
+    Case("compile", "import torch\ng = torch.compile(backend='cudagraphs')(f)  #: approximate", "mps"),
+    Case("compile", "import torch\ntorch.compile(f, options={'triton.cudagraphs': True})  #: approximate"),
+    Case("compile", "import torch\n@torch.compile(dynamic=True)  #: approximate\ndef f(): pass", "simulated:mps"),
+    Case("compile", "import torch\n@torch.compile  #: approximate\ndef f(): pass", "simulated:mps"),
+    Case("compile", "from torch import compile as c\np = partial(c, dynamic=True)  #: approximate", "simulated:mps"),
+    Case("compile", "import torch\n@torch.compile\ndef f(): pass\ntorch.compile.__name__"),
+    Case("compile", "import torch\n@torch.compiler.disable\ndef f(): torch.compile.__name__", "simulated:mps"),
+    Case("compile", "import torch\ntorch.compile(f)\ntorch.compile(f, mode='default', backend='eager')"),
+    Case("compile", "import torch\ntorch.compile(f, backend='eager')", "simulated:mps"),
+    Case("compile", "import torch\ntorch.compile(f, mode='reduce-overhead')", "cuda"),
+    Case("compile", "import re\nre.compile(x, mode='reduce-overhead')"),
+    Case("profiler", "from torch.profiler import profile\nwith profile() as p:  #: approximate\n    f()"),
+    Case(
+        "profiler", "import torch.profiler as t\nt.profile(activities=[t.ProfilerActivity.CUDA])  #: approximate", "mps"
+    ),
+    Case(
+        "profiler", "import torch.profiler as t\na = [t.ProfilerActivity.CUDA]\nt.profile(activities=a)  #: approximate"
+    ),
+    Case("profiler", "import torch\ntorch.autograd.profiler.profile(use_cuda=True)  #: approximate"),
+    Case("profiler", "from torch.profiler import profile\nprofile()", "cuda"),
+    Case("profiler", "import torch.profiler as t\nt.profile(activities=[t.ProfilerActivity.CPU])\nprofile()"),
+    Case(
+        "profiler", "import torch\ntorch.autograd.profiler.profile(use_cuda=False)\ntorch.autograd.profiler.profile()"
+    ),
+    Case("variable", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'  #: handled"),
+    Case("variable", "from os import environ as e\ne['TORCH_CUDA_ARCH_LIST'] = '8.0'  #: handled", "mps"),
+    Case(
+        "variable",
+        "import os\nos.environ.setdefault('CUDA_HOME', x)  #: handled\nos.putenv('CUDA_HOME', x)  #: handled",
+    ),
+    Case(
+        "variable",
+        "import os\nos.environ.update({'CUDA_HOME': x})  #: handled\nos.environ.update(CUDA_HOME=x)  #: handled",
+    ),
+    Case("variable", "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'", "cuda"),
+    Case("variable", "import os\nx = os.environ['CUDA_VISIBLE_DEVICES']\nd['CUDA_HOME'] = 1\nos.environ['HOME'] = 1"),
+]
+
+CASES = [*TORCH_NAMES, *DEVICES, *OPERATORS, *SURROUNDINGS]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.target}-{case.code.strip()[:50]!r}")
+def test_a_rule_finds_what_it_should(case: Case) -> None:
+    for operator, is_there in case.kernels.items():
+        if (operator not in missing_operators("MPS")) is not is_there:
+            pytest.skip(f"torch {torch.__version__} has {'no' if is_there else 'a'} kernel of MPS for {operator}")
+    found = findings(case.code, case.target, {case.rule})
+    assert sorted({(each.line, each.rule, each.verdict.value) for each in found}) == case.expected
+
+
+@pytest.mark.parametrize("rule", sorted(set(RULES) - {"syntax"}))
+def test_every_rule_has_a_case_and_a_near_miss(rule: str) -> None:
+    of_rule = [case for case in CASES if case.rule == rule]
+    assert any(case.expected for case in of_rule) and any(not case.expected for case in of_rule)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+CUDA = "import torch\ntorch.cuda.synchronize()\n"
+
+
+def checked(*paths: Path, target: str = "cpu") -> list[tuple[str, int, str]]:
+    return [(Path(each.path).name, each.line, each.rule) for each in check(map(str, paths), Target.named(target))]
+
+
+class TestFiles:
+    def test_folders_are_searched(self, tmp_path: Path) -> None:
+        for name in ("a.py", "inner/b.py", ".hidden/c.py", "__pycache__/d.py", "env/lib/e.py", "notes.txt"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(CUDA)
+        (tmp_path / "env" / "pyvenv.cfg").touch()
+        assert checked(tmp_path) == [("a.py", 2, "torch-name"), ("b.py", 2, "torch-name")]
+        assert checked(tmp_path / "notes.txt") == [("notes.txt", 2, "torch-name")]
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+    def test_pipes_are_not_waited_for(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "a.py")
+        (tmp_path / "b.py").write_text(CUDA)
+        assert checked(tmp_path) == [("b.py", 2, "torch-name")]
+
+    def test_a_file_comes_once(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text(CUDA)
+        (tmp_path / "b.py").symlink_to("a.py")
+        assert checked(tmp_path, tmp_path / "a.py") == [("a.py", 2, "torch-name")]
+
+    def test_links_in_a_circle_end(self, tmp_path: Path) -> None:
+        (tmp_path / "inner").mkdir()
+        (tmp_path / "inner" / "a.py").write_text(CUDA)
+        (tmp_path / "inner" / "up").symlink_to(tmp_path)
+        (tmp_path / "self.py").symlink_to("self.py")
+        assert checked(tmp_path) == [("a.py", 2, "torch-name"), ("self.py", 1, "syntax")]
+
+    @pytest.mark.parametrize(
+        ("data", "line", "said"),
+        [
+            (b"x = 1\ny = (\n", 2, "cannot be parsed"),
+            (b"import torch\nprint 'x'\n", 2, "Python 2"),
+            (b"try:\n    pass\nexcept ValueError, e:\n    pass\n", 3, "Python 2"),
+            (b"raise ValueError, 'x'\n", 1, "Python 2"),
+            (b"x = 1\ny = '\xff'\n", 2, "not text in utf-8"),
+            (b"# coding: no-such-thing\n", 1, "unknown encoding"),
+            (b"x = 1\x00\n", 1, "cannot be parsed"),
+            (b"-" * 100_000 + b"1", 1, "cannot be parsed"),
+        ],
+    )
+    def test_what_is_no_python_is_a_finding(self, data: bytes, line: int, said: str, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_bytes(data)
+        (found,) = check([str(tmp_path)], Target.named("cpu"))
+        assert (found.line, found.rule, found.verdict.value) == (line, "syntax", "change") and said in found.remedy
+
+    def test_a_declared_encoding_and_marks_of_order(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1") + CUDA.encode())
+        (tmp_path / "b.py").write_bytes(b"\xef\xbb\xbf" + CUDA.replace("\n", "\r\n").encode())
+        assert checked(tmp_path) == [("a.py", 4, "torch-name"), ("b.py", 2, "torch-name")]
+
+    def test_columns_count_characters(self) -> None:
+        (found,) = findings("import torch\nx = 'éé'; torch.cuda.synchronize()")
+        assert (found.column, found.text) == (11, "x = 'éé'; torch.cuda.synchronize()")
+
+    def test_deep_sources(self) -> None:
+        chain = ".a" * 150
+        assert findings(f"import torch\nx{chain}\ntorch.cuda.synchronize(){chain}")[-1].line == 3
+        assert findings("import torch\n" + "\n".join(f"a{n + 1} = a{n}" for n in range(99)) + "\na99.cuda.x") == []
+        assert findings("x = x\nx.cuda.y\na = b\nb = a\na.cuda") == []
+
+
+def notebook(*cells: Any, **more: Any) -> str:
+    made = [{"cell_type": "code", "outputs": ["torch"], "source": cell} for cell in cells]
+    return json.dumps({"cells": [{"cell_type": "markdown", "source": ["x ="]}, *made], **more}, indent=1)
+
+
+def test_a_package_may_import_itself(tmp_path: Path) -> None:
+    (tmp_path / "apex" / "inner").mkdir(parents=True)
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "apex" / "__init__.py").touch()
+    for name in ("apex/inner/a.py", "apex/b.py", "triton/c.py"):
+        (tmp_path / name).write_text("import apex.optimizers\nimport triton\n")
+    assert sorted(checked(tmp_path)) == [
+        ("a.py", 2, "package"),
+        ("b.py", 2, "package"),
+        ("c.py", 1, "package"),
+        ("c.py", 2, "package"),
+    ]
+
+
+class TestNotebooks:
+    def test_lines_are_those_of_the_file(self, tmp_path: Path) -> None:
+        magic = ["%matplotlib inline\n", "!pip install x\n", "files = !ls\n", "?x\n", "torch.cuda?\n", "x = 1"]
+        wait = ["if True:\n", "    %time x\n", "    torch.cuda.synchronize()"]
+        text = notebook("import torch", magic, ["%%bash\n", "torch.cuda.synchronize()"], ["%%time\n", *wait])
+        (tmp_path / "a.ipynb").write_text(text)
+        (found,) = check([str(tmp_path)], Target.named("cpu"))
+        (line,) = (n for n, each in enumerate(text.split("\n"), 1) if '    torch.cuda.synchronize()"' in each)
+        assert (found.line, found.cell, found.text) == (line, 4, "torch.cuda.synchronize()")
+
+    def test_one_text_for_a_cell(self, tmp_path: Path) -> None:
+        (tmp_path / "a.ipynb").write_text(notebook("import torch\n\ntorch.cuda.synchronize()\n", ""))
+        (found,) = check([str(tmp_path)], Target.named("cpu"))
+        assert (found.cell, found.text) == (1, "torch.cuda.synchronize()")
+
+    def test_the_third_version_of_the_format(self, tmp_path: Path) -> None:
+        cell = {"cell_type": "code", "input": ["import torch\n", "torch.cuda.synchronize()"]}
+        (tmp_path / "a.ipynb").write_text(json.dumps({"worksheets": [{"cells": [cell]}]}))
+        assert checked(tmp_path) == [("a.ipynb", 1, "torch-name")]
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"cells": 1}', '{"cells": [1]}', "[" * 100_000])
+    def test_what_is_no_notebook(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "a.ipynb").write_text(text)
+        assert checked(tmp_path) == [("a.ipynb", 1, "syntax")]
+
+    def test_a_notebook_without_code(self, tmp_path: Path) -> None:
+        (tmp_path / "a.ipynb").write_text('{"cells": []}')
+        assert checked(tmp_path) == []
+
+
+# ---- comments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("torch.cuda.synchronize()  # torchdevice: ignore", 0),
+        ("torch.cuda.synchronize()  #torchdevice:ignore[torch-name]", 0),
+        ("torch.cuda.synchronize()  # why; torchdevice: ignore[device, torch-name]", 1),
+        ("torch.cuda.synchronize()  # why # torchdevice: ignore[device, torch-name]", 0),
+        ("torch.cuda.synchronize(  # torchdevice: ignore\n)", 0),
+        ("torch.cuda.synchronize()  # torchdevice: ignore[device]", 1),
+        ("torch.cuda.synchronize(), '# torchdevice: ignore'", 1),
+        ("# torchdevice: ignore\ntorch.cuda.synchronize()", 1),
+        ("if torch.cuda.is_available():  # torchdevice: ignore\n    torch.cuda.synchronize()", 1),
+    ],
+)
+def test_a_comment_leaves_a_line_out(code: str, count: int) -> None:
+    assert len(findings(f"import torch\n{code}", rules={"torch-name"})) == count
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+class TestCommand:
+    def run(self, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+        status = main.main(["check", *map(str, words)])
+        return status, capsys.readouterr().out
+
+    def test_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "a.py"
+        path.write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
+        status, out = self.run(capsys, path, "--target", "mps")
+        first, *rest = out.split("\n")
+        assert status == 1 and first == "torchdevice: 1 file checked for mps"
+        assert rest[:2] == ["  must be changed: 1", "  handled: 1"] and f"{path}\n  2: torch.cuda.synchronize()" in out
+        status, out = self.run(capsys, path, "--ignore", "torch-name")
+        assert status == 0 and "nothing in them concerns the target" in out
+        path.write_text(CUDA)
+        status, out = self.run(capsys, path)
+        assert status == 0 and "nothing must be changed" in out
+
+    def test_on_a_terminal(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text(CUDA + "x = '[bold]'; torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
+        found = check([str(tmp_path)], Target.named("mps"))
+        console = io.StringIO()
+        Console(file=console, width=200, force_terminal=True).print(rich_listing.rendered(found, 1, "mps"))
+        plain = re.sub(r"\x1b\[[\d;]*m", "", console.getvalue())
+        assert plain != console.getvalue() and plain.rstrip().split("\n") == listing.rendered(found, 1, "mps").split(
+            "\n"
+        )
+
+    def test_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "a.py").write_text(CUDA)
+        status, out = self.run(capsys, tmp_path, "--json")
+        (found,) = json.loads(out)
+        assert status == 0 and list(found)[:5] == ["path", "line", "rule", "verdict", "remedy"]
+        assert found["path"] == str(tmp_path / "a.py") and found["text"] == "torch.cuda.synchronize()"
+
+    def test_sarif(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a é.py").write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
+        status, out = self.run(capsys, ".", "--sarif")
+        data = json.loads(out)
+        (run,) = data["runs"]
+        driver = run["tool"]["driver"]
+        assert status == 1 and data["version"] == "2.1.0" and driver["name"] == "torchdevice"
+        assert [each["level"] for each in run["results"]] == ["note", "error"]
+        for result in run["results"]:
+            assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"] and result["message"]["text"]
+            place = result["locations"][0]["physicalLocation"]
+            assert place["artifactLocation"]["uri"] == "a%20%C3%A9.py" and place["region"]["startLine"] in (2, 3)
+        assert self.run(capsys, tmp_path, "--sarif=out.sarif") == (1, "")
+        assert json.loads((tmp_path / "out.sarif").read_text()) == data
+
+    def test_rules_are_listed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        status, out = self.run(capsys, "--rules")
+        assert status == 0 and [line for line in out.split("\n") if line and line[0] != " "] == list(RULES)
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            ([], "which files?"),
+            (["no-such-file.py"], "there is no file or folder 'no-such-file.py'"),
+            (["."], "no Python file and no notebook is in '.'"),
+            (["a.txt", "--target", "abacus"], "'abacus' is not a target"),
+            (["a.txt", "--target", "simulated:mps:2"], "the profile has one"),
+            (["a.txt", "--select", "torch-nam"], "no rule 'torch-nam' (did you mean 'torch-name'?)"),
+            (["a.txt", "--sarif", "a.txt"], "'a.txt' is neither FILE.sarif nor FILE.json"),
+            (["a.txt", "--sarif=no/such.sarif"], "No such file or directory"),
+        ],
+    )
+    def test_what_cannot_be_done(
+        self,
+        words: list[str],
+        said: str,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a.txt").write_text(CUDA)
+        with pytest.raises(SystemExit) as ended:
+            main.main(["check", *words])
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+
+    def test_torch_is_imported_only_for_its_tables(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text("import torch\nx = 1\n")
+        words = (
+            "import sys; from torchdevice.cli import main; main.main(['check', 'a.py']); print('torch' in sys.modules)"
+        )
+        result = run_python("-c", words, cwd=tmp_path)
+        assert result.stdout.endswith("\nFalse\n"), result.stderr
+
+    def test_the_program_is_not_run(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text("import torch\ntorch.cuda.synchronize()\nopen('ran', 'w')\n")
+        result = run_command("check", "a.py", cwd=tmp_path)
+        assert result.returncode == 0 and os.listdir(tmp_path) == ["a.py"], result.stderr
+
+    def test_doctor_with_a_path_is_check(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "a.py").write_text(CUDA + "x.take(torch.mode(y))\ntorch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
+        for words in (["--target", "mps"], ["--target", "mps", "--json"], ["--target", "cpu", "--select", "operator"]):
+            shown = []
+            for command in ("check", "doctor"):
+                status = main.main([command, str(tmp_path), *words])
+                shown.append((status, capsys.readouterr().out))
+            assert shown[0] == shown[1] and shown[0][0] == ("mps" in words)
+        monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:mps")
+        assert main.main(["doctor", str(tmp_path)]) == 1
+        assert "1 file checked for simulated:mps" in capsys.readouterr().out
+        monkeypatch.delenv("TORCHDEVICE_TARGET")
+        main.main(["doctor", str(tmp_path)])
+        assert f"1 file checked for {torchdevice.TorchDevice().device.type}" in capsys.readouterr().out
+        with pytest.raises(SystemExit) as ended:
+            main.main(["doctor", "--sarif"])
+        assert ended.value.code == 2 and "need a PATH" in capsys.readouterr().err
+
+
+# ---- beside what happened --------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import torch
+NAME = "cuda"
+x = torch.ones(3).to(NAME)
+wide = __import__("numpy").ones(2)
+y = torch.ones(
+    2,
+    dtype=torch.float64,
+    device="cuda",
+)
+z = torch.from_numpy(wide).to(x.device)
+if x.is_cuda:
+    torch.cuda.memory_stats()
+try:
+    torch.linalg.eig(torch.eye(2, device="cuda"))
+except NotImplementedError:
+    pass
+if len(y) > 5:
+    torch.mode(y)
+torch.cuda.CUDAPluggableAllocator("a.so", "b", "c")
+"""
+
+
+class TestBesideWhatHappened:
+    def test_a_run(self, tmp_path: Path) -> None:
+        (tmp_path / "program.py").write_text(PROGRAM)
+        command = ("run", "--check", "--report=report.json", "--target", "simulated:mps", "program.py")
+        result = run_command(*command, cwd=tmp_path)
+        assert result.returncode == 1 and "NotSupportedError" in result.stderr
+        data = json.loads((tmp_path / "report.json").read_text())["comparison"]
+        happened = {(each["line"], each["said"].split("[")[-1].rstrip("]")) for each in data["happened"]}
+        assert happened == {
+            (4, "device"),
+            (8, "dtype"),
+            (9, "device"),
+            (15, "device"),
+            (15, "operator"),
+            (20, "torch-name"),
+        }
+        assert [each["line"] for each in data["absent"]] == [19]
+        assert [each["line"] for each in data["unforeseen"]] == [11] and data["untraced"] == 3
+
+    def test_every_form(self, tmp_path: Path) -> None:
+        lines = tuple(Line(str(tmp_path / "a.py"), 3, "x = <1>", f"change: do {n} [rule]") for n in range(3))
+        comparison = Comparison(happened=lines[:1], absent=(), unforeseen=lines[1:], untraced=2)
+        with torchdevice.portable("cpu") as scope:
+            report = dataclasses.replace(scope.report(), comparison=comparison)
+        assert torchdevice.Report.from_dict(json.loads(report.to_json())) == report
+        assert dataclasses.replace(report, comparison=None).to_dict()["comparison"] is None
+        console = io.StringIO()
+        Console(file=console, width=200).print(report)
+        for form in (str(report), console.getvalue(), report.to_html()):
+            assert "foretold, and happened" in form and "happened, and was not foretold" in form
+            assert "did not happen" not in form and "2 findings more leave no trace" in form
+        assert "x = &lt;1&gt;" in report.to_html() and "do 2 [rule]" in str(report)
+
+    def test_a_report_without_it_says_nothing_of_it(self) -> None:
+        with torchdevice.portable("cpu") as scope:
+            report = scope.report()
+        assert "the source foretold" not in str(report) + report.to_html()
+
+    def test_a_program_that_is_in_no_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(source, "_given", {})
+        source.remember("<string>", "import torch\ntorch.ones(1).cuda()\n")
+        event = against_report.Event("<string>", 2, "", "cuda:0 -> cpu [exact]", False)
+        with torchdevice.portable("cpu") as scope:
+            found = against_report.compared(scope.report(), [], Target.named("cpu"), [event]).comparison
+        assert found is not None and [each.line for each in found.happened] == [2] and found.unforeseen == ()
+
+    def test_what_an_event_needs(self, tmp_path: Path) -> None:
+        (tmp_path / "a.py").write_text("import torch\nx.to('cuda')\nx.double()\n")
+        findings = check([str(tmp_path)], Target.named("mps"))
+        events = [against_report.Event(str(tmp_path / "a.py"), line, "", str(line), line == 2) for line in (2, 3)]
+        found = against_report.compare(findings, events)
+        assert [each.line for each in found.absent] == [2, 3] and found.happened == ()
+        assert [each.line for each in found.unforeseen] == [2]
+
+
+# ---- programs that nobody wrote --------------------------------------------------------------------------------------
+
+WORDS = (
+    "torch",
+    "x",
+    "cuda",
+    "device",
+    "nn",
+    "F",
+    "is_cuda",
+    "type",
+    "double",
+    "to",
+    "compile",
+    "take",
+    "os",
+    "environ",
+)
+
+expressions = strategies.recursive(
+    strategies.sampled_from(WORDS) | strategies.sampled_from(("'cuda'", "'cuda:1'", "(1)", "None", "f'cuda:{x}'")),
+    lambda inner: (
+        strategies.builds("{}.{}".format, inner, strategies.sampled_from(WORDS))
+        | strategies.builds("({})({}, device={})".format, inner, inner, inner)
+        | strategies.builds("({} if {} else {})".format, inner, inner, inner)
+        | strategies.builds("({} == {})".format, inner, inner)
+        | strategies.builds("({} + {})".format, inner, inner)
+        | strategies.builds("[{} for {} in {}]".format, inner, strategies.sampled_from(WORDS), inner)
+        | strategies.builds("(lambda {}, *a, y={}: {})".format, strategies.sampled_from(WORDS), inner, inner)
+        | strategies.builds("{{{}: {}}}[{}]".format, inner, inner, inner)
+    ),
+    max_leaves=8,
+)
+statements = (
+    strategies.builds("{} = {}".format, strategies.sampled_from(WORDS), expressions)
+    | strategies.builds("self.{} = {}".format, strategies.sampled_from(WORDS), expressions)
+    | strategies.builds("a, *{} = {}".format, strategies.sampled_from(WORDS), expressions)
+    | strategies.builds("import torch.{} as {}".format, strategies.sampled_from(WORDS), strategies.sampled_from(WORDS))
+    | strategies.builds("from torch.cuda import {}, synchronize".format, strategies.sampled_from(WORDS))
+    | strategies.builds("from torch.nn import *\nglobal {}".format, strategies.sampled_from(WORDS))
+    | strategies.builds("try:\n import {}\nexcept (E, {}): pass".format, strategies.sampled_from(WORDS), expressions)
+    | strategies.builds("def f({}, b={}):\n return {}".format, strategies.sampled_from(WORDS), expressions, expressions)
+    | strategies.builds("class A({}):\n assert not {}".format, expressions, expressions)
+    | strategies.builds("if {}:  # torchdevice: ignore[{}]\n raise {}".format, expressions, expressions, expressions)
+    | strategies.builds("match {}:\n case {{'a': {}}}: pass".format, expressions, strategies.sampled_from(WORDS))
+    | strategies.builds("os.environ[{}] = {}".format, expressions, expressions)
+)
+
+QUICKLY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+
+
+@QUICKLY
+@given(strategies.lists(statements, max_size=8), strategies.sampled_from(("cpu", "mps", "cuda", "simulated:cuda:2")))
+def test_no_program_is_too_strange(lines: list[str], target: str) -> None:
+    code = "import torch\n" + "\n".join(lines)
+    for found in findings(code, target):
+        assert 1 <= found.first <= found.line <= found.last <= code.count("\n") + 1 and found.remedy[-1] == "."
+
+
+@QUICKLY
+@given(
+    strategies.binary(max_size=60) | strategies.text(max_size=60).map(str.encode),
+    strategies.sampled_from(("py", "ipynb")),
+)
+def test_no_file_is_too_strange(data: bytes, suffix: str) -> None:
+    with tempfile.NamedTemporaryFile(suffix=f".{suffix}") as file:
+        file.write(data)
+        file.flush()
+        for found in check([file.name], Target.named("mps")):
+            assert found.line >= 1 and found.to_dict()
+
+
+def test_sources_of_torch_itself() -> None:
+    """Real sources, with everything that Python has."""
+    package = Path(torch.__file__).parent
+    found = check(
+        [str(package / name) for name in ("cuda", "nn/modules", "optim", "_dynamo/utils.py")], Target.named("mps")
+    )
+    assert {each.rule for each in found} >= {"torch-name", "device", "operator", "dtype"} and len(found) > 100
+
+
+def test_a_graph_belongs_to_the_line_that_asks_for_it() -> None:
+    (found,) = findings("import torch\n@torch.compile\ndef f(): pass\nf()", "simulated:mps", {"compile"})
+    said = ("torch.compile with inductor -> x", "a -> b")
+    graph, other = (against_report.Event(found.path, 4, "f()", each, True) for each in said)
+    assert against_report.covers(found, graph) and against_report.foretells(found, graph)
+    assert not against_report.covers(found, other) and not against_report.foretells(found, other)

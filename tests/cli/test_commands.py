@@ -1,0 +1,641 @@
+"""The command line: what each command takes, shows and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run_command, run_python
+
+import torchdevice
+from torchdevice.cli import diagnostics, main, programs, run
+from torchdevice.options import declarations, flag_of
+
+COMMANDS = ("run", "check", "doctor", "report", "devices", "coverage", "completion")
+
+MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
+
+# Each test starts processes, so the default run takes a sample.
+pytestmark = [pytest.mark.sampled(2), pytest.mark.one_engine]
+
+
+class TestParsing:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_help_has_an_example(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main.main([command, "--help"])
+        shown = capsys.readouterr()
+        assert ended.value.code == 0 and f"  torchdevice {command}" in shown.out.partition("example")[2]
+        assert shown.err == ""
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_a_flag_that_is_none_shows_the_usage_of_the_command(
+        self, command: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = {"run": ["x.py"], "report": ["x.json"], "completion": ["bash"]}.get(command, [])
+        with pytest.raises(SystemExit) as ended:
+            main.main([command, "--bogus", *words])
+        shown = capsys.readouterr().err
+        assert ended.value.code == 2 and shown.startswith(f"usage: torchdevice {command} ")
+        assert f"torchdevice {command}: error: unrecognized arguments: --bogus" in shown
+
+    @pytest.mark.parametrize(
+        ("words", "meant"),
+        [
+            (["run", "--targett", "cpu", "x.py"], "--target"),
+            (["run", "--devcies=2", "x.py"], "--devices"),
+            (["docter"], "doctor"),
+            (["doctor", "--jsn"], "--json"),
+        ],
+    )
+    def test_what_was_probably_meant(self, words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main.main(words)
+        assert f"(did you mean '{meant}'?)" in capsys.readouterr().err
+
+    def test_run_needs_a_program(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for words in (["run"], ["run", "--strict"], ["run", "--"]):
+            with pytest.raises(SystemExit) as ended:
+                main.main(words)
+            assert ended.value.code == 2 and "which program?" in capsys.readouterr().err
+        for flag in ("-m", "-c"):
+            with pytest.raises(SystemExit) as ended:
+                main.main(["run", flag])
+            assert ended.value.code == 2 and f"torchdevice: {flag} needs" in capsys.readouterr().err
+
+
+class TestTargets:
+    @pytest.mark.parametrize(
+        ("target", "meant"),
+        [
+            ("gpu", "simulated:cuda"),
+            ("GPU", "simulated:cuda"),
+            ("metal", "mps"),
+            ("Simulated:CUDA", "simulated:cuda"),
+            ("Simulated:cuda:3", "simulated:cuda:3"),
+            ("simulated:cuda:x", "simulated:cuda"),
+            ("simulated:cuds", "simulated:cuda"),
+            ("simulatedcuda", "simulated:cuda"),
+            ("CPU", "cpu"),
+            ("cpu:0", "cpu"),
+            ("abacus", None),
+        ],
+    )
+    def test_what_was_probably_meant(self, target: str, meant: str | None) -> None:
+        with pytest.raises(torchdevice.errors.UnknownTargetError) as raised:
+            torchdevice.portable(target).__enter__()
+        assert raised.value.meant == meant and (f"Did you mean {meant!r}?" in str(raised.value)) == bool(meant)
+        if meant is not None and meant != "mps":
+            with torchdevice.portable(meant):
+                pass
+
+
+# ---- what run runs ---------------------------------------------------------------------------------------------------
+
+
+def both(folder: Path, *words: str, text: str | None = None) -> list[tuple[int, str, str]]:
+    """Run words under Python, and under the command."""
+    found = []
+    for command in ([], ["-m", "torchdevice", "run", "--quiet", "--target", "cpu"]):
+        result = subprocess.run(
+            [sys.executable, *command, *words], cwd=folder, input=text, capture_output=True, text=True, timeout=300
+        )
+        found.append((result.returncode, result.stdout, result.stderr))
+    return found
+
+
+SEEN = """
+import sys
+names = sorted(name for name in globals() if name != "__annotations__")
+print(names, __name__, __package__, __spec__, __loader__, sys.argv, sys.path)
+print(vars(sys.modules["__main__"]) is globals())
+"""
+
+
+@pytest.mark.sampled(9, of="runs of the command line")
+class TestRun:
+    @pytest.mark.parametrize("code", [SEEN, "1 / 0", "def broken(:", "import sys; sys.exit(3)", "print('é')"])
+    @pytest.mark.parametrize("way", ["-c", "-"])
+    def test_code_and_stdin_are_as_under_python(self, way: str, code: str, tmp_path: Path) -> None:
+        words = ["-c", code] if way == "-c" else ["-"]
+        plain, run = both(tmp_path, *words, "-c", "--target", "x", "", text=None if way == "-c" else code)
+        assert run == plain
+
+    def test_code_in_one_word(self, tmp_path: Path) -> None:
+        plain, run = both(tmp_path, "-cimport sys; print(sys.argv)", "x")
+        assert run == plain == (0, "['-c', 'x']\n", "")
+
+    def test_code_that_begins_as_a_flag(self, tmp_path: Path) -> None:
+        plain, run = both(tmp_path, "-c", "-1; print(2)")
+        assert run == plain == (0, "2\n", "")
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["python", "program.py", "a", "--b"],
+            ["python3", "program.py", "a", "--b"],
+            [sys.executable, "program.py", "a", "--b"],
+            ["python", "-u", "-W", "ignore", "-X", "utf8", "program.py", "a", "--b"],
+            ["--", "program.py", "a", "--b"],
+        ],
+    )
+    def test_python_is_this_one(self, words: list[str], tmp_path: Path) -> None:
+        (tmp_path / "program.py").write_text(MOVES)
+        result = run_command("run", "--quiet", *words, cwd=tmp_path)
+        assert result.stdout == "2.0 True ['program.py', 'a', '--b']\n", result.stderr
+
+    def test_flags_of_python_are_in_force(self, tmp_path: Path) -> None:
+        code = "import sys, torch; print(sys.flags.optimize, sys.flags.dev_mode, torch.cuda.device_count())"
+        words = ["--devices=3", "--target=cpu", "python", "-O", "-X", "dev", "-c", code]
+        result = run_command("run", "--quiet", *words, cwd=tmp_path)
+        assert result.stdout == "1 True 3\n", result.stderr
+        assert run_command("run", "python", "--version").stdout.startswith("Python 3.")
+
+    def test_python_with_modules_and_stdin(self, tmp_path: Path) -> None:
+        (tmp_path / "module.py").write_text(MOVES)
+        assert "2.0 True" in run_command("run", "python", "-m", "module", cwd=tmp_path).stdout
+        command = [sys.executable, "-m", "torchdevice", "run", "--quiet", "python"]
+        result = subprocess.run(command, input=MOVES, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        assert result.stdout == "2.0 True ['-']\n", result.stderr
+
+    def test_a_file_of_that_name_comes_first(self, tmp_path: Path) -> None:
+        for name in ("python", "pytest"):
+            (tmp_path / name).write_text("print('mine')")
+            assert run_command("run", "--quiet", name, cwd=tmp_path).stdout == "mine\n"
+
+    def test_pytest(self, tmp_path: Path) -> None:
+        (tmp_path / "test_it.py").write_text("import torch\ndef test(): assert torch.cuda.is_available()")
+        path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+        result = run_command("run", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path, PATH=path)
+        assert result.returncode == 0 and "1 passed" in result.stdout, result.stdout + result.stderr
+
+    def test_torchrun(self, tmp_path: Path) -> None:
+        program = """if True:
+            import torch, torch.distributed as dist
+            dist.init_process_group("nccl")
+            x = torch.ones(1, device="cuda")
+            dist.all_reduce(x)
+            print(f"{x.item()}\\n", end="")
+            dist.destroy_process_group()
+        """
+        (tmp_path / "program.py").write_text(program)
+        path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+        words = ["run", "torchrun", "--standalone", "--nproc-per-node=2", "program.py"]
+        result = run_command(*words, cwd=tmp_path, PATH=path)
+        assert result.stdout.split() == ["2.0", "2.0"], result.stderr[-2000:]
+
+    @pytest.mark.skipif(os.name == "nt", reason="Windows has no shell of this kind")
+    def test_other_commands_lead_their_programs(self, tmp_path: Path) -> None:
+        """They are started as they are, Python programs in them follow, and their status is the status."""
+        (tmp_path / "program.py").write_text(MOVES)
+        script = f"{sys.executable} program.py x && exit 7"
+        words = ["--quiet", "--target", "cpu", "--report=r.json", "sh", "-c", script]
+        result = run_command("run", *words, cwd=tmp_path)
+        assert (result.returncode, result.stdout, result.stderr) == (7, "2.0 True ['program.py', 'x']\n", "")
+        rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+        assert [(row["asked"], row["count"]) for row in rows] == [("cuda:0", 1)]
+        assert run_command("run", "--quiet", "sh", "-c", "kill -TERM $$").returncode == 128 + 15
+
+    def test_what_is_neither_a_file_nor_a_command(self, tmp_path: Path) -> None:
+        plain, run = both(tmp_path, "nothing-of-that-name")
+        assert run == plain and run[0] == 2
+
+    def test_what_programs_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("x.py").write_text("1")
+        assert programs.named(["-mpackage.x", "a"]).module == "package.x"
+        assert programs.named(["python3.11", "-OO", "x.py"]).interpreter == ("-OO",)
+        assert programs.named(["python", "x.py", "-O"]) == programs.named(["x.py", "-O"])
+        shell = shutil.which("sh")
+        if shell is not None:
+            assert programs.named(["sh", "x"]).is_command and programs.named(["sh", "x"]).argv == [shell, "x"]
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["--memory", "1G", "--target", "cpu", "sh", "-c", "echo started"],
+            ["--target", "simulated:cuda:2", "--devices", "3", "-c", "print('started')"],
+            ["--target", "abacus", "python", "-c", "print('started')"],
+        ],
+    )
+    def test_contradictions_are_one_line(self, words: list[str]) -> None:
+        result = run_command("run", *words)
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert result.stderr.startswith("torchdevice: ")
+
+
+@pytest.mark.parametrize("system", ["posix", "nt"])
+def test_flags_of_python_start_another_one(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the place of this one. Windows cannot do that: this one waits for it, and its status is the status."""
+    started: list[list[str]] = []
+
+    def execv(path: str, words: list[str]) -> None:
+        started.append(words)
+        raise SystemExit(7)  # never returns
+
+    monkeypatch.setattr(run, "os", types.SimpleNamespace(name=system, execv=execv, environ=os.environ))
+    monkeypatch.setattr(run.subprocess, "call", lambda words: started.append(words) or 7)
+    words = ["run", "--target", "cpu", "python", "-O", "program.py", "--flag"]
+    try:
+        status = main.main(words)
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 7
+    again = ["-m", "torchdevice", "run", "--target", "cpu", "program.py", "--flag"]
+    assert started == [[sys.executable, "-O", *again]]
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_the_first_folder_of_the_path(safe: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the program takes the place of the command's. Python itself adds none where it has to be safe."""
+    expected = [
+        (programs.Program(["a.py"], path="/x/a.py", source=b""), os.path.realpath("/x")),
+        (programs.Program(["-c"], source=""), ""),
+        (programs.Program(["-m"], module="a"), os.getcwd()),
+    ]
+    for program, first in expected:
+        path = ["rest"] if safe else ["the command's", "rest"]
+        python = types.SimpleNamespace(flags=types.SimpleNamespace(isolated=0, safe_path=safe), path=path)
+        monkeypatch.setattr(run, "sys", python)
+        run._set_first_path(program)
+        assert python.path == (["rest"] if safe else [first, "rest"])
+    run._set_first_path(programs.Program(["folder"], path="/x/folder"))  # which is run itself
+    assert python.path[0] == "/x/folder"
+
+
+def test_a_command_decides_what_an_interrupt_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = iter([KeyboardInterrupt(), KeyboardInterrupt(), -15])
+
+    def wait() -> int:
+        event = next(events)
+        if isinstance(event, KeyboardInterrupt):
+            raise event
+        return event
+
+    monkeypatch.setattr(run.subprocess, "Popen", lambda words: types.SimpleNamespace(wait=wait))
+    monkeypatch.setattr(run._options, "set_environment", lambda variables: None)
+    monkeypatch.setattr(run, "_begin_run", lambda options, scope: None)
+    monkeypatch.setattr(programs.shutil, "which", lambda name: __file__)
+    assert main.main(["run", "--target", "cpu", "a-command"]) == 128 + 15
+    assert list(events) == []
+
+
+# ---- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def findings(**environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    result = run_command("doctor", "--json", **environment)
+    data = json.loads(result.stdout)
+    subjects: dict[str, list[dict[str, str]]] = {}
+    for finding in data["findings"]:
+        subjects.setdefault(finding["subject"], []).append(finding)
+    assert data["ok"] == (result.returncode == 0)
+    return result.returncode, subjects
+
+
+@pytest.mark.sampled(4, of="commands")
+class TestDoctor:
+    def test_it_says_what_would_stand_in_and_why(self) -> None:
+        result = run_command("doctor", "--target", "cpu")
+        assert "cpu would stand in: " in result.stdout and "(asked for)" in result.stdout
+        for subject in ("torch", "memory", "bfloat16", "float16", "compiler", "patchers", "packages", "variables"):
+            assert f" {subject} " in result.stdout
+        assert result.stderr == ""
+        assert "TORCHDEVICE_TARGET says so" in run_command("doctor", TORCHDEVICE_TARGET="cpu").stdout
+
+    def test_data_and_variables(self) -> None:
+        code, subjects = findings(TORCHDEVICE_DEVICES="many", TORCHDEVICE_TRAGET="cpu", TORCHDEVICE_LOG="loud")
+        said = [(each["status"], each["said"], each["remedy"]) for each in subjects["variables"]]
+        assert code == 1
+        assert said[0] == (
+            "warning",
+            "TORCHDEVICE_TRAGET is not a variable of torchdevice",
+            "did you mean TORCHDEVICE_TARGET?",
+        )
+        assert [status for status, *_ in said] == ["warning", "problem", "problem", "ok"]
+        assert "TORCHDEVICE_DEVICES='many'" in said[1][1] and "TORCHDEVICE_LOG='loud'" in said[2][1]
+
+    def test_a_target_that_cannot_be_had(self) -> None:
+        result = run_command("doctor", "--target", "gpu")
+        assert result.returncode == 1 and "problem  device" in result.stdout and "Did you mean" in result.stdout
+
+    def test_an_activated_process_is_looked_at_without_its_scope(self) -> None:
+        assert "cpu would stand in" in run_command("doctor", TORCHDEVICE="1", TORCHDEVICE_TARGET="cpu").stdout
+
+    def test_it_takes_about_as_long_as_importing_torch(self) -> None:
+        """Measured by processor time, which does not depend on what else runs; the examinations are a small part."""
+        program = """if True:
+            import time
+            start = time.process_time()
+            import torch
+            imported = time.process_time()
+            from torchdevice.cli import examinations
+            examinations.examine(None)
+            print((time.process_time() - imported) / (imported - start))
+        """
+        ratios = [float(run_python("-c", program).stdout) for _ in range(3)]
+        assert min(ratios) < 0.6, ratios
+
+
+@pytest.mark.sampled(8)
+class TestExaminations:
+    """What ``torchdevice doctor`` finds on other machines than this one."""
+
+    @pytest.mark.parametrize(
+        ("package", "files", "said"),
+        [
+            ("torchada", {"torchada/__init__.py": ""}, ("patchers", "warning", "torchada replaces parts of torch")),
+            (
+                "torchvision",
+                {"torchvision/__init__.py": "1 / 0", "torchvision/version.py": "cuda: Optional[str] = '99.9'\n"},
+                ("packages", "problem", "torchvision is for CUDA 99.9, and torch "),
+            ),
+            (
+                "torchaudio",
+                {"torchaudio/__init__.py": "1 / 0", "torchaudio/version.py": "__version__ = '2.13.0+cu999'\n"},
+                ("packages", "problem", "torchaudio is for CUDA 99.9, and torch "),
+            ),
+            (
+                "torchdevice",
+                {"torchdevice-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torchdevice\nVersion: 1.0\n"},
+                ("packages", "problem", "another project of that name, torchdevice 1.0, is installed in its place"),
+            ),
+        ],
+    )
+    def test_packages_that_are_in_the_way(
+        self,
+        package: str,
+        files: dict[str, str],
+        said: tuple[str, str, str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        found = [*diagnostics._patchers(), *diagnostics._packages()]
+        assert any(each[:2] == said[:2] and each.said.startswith(said[2]) for each in found), found
+        assert all(each.remedy for each in found if each.status != "ok")
+
+    def test_packages_that_are_not_in_the_way(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One of torch's build, one that does not say its build, and modules that some code has put there."""
+        monkeypatch.setattr(torch.version, "cuda", "99.9")
+        for name, text in {"torchvision": "__version__ = '1+cu999'\ncuda = '99.9'\n", "torchaudio": None}.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").write_text("1 / 0")
+            if text is not None:
+                (tmp_path / name / "version.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setitem(sys.modules, "torchada", types.ModuleType("torchada"))
+        assert {each.status for each in [*diagnostics._patchers(), *diagnostics._packages()]} == {"ok"}
+
+    @pytest.mark.parametrize(
+        ("version", "cuda", "hip", "status", "said"),
+        [
+            ("2.9.1+cpu", None, None, "problem", "torch 2.9.1+cpu is too old"),
+            ("2.13.0+cu130", "13.0", None, "ok", "a build for CUDA 13.0, without a GPU, which it does not need"),
+            ("2.13.0+rocm7", None, "7.0", "ok", "a build for ROCm 7.0"),
+            ("2.13.0+cpu", None, None, "ok", "a build without accelerators"),
+        ],
+    )
+    def test_builds(
+        self,
+        version: str,
+        cuda: str | None,
+        hip: str | None,
+        status: str,
+        said: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(torch, "__version__", version)
+        for name, value in {"cuda": cuda, "hip": hip, "xpu": None}.items():
+            monkeypatch.setattr(torch.version, name, value, raising=False)
+        (found,) = diagnostics._build()
+        assert (found.status, found.said) == (status, said)
+
+    def test_the_device_and_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TORCHDEVICE_TARGET", raising=False)
+        (found,) = diagnostics._device(None)
+        assert found.status == "ok" and " would stand in: " in found.said and "(the best there is" in found.said
+        (found,) = diagnostics._device("simulated:cuda")
+        assert found.said.startswith("simulated:cuda") and found.said.endswith("(asked for)") and not found.remedy
+        monkeypatch.setenv("TORCHDEVICE_TARGET", "cpu")
+        (found,) = diagnostics._device(None)
+        assert found.said.endswith("(TORCHDEVICE_TARGET says so)") and "simulated:cuda" in found.remedy
+        (found,) = diagnostics._device("gpu")
+        assert found.status == "problem" and "Did you mean" in found.said
+
+    def test_torch_does_not_find_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
+        assert diagnostics._activation()[0].status == "ok"
+        monkeypatch.setattr(diagnostics.importlib.metadata, "entry_points", lambda **group: [])
+        (found,) = diagnostics._activation()
+        assert found.status == "problem" and "install the package with pip" in found.remedy
+
+    def test_variables(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [name for name in os.environ if name.startswith("TORCHDEVICE")]:
+            monkeypatch.delenv(name)
+        for name in diagnostics._OTHERS:
+            monkeypatch.delenv(name, raising=False)
+        assert [each.said for each in diagnostics._variables()] == ["none is set"]
+        monkeypatch.setenv(f"TORCHDEVICE_{'X' * 60}", "1")
+        monkeypatch.setenv("TORCHDEVICE_DEVICES", "2")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        unknown, known = diagnostics._variables()
+        assert (unknown.status, unknown.remedy) == ("warning", "see docs/options.md")
+        assert known.said == "in force: TORCHDEVICE_DEVICES=2, CUDA_VISIBLE_DEVICES=0"
+        monkeypatch.setenv("TORCHDEVICE_DEVICES", "many")
+        assert [each.status for each in diagnostics._variables()] == ["warning", "problem", "ok"]
+
+    def test_what_is_lacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CXX", raising=False)
+        (compiler,) = diagnostics._compiler()
+        assert compiler.status == "warning" and "g++" in compiler.remedy
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        assert diagnostics._compiler()[0].said.startswith("there is no no-such-compiler, so")
+        little = types.SimpleNamespace(available=1 << 30, total=2 << 30)
+        monkeypatch.setattr(diagnostics.psutil, "virtual_memory", lambda: little)
+        assert diagnostics._memory()[0].status == "warning"
+        monkeypatch.setattr(diagnostics, "_multiplication", lambda dtype: {4: 1.0, 2: 3.0}[dtype.itemsize])
+        assert [each.status for each in diagnostics._speed()] == ["warning", "warning"]
+        monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+        assert diagnostics._activation()[0].status == "warning"
+
+    def test_products_are_measured_in_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Several threads wait for each other where other programs run, in some dtypes and not in others."""
+        seen: list[int] = []
+        clock = types.SimpleNamespace(perf_counter=lambda: float(seen.append(torch.get_num_threads()) or len(seen)))
+        monkeypatch.setattr(diagnostics, "time", clock)
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            assert diagnostics._multiplication(torch.float32) == 1.0
+            assert set(seen) == {1} and torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(before)
+
+
+# ---- the other commands ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sampled(4, of="commands")
+def test_devices() -> None:
+    rows = {row["target"]: row for row in json.loads(run_command("devices", "--json").stdout)}
+    assert rows["cpu"]["available"] and rows["simulated:mps"]["available"] and "cuda" in rows
+    lines = run_command("devices", TORCHDEVICE="1").stdout.splitlines()
+    assert len(lines) == len(rows) and any(line.startswith("cpu ") and " available " in line for line in lines)
+
+
+@pytest.mark.sampled(4, of="commands")
+def test_coverage() -> None:
+    rows = json.loads(run_command("coverage", "torch.cuda.mem", "--json", "--target", "cpu").stdout)
+    kinds = {row["name"]: row["fidelity"] for row in rows}
+    assert kinds["torch.cuda.memory_allocated"] == "approximate" and kinds["torch.cuda.MemPool"] == "unsupported"
+    simulated = json.loads(run_command("coverage", "memory_allocated", "--json", "--target", "simulated").stdout)
+    assert {row["fidelity"] for row in simulated} == {"exact"}
+    only = run_command("coverage", "--fidelity", "unsupported").stdout.splitlines()
+    assert len(only) > 10 and all("  unsupported  " in line for line in only)
+    assert any(
+        line.startswith("torch.cuda ") and "exact" in line for line in run_command("coverage").stdout.splitlines()
+    )
+    nothing = run_command("coverage", "memory_alocated")
+    assert nothing.returncode == 2 and "did you mean 'memory_allocated'" in nothing.stderr
+
+
+@pytest.mark.sampled(4, of="commands")
+def test_report(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(f"import torch\ntorch.ones(1, device='cuda')  # {name}")
+        run_command("run", "--quiet", "--target", "cpu", f"--report={name}.json", f"{name}.py", cwd=tmp_path)
+    shown = run_command("report", "one.json", "two.json", cwd=tmp_path)
+    assert "# one" in shown.stdout and "# two" in shown.stdout and "ran elsewhere: 2 calls at 2 lines" in shown.stdout
+    assert run_command("report", "one.json", "--html", "one.html", cwd=tmp_path).stdout == ""
+    assert (tmp_path / "one.html").read_text().startswith("<!doctype html>")
+    (tmp_path / "other.json").write_text("[]")
+    for name, said in {"other.json": "this is not a report", "none.json": "No such file"}.items():
+        refused = run_command("report", name, cwd=tmp_path)
+        assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1
+        assert refused.stderr.startswith("torchdevice: ")
+
+
+class TestBar:
+    """The bar of a check of many files."""
+
+    def check(self, stderr: int, folder: Path) -> str:
+        for name in ("a.py", "b.py"):
+            (folder / name).write_text("x = 1\n")
+        command = [sys.executable, "-m", "torchdevice", "check", str(folder), "--json"]
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, check=True).stdout
+
+    @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo terminal")
+    def test_on_a_terminal(self, tmp_path: Path) -> None:
+        ours, its = os.openpty()
+        assert json.loads(self.check(its, tmp_path)) == []
+        os.close(its)
+        said = os.read(ours, 10_000).decode()
+        os.close(ours)
+        assert "files" in said and "100%" in said
+
+    def test_elsewhere(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        assert json.loads(self.check(2, tmp_path)) == []
+        assert capfd.readouterr().err == ""
+
+
+_ASKED = {
+    "": set(COMMANDS),
+    "d": {"doctor", "devices"},
+    "run --iden": {"--identity"},
+    "run --identity ": {"target", "program"},
+    "run --identity=p": {"--identity=program"},
+    "run --devices 2 --iden": {"--identity"},
+    "run --memory=1GiB --iden": {"--identity"},
+    "run train.py --iden": set(),  # the program's own words
+    "run -m train --iden": set(),
+    "run train.py check --js": set(),
+    "check train.py --js": {"--json"},
+    "coverage --target s": {"simulated"},
+    "completion f": {"fish"},
+}
+"""What is typed after the command's name, and what the shell offers for it."""
+
+_ASKS = {
+    # bash takes the sign of equality for a word of its own, and puts in place of the last word what is offered.
+    "bash": r"""ask() { COMP_WORDS=(torchdevice "$@"); COMP_CWORD=$#; _torchdevice; echo "${COMPREPLY[@]}"; }""",
+    # compadd, which zsh has in an interactive shell only, leaves out what does not begin with the word.
+    "zsh": r"""compadd() { print -rn -- "${(@M)matches:#$words[CURRENT]*} " }
+        ask() { local words=(torchdevice "$@") CURRENT=$(($# + 1)); _bash_complete -F _torchdevice; print }""",
+    "fish": r"""function ask; echo (complete -C "torchdevice $argv" | string replace -r '\t.*' ''); end""",
+}
+
+
+def _asking(shell: str, typed: str) -> str:
+    if shell == "fish":
+        return f"ask {shlex.quote(typed)}"
+    words = typed.replace("=", " = ").split(" ") if shell == "bash" else typed.split(" ")
+    return "ask " + " ".join(map(shlex.quote, words))
+
+
+def _script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main.main(["completion", shell]) == 0
+    return capsys.readouterr().out
+
+
+class TestCompletion:
+    """What the printed scripts do, in the shells that are installed here, and what is in them."""
+
+    @pytest.mark.parametrize(
+        "shell",
+        [pytest.param(it, marks=pytest.mark.skipif(not shutil.which(it), reason=f"needs {it}")) for it in _ASKS],
+    )
+    def test_in_the_shell(self, shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        lines = [_script(shell, capsys), _ASKS[shell], *(_asking(shell, typed) for typed in _ASKED)]
+        (tmp_path / "script").write_text("\n".join(lines))
+        flags = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
+        environment = {**os.environ, "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
+        command = [shell, *flags, str(tmp_path / "script")]
+        result = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        offered = [set(line.split()) for line in result.stdout.splitlines()]
+        value = {"--identity=program"}
+        expected = [{"program"} if shell == "bash" and words == value else words for words in _ASKED.values()]
+        assert dict(zip(_ASKED, offered, strict=True)) == dict(zip(_ASKED, expected, strict=True)), result.stderr
+
+    @pytest.mark.parametrize("shell", _ASKS)
+    def test_words_of_the_script(self, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """The same without the shell: commands, every option of a scope, values, the flags that take the next word."""
+        said = _script(shell, capsys)
+        flags = {flag_of(name) for name in declarations()}
+        written = {f"-l {flag[2:]} " for flag in flags} if shell == "fish" else flags
+        assert {*COMMANDS, *written} <= {it for it in (*COMMANDS, *written) if it in said}
+        assert ("-l identity -d 'The device" if shell == "fish" else '"run --identity") words="target program"') in said
+        followed = re.search(r"case --target .*" if shell == "fish" else r"--target\|.*\)", said)
+        assert (
+            followed and "--memory" in followed[0] and "--strict" not in followed[0] and "--report" not in followed[0]
+        )
+
+    def test_zsh_loads_its_completion_where_nothing_has(self, capsys: pytest.CaptureFixture[str]) -> None:
+        first, second, *_ = _script("zsh", capsys).splitlines()
+        assert "compinit" in first and "$+functions[compdef]" in first and "bashcompinit" in second
+
+    def test_it_imports_no_torch(self) -> None:
+        program = "import sys; from torchdevice.cli.main import main; main(['completion', 'fish'])"
+        program += "; sys.exit('torch' in sys.modules)"
+        assert run_python("-c", program).returncode == 0

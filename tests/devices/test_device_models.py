@@ -1,0 +1,176 @@
+"""Models of simulated devices: their figures, and models that a user describes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_python
+from places import ROOT
+
+import torchdevice
+from torchdevice.devices.device_models import MODELS
+from torchdevice.errors import UnknownTargetError
+
+pytestmark = pytest.mark.one_engine
+
+PAGE = ROOT / "docs" / "simulation.md"
+
+MINE = {
+    "capability": [8, 6],
+    "memory": "10GiB",
+    "properties": {"name": "mine", "multi_processor_count": 46},
+    "unsupported_dtypes": ["float64"],
+    "missing_operators": ["_fft_r2c"],
+}
+
+
+def row(model: str) -> str:
+    properties = torch.cuda.get_device_properties(0)
+    memory = f"{torch.cuda.mem_get_info()[1] / 2**30:.2f} GiB"
+    return f"| `{model}` | {properties.name} | {properties.major}.{properties.minor} | {memory} |"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_figures_are_those_of_the_page(model: str) -> None:
+    with torchdevice.simulate(model, count=2) as scope:
+        assert row(model) in PAGE.read_text()
+        assert torch.cuda.device_count() == 2 and scope.runtime.target == f"simulated:{model}:2"
+        assert torch.cuda.get_device_capability(1) == MODELS[model].capability
+        assert torch.ones(1, device="cuda:1").is_cuda
+        with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
+            torch.empty(torch.cuda.mem_get_info()[1] + 1, dtype=torch.uint8, device="cuda")
+
+
+def test_a_t4_has_no_bfloat16_and_less_threads() -> None:
+    with torchdevice.simulate("t4"):
+        assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
+        assert torch.cuda.get_device_properties(0).max_threads_per_multi_processor == 1024
+    with torchdevice.simulate("a100"):
+        assert torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def float8_product() -> torch.Tensor:
+    x, one = torch.ones(16, 16, device="cuda").to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    out = torch._scaled_mm(x, x.t(), one, one, out_dtype=torch.float32)
+    return torch._scaled_mm(x, x.t(), one, one, out_dtype=torch.float32, out=torch.empty_like(out))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_products_of_float8_need_capability_8_9(model: str) -> None:
+    with torchdevice.simulate(model):
+        if MODELS[model].capability >= (8, 9):
+            assert float8_product().tolist() == [[16.0] * 16] * 16
+            return
+        with pytest.raises(RuntimeError, match=r"^torch\._scaled_mm is only supported on CUDA devices with "):
+            float8_product()
+
+
+def test_products_of_float8_go_by_the_option_and_by_the_profile() -> None:
+    with torchdevice.simulate("a100", capability=(9, 0)):
+        float8_product()
+    with torchdevice.simulate("mps"):
+        float8_product()
+
+
+def test_an_option_comes_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDEVICE_MEMORY", "2GiB")
+    # (8, 0) is the default of the option, and is given all the same.
+    with torchdevice.simulate("h100", capability=(8, 0), properties={"name": "other"}):
+        assert torch.cuda.get_device_capability() == (8, 0) and torch.cuda.get_device_name() == "other"
+        assert torch.cuda.mem_get_info()[1] == 2 << 30
+    with torchdevice.portable("simulated:h100", memory="1GiB"):
+        assert torch.cuda.mem_get_info()[1] == 1 << 30 and torch.cuda.get_device_capability() == (9, 0)
+
+
+def described(way: str, folder: Path) -> Any:
+    """Return a model as a dict, as JSON, or as the TOML of the page."""
+    if way == "dict":
+        return MINE
+    if way == "json":
+        (folder / "mine.json").write_text(json.dumps(MINE))
+    else:
+        (block,) = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+        (folder / "mine.toml").write_text(block)
+    return f"mine.{way}"
+
+
+WAYS = ["dict", "json", *(["toml"] if sys.version_info >= (3, 11) else [])]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_of_ones_own(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope = torchdevice.simulate(described(way, tmp_path), count=2)
+    monkeypatch.chdir("/")
+    with scope:
+        assert torch.cuda.get_device_name() == "mine" and torch.cuda.get_device_capability() == (8, 6)
+        assert torch.cuda.mem_get_info(1)[1] == 10 << 30
+        assert torch.cuda.get_device_properties(0).multi_processor_count == 46
+        with pytest.warns(torchdevice.errors.PortabilityWarning, match="float64"):
+            assert torch.ones(1, dtype=torch.float64, device="cuda").dtype == torch.float32
+        with pytest.raises(NotImplementedError, match="Could not run 'aten::_fft_r2c' with arguments from the 'CUDA'"):
+            torch.fft.rfft(torch.ones(4, device="cuda"))
+        program = "import torch; assert torch.cuda.get_device_name() == 'mine' and torch.cuda.device_count() == 2"
+        assert run_python("-c", program, **children(scope)).returncode == 0
+
+
+def children(scope: torchdevice.Scope) -> dict[str, str]:
+    """Return the variables of a child of a scope."""
+    from torchdevice import options
+
+    return {name: value for name, value in options.to_environment(scope.options).items() if value is not None}
+
+
+def test_every_way_in(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps(MINE))
+    (tmp_path / "test_it.py").write_text(
+        "import pytest, torch\n"
+        "def test_flag():\n    assert torch.cuda.get_device_name() == 'mine' and torch.cuda.device_count() == 3\n"
+        "@pytest.mark.torchdevice('a100:2')\n"
+        "def test_mark():\n    assert 'A100' in torch.cuda.get_device_name() and torch.cuda.device_count() == 2\n"
+    )
+    flag = "--torchdevice=simulated:mine.json:3"
+    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", flag, cwd=tmp_path)
+    assert "2 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        ("t5", UnknownTargetError, "Did you mean 'simulated:t4'?"),
+        ("missing.toml", ValueError, r"missing.toml' cannot be read: No such file or directory\. Name a file"),
+        ("cut-off.json", ValueError, r"'cut-off.json' cannot be parsed: Expecting value"),
+        ("cut-off.toml", ValueError, "cut-off.toml' cannot be (parsed: Invalid value|read: Python 3.10)"),
+        ({"memmory": 1}, ValueError, "has 'memmory', which is not known. Use keys among base, capability"),
+        ({"base": "tpu"}, ValueError, "base='tpu' is not a profile. Use one of 'cuda', 'mps', 'strict'"),
+        ({"capability": 8}, ValueError, "capability=8 is not a compute capability"),
+        ({"memory": "much"}, ValueError, "memory='much' is not a size"),
+        ({"properties": {"colour": "green"}}, ValueError, "which cannot be set"),
+        ({"unsupported_dtypes": ["float65"]}, ValueError, "has 'float65', which is not a dtype"),
+        ("cuda:2", ValueError, "profile='cuda:2' is not the name of a profile"),
+        (4, ValueError, "profile=4 is not the name of a profile"),
+    ],
+    ids=str,
+)
+def test_bad_models(
+    model: Any, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cut-off.json").write_text('{"base": ')
+    Path("cut-off.toml").write_text("base = ")
+    with pytest.raises(error, match=message), torchdevice.simulate(model):
+        pass
+
+
+def test_toml_on_a_python_that_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.toml").write_text('base = "cuda"')
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    with pytest.raises(ValueError, match=r"Python 3\.10 reads no TOML\. Write the device as JSON\."):
+        torchdevice.simulate(str(tmp_path / "mine.toml")).__enter__()

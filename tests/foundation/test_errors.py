@@ -1,0 +1,103 @@
+"""Bad input: an exception that names the value and the remedy, and leaves nothing changed."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice import errors
+from torchdevice.devices import registry
+
+
+@pytest.mark.parametrize("target", ["gpu", "cudaa", "simulated:vax", "cpu:1:2"])
+def test_unknown_target(target: Any) -> None:
+    with pytest.raises(errors.UnknownTargetError, match="is not a target") as caught:
+        torchdevice.portable(target).__enter__()
+    assert caught.value.target == target and "cpu" in caught.value.known
+    assert not torch.cuda.is_available()
+
+
+def test_unknown_target_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDEVICE_TARGET", "abacus")
+    with pytest.raises(errors.UnknownTargetError, match="'abacus'"):
+        torchdevice.portable().__enter__()
+    with torchdevice.portable("cpu") as scope:  # the argument takes precedence
+        assert scope.runtime.device_type == "cpu"
+
+
+@pytest.mark.parametrize("target", ["cuda", "mps", "xpu"])
+def test_target_not_available_here(target: str) -> None:
+    if registry.runtime(target).is_available():
+        pytest.skip(f"this machine has {target}")
+    with pytest.raises(
+        errors.TargetUnavailableError, match=rf"'{target}' is not available here\. .*leave the target out"
+    ):
+        torchdevice.portable(target).__enter__()
+    assert torchdevice.current() is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"devices": 0},
+        {"devices": -1},
+        {"devices": "two"},
+        {"devices": True},
+        {"identity": "gpu"},
+        {"float64": "half"},
+        {"capability": 8},
+        {"capability": (8,)},
+        {"capability": ("8", "0")},
+    ],
+    ids=str,
+)
+def test_bad_options(options: dict[str, Any]) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=rf"{name}=.*Use ") as caught:
+        torchdevice.portable("cpu", **options)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["torch_npu.contrib.transfer_to_npu", "torchada", "mpsify"])
+def test_another_patcher(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    with pytest.raises(errors.AnotherPatcherError, match=name):
+        torchdevice.portable("cpu").__enter__()
+    assert not torch.cuda.is_available()
+
+
+def test_a_private_name_of_torch_that_is_gone() -> None:
+    from torchdevice.foundation.torch_internals import require
+
+    with pytest.raises(
+        errors.TorchVersionError, match=rf"torch {torch.__version__.split('+')[0]}.* has no 'torch\._C\._gone'"
+    ):
+        require(torch._C, "_gone")
+
+
+def test_bad_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDEVICE_LOG", "SHOUT")
+    with pytest.raises(ValueError, match="TORCHDEVICE_LOG='SHOUT' is not a level"):
+        torchdevice.portable("cpu").__enter__()
+    assert torchdevice.current() is None and not torch.cuda.is_available()
+
+
+def test_every_exception_has_its_place_in_the_hierarchy() -> None:
+    for name in errors.__all__:
+        exception = getattr(errors, name)
+        assert issubclass(exception, (errors.TorchDeviceError, Warning))
+    assert issubclass(errors.UnknownTargetError, ValueError)
+    assert issubclass(errors.NotSupportedError, NotImplementedError)
+
+
+def test_torchs_own_exceptions_keep_type_and_text() -> None:
+    with pytest.raises(RuntimeError) as plain:
+        torch.ones(2) @ torch.ones(3)
+    with torchdevice.portable("cpu"), pytest.raises(RuntimeError) as scoped:
+        torch.ones(2, device="cuda") @ torch.ones(3, device="cuda")
+    assert (type(scoped.value), scoped.value.args) == (type(plain.value), plain.value.args)

@@ -1,0 +1,335 @@
+"""Guards of operators that MPS computes wrongly: each fault is planted in the simulated device, and guarded there."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from conftest import MetaRuntime
+from places import ROOT
+
+import torchdevice
+from torchdevice.fallback.cpu_fallback import Hop
+from torchdevice.fallback.kernel_registration import Registrations
+from torchdevice.fallback.missing_operators import overload
+from torchdevice.mps_workarounds import guards, installing
+from torchdevice.mps_workarounds.table import FAULTS, NOT_GUARDED, Fault
+
+KEY = "PrivateUse1"
+
+Kernel = Callable[..., Any]
+
+
+def right(name: str) -> Kernel:
+    """Return a kernel of the simulated device that computes as the CPU."""
+    op = overload(f"aten::{name}")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return Hop(op, "simulated").call(args, kwargs)
+
+    return kernel
+
+
+def drops_strided_writes(name: str) -> Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        written = kwargs.get("out", args[0])
+        return right(name)(*args, **kwargs) if written.is_contiguous() else written
+
+    return kernel
+
+
+def reads_as_contiguous(name: str) -> Kernel:
+    """Take the strides of each argument for those of a contiguous tensor."""
+
+    def misread(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.is_contiguous():
+            return value
+        return torch.as_strided(value, value.shape, torch.empty(value.shape, device="cpu").stride())
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return right(name)(*map(misread, args), **{key: misread(value) for key, value in kwargs.items()})
+
+    return kernel
+
+
+def attends(name: str) -> Kernel:
+    """Attention that reads as contiguous, and gives each query head the first key head."""
+
+    def kernel(query: Any, key: Any, value: Any, *rest: Any, **kwargs: Any) -> Any:
+        if key.size(-3) != query.size(-3):
+            key, value = (each[..., :1, :, :].expand(*query.shape[:-2], *each.shape[-2:]) for each in (key, value))
+        given = [each if each.is_contiguous() else each.flip(-1) for each in (query, key, value)]
+        result = torch.nn.functional.scaled_dot_product_attention(*(each.cpu() for each in given)).to(query.device)
+        return result, result
+
+    return kernel
+
+
+def mistakes_mixed_dtypes(name: str) -> Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        results = right(name)(*args, **kwargs)
+        mixed = len({value.dtype for value in args if isinstance(value, torch.Tensor)}) > 1
+        return tuple(each * 0 if mixed and each is not None else each for each in results)
+
+    return kernel
+
+
+def always_wrong(name: str) -> Kernel:
+    """Double each result that is not an index."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return tuple(each * 2 if each.is_floating_point() else each for each in right(name)(*args, **kwargs))
+
+    return kernel
+
+
+LIMIT = 64
+
+
+def loses_late_elements(name: str) -> Kernel:
+    def kernel(left: torch.Tensor, right_: torch.Tensor, **kwargs: Any) -> Any:
+        result = right(name)(left, right_, **kwargs)
+        result.view(-1)[LIMIT:] = 0
+        return result
+
+    return kernel
+
+
+class Planted(NamedTuple):
+    operators: tuple[str, ...]
+    kernel: Callable[[str], Kernel]
+    call: Callable[[str], Any]
+
+
+def tensor(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype).to(device)
+
+
+def transposed(device: str) -> torch.Tensor:
+    return tensor(3, 2, device=device).t()
+
+
+def with_out(make: Callable[..., Any], device: str) -> torch.Tensor:
+    out = tensor(3, 4, device=device).t()[1:]
+    return make(tensor(3, 3, device=device), tensor(3, 3, device=device), tensor(3, 3, device=device), out=out)
+
+
+def seeded(device: str, *limits: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    x = torch.zeros(3, 2, device=device).t()
+    x.random_(*limits)
+    return torch.stack([x.amin() >= 0, x.count_nonzero() > 0])
+
+
+def attention(heads: int, device: str) -> torch.Tensor:
+    query = tensor(2, 5, 4, 8, device=device).transpose(1, 2)
+    key, value = (tensor(2, 5, heads, 8, device=device).transpose(1, 2) for _ in range(2))
+    if device == "cpu":
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=heads != 4)
+    attend = torch.ops.aten._scaled_dot_product_attention_math_for_mps
+    if heads == 4:
+        return attend(query, key, value)[0]
+    if all(argument.name != "enable_gqa" for argument in attend.default._schema.arguments):
+        pytest.skip("MPS's attention takes no grouped heads in this torch, which repeats them before")
+    return attend(query, key, value, enable_gqa=True)[0]
+
+
+def normalized(device: str) -> list[torch.Tensor]:
+    x = tensor(4, 6, device=device, dtype=torch.bfloat16).requires_grad_()
+    weight, bias = (tensor(6, device=device).requires_grad_() for _ in range(2))
+    result = torch.nn.functional.layer_norm(x, (6,), weight, bias)
+    result.float().square().sum().backward()
+    assert x.grad is not None and weight.grad is not None and bias.grad is not None
+    return [result.detach(), x.grad, weight.grad, bias.grad]
+
+
+def solved(device: str) -> list[torch.Tensor]:
+    matrix = (tensor(3, 3, device=device) + 3 * torch.eye(3, device=device)).requires_grad_()
+    result = torch.linalg.solve(matrix, tensor(3, device=device))
+    result.sum().backward()
+    assert matrix.grad is not None
+    return [result.detach(), matrix.grad]
+
+
+def product(device: str) -> torch.Tensor:
+    return torch.bmm(tensor(6, 4, 3, device=device), tensor(6, 3, 5, device=device))
+
+
+def product_out(device: str) -> torch.Tensor:
+    out = torch.empty(0, device=device)
+    assert torch.bmm(tensor(6, 4, 3, device=device), tensor(6, 3, 5, device=device), out=out) is out
+    return out
+
+
+NORM = ("native_layer_norm", "native_layer_norm_backward")
+SOLVE = ("_linalg_solve_ex.result", "_linalg_solve_ex")
+
+PLANTED = {
+    "addcmul_": Planted(
+        ("addcmul_",),
+        drops_strided_writes,
+        lambda device: transposed(device).addcmul_(transposed(device), tensor(2, 3, device=device), value=0.5),
+    ),
+    "addcdiv_": Planted(
+        ("addcdiv_",),
+        drops_strided_writes,
+        lambda device: transposed(device).addcdiv_(transposed(device), tensor(2, 3, device=device).exp()),
+    ),
+    "addcmul, out": Planted(("addcmul.out",), drops_strided_writes, lambda device: with_out(torch.addcmul, device)),
+    "addcdiv, out": Planted(("addcdiv.out",), drops_strided_writes, lambda device: with_out(torch.addcdiv, device)),
+    "random_": Planted(("random_",), drops_strided_writes, seeded),
+    "random_, to": Planted(("random_.to",), drops_strided_writes, lambda device: seeded(device, 100)),
+    "random_, from": Planted(("random_.from",), drops_strided_writes, lambda device: seeded(device, 1, 100)),
+    "linear": Planted(
+        ("linear",),
+        reads_as_contiguous,
+        lambda device: torch.nn.functional.linear(transposed(device), tensor(3, 4, device=device).t()),
+    ),
+    "attention": Planted(("_scaled_dot_product_attention_math_for_mps",), attends, lambda device: attention(4, device)),
+    "grouped attention": Planted(
+        ("_scaled_dot_product_attention_math_for_mps",), attends, lambda device: attention(2, device)
+    ),
+    "layer_norm": Planted(NORM, mistakes_mixed_dtypes, normalized),
+    "solve": Planted(SOLVE, always_wrong, solved),
+    "bmm": Planted(("bmm",), loses_late_elements, product),
+    "bmm, out": Planted(("bmm.out",), loses_late_elements, product_out),
+}
+
+
+@contextlib.contextmanager
+def planted(operators: tuple[str, ...], kernel: Callable[[str], Kernel]) -> Iterator[None]:
+    """Let the simulated device's kernels of some operators have a fault."""
+    library = torch.library.Library("aten", "IMPL")
+    with torchdevice.core.thread_state.suspended():
+        for name in operators:
+            library.impl(name, kernel(name), KEY, allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@contextlib.contextmanager
+def guarded(faults: tuple[Fault, ...] = FAULTS) -> Iterator[None]:
+    installation = installing.installation(KEY, lambda: faults)
+    installation.hold(installation)
+    try:
+        yield
+    finally:
+        installation.drop(installation)
+
+
+@pytest.fixture
+def scope(monkeypatch: pytest.MonkeyPatch) -> Iterator[torchdevice.Scope]:
+    monkeypatch.setattr(guards, "MOST_ELEMENTS", LIMIT)
+    with torchdevice.simulate("mps") as scope:
+        yield scope
+
+
+def equal(one: Any, other: Any) -> bool:
+    pairs = [(one, other)] if isinstance(one, torch.Tensor) else zip(one, other, strict=True)
+    return all(a.dtype is b.dtype and torch.allclose(a.cpu(), b, rtol=1e-2, atol=1e-5) for a, b in pairs)
+
+
+@pytest.mark.filterwarnings("ignore:.*[Oo]verrid")
+class TestEachGuard:
+    @pytest.mark.parametrize("case", PLANTED.values(), ids=PLANTED)
+    def test_the_fault_bites_and_the_guard_mends_it(self, case: Planted, scope: torchdevice.Scope) -> None:
+        expected = case.call("cpu")
+        with planted(case.operators, case.kernel):
+            assert not equal(case.call("cuda"), expected)
+            with guarded():
+                assert equal(case.call("cuda"), expected)
+            assert not equal(case.call("cuda"), expected)
+        issues = [entry for entry in scope.journal.entries if "pytorch issues" in entry.done or "CPU" in entry.done]
+        assert issues and all(entry.site.file == __file__ for entry in issues)
+
+    def test_every_fault_of_the_table_is_planted(self) -> None:
+        tried = {name for case in PLANTED.values() for name in case.operators}
+        assert tried == {name for fault in FAULTS for name in fault.operators}
+
+    def test_weights_that_never_trained_train(self, scope: torchdevice.Scope) -> None:
+        def train(device: str) -> torch.Tensor:
+            weight = tensor(3, 2, device=device).t().requires_grad_()
+            optimizer = torch.optim.Adam([weight], lr=0.1, foreach=False)
+            for _ in range(3):
+                optimizer.zero_grad()
+                weight.square().sum().backward()
+                optimizer.step()
+            return weight.detach()
+
+        with planted(("addcmul_", "addcdiv_"), drops_strided_writes):
+            assert torch.equal(train("cuda").cpu(), tensor(3, 2, device="cpu").t())
+            with guarded():
+                assert torch.allclose(train("cuda").cpu(), train("cpu"))
+
+    def test_a_call_without_the_fault_is_the_kernels(self, scope: torchdevice.Scope) -> None:
+        x = tensor(2, 3, 3, device="cuda")
+        with planted(tuple(name for fault in FAULTS for name in fault.operators), right), guarded():
+            before = len(scope.journal.entries)
+            x[0].addcmul_(x[0], x[0]), x[0].addcdiv_(x[0], x[0]), x[1].random_(), x[1].random_(3), x[1].random_(1, 3)
+            torch.addcmul(x, x, x, out=torch.empty_like(x)), torch.addcdiv(x, x, x, out=torch.empty_like(x))
+            torch.nn.functional.linear(x, x[0]), torch.nn.functional.layer_norm(x, (3,)), torch.bmm(x, x)
+            assert len(scope.journal.entries) == before
+
+
+class TestInstallation:
+    def test_guards_begin_and_end_with_the_scope(self, meta_target: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(MetaRuntime, "known_faults_key", "MPS")
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        kernel = Registrations("MPS", lambda: {"aten::bmm": lambda keys, *args: 0})
+        kernel.install()
+        try:
+            own = torch._C._dispatch_dump("aten::bmm")
+            with torchdevice.portable("meta"):
+                assert torch._C._dispatch_dump("aten::bmm") != own
+                assert not has("aten::linear", "MPS")  # what has no kernel there has no guard
+            assert torch._C._dispatch_dump("aten::bmm") == own
+        finally:
+            kernel.remove()
+        assert not has("aten::bmm", "MPS")
+
+    def test_a_thread_outside_scopes_gets_the_kernel(self, scope: torchdevice.Scope) -> None:
+        x = transposed("cuda")
+        before = x.cpu()
+        with planted(("addcmul_",), drops_strided_writes), guarded():
+            with torchdevice.core.thread_state.suspended():
+                torch.ops.aten.addcmul_.default(x, x, x)
+            assert torch.equal(x.cpu(), before)
+
+    @pytest.mark.parametrize(
+        ("torch_version", "macos", "expected"),
+        [("2.13.0", "14.6", True), ("2.13.0", "15.1", False), ("2.13.0", "15", False), ("2.13.0", "", True)],
+    )
+    def test_versions_decide(
+        self, torch_version: str, macos: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(platform, "mac_ver", lambda: (macos, ("", "", ""), ""))
+        monkeypatch.setattr(torch, "__version__", torch_version)
+        assert (FAULTS[0] in installing.here()) is expected
+        assert len(installing.here()) == len(FAULTS) - (not expected)
+
+    def test_a_fault_ends_with_the_torch_that_mends_it(self) -> None:
+        mended = dataclasses.replace(FAULTS[0], torch_before=(2, 14))
+        assert mended.is_in((2, 13, 1), None) and not mended.is_in((2, 14, 0), None)
+
+    def test_versions_are_read_as_numbers(self) -> None:
+        assert installing.version("2.10.0+cpu") == (2, 10, 0) > (2, 9) and installing.version("") is None
+
+
+def test_the_page_has_every_fault() -> None:
+    page = (ROOT / "docs/mps.md").read_text()
+    for fault in FAULTS:
+        names = ", ".join(f"`{name}`" for name in fault.operators)
+        issues = ", ".join(map(str, fault.issues))
+        until = "always" if fault.macos_before is None else f"macOS before {fault.macos_before[0]}"
+        assert f"| {names} | {fault.what} | {issues} | {fault.guard.__name__.replace('_', ' ')} | {until} |" in page
+    one_line = " ".join(page.split())
+    for what, numbers in NOT_GUARDED.items():
+        assert f"{what} ({', '.join(map(str, numbers))})" in one_line

@@ -1,0 +1,7 @@
+"""Where the tests find the files that they read and run."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+PROGRAMS = TESTS / "programs"

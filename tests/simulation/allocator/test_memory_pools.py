@@ -1,0 +1,437 @@
+"""Memory pools of the program's own and of CUDA graphs, on simulated devices."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.errors import NotSupportedError
+from torchdevice.simulation.allocator import storages
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def scope() -> Iterator[torchdevice.Scope]:
+    with torchdevice.simulate("cuda", count=2) as entered:
+        gc.collect()
+        torch.cuda.empty_cache()
+        yield entered
+
+
+def mebibyte() -> torch.Tensor:
+    return torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+
+
+def segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
+    return torch.cuda.memory_snapshot(pool)
+
+
+def states(pool: tuple[int, int]) -> list[str]:
+    return [block["state"] for segment in segments(pool) for block in segment["blocks"]]
+
+
+def test_a_pool_serves_allocations_where_it_is_used() -> None:
+    pool = torch.cuda.MemPool()
+    assert isinstance(pool, torch.cuda.MemPool) and pool.id[0] == 0 and pool.allocator is None
+    outside = [mebibyte() for _ in range(2)]  # a whole segment, so that the next one outside needs another
+    before = torch.cuda.memory_reserved()
+    with torch.cuda.use_mem_pool(pool):
+        assert pool.use_count() == 2
+        kept = [mebibyte() for _ in range(3)]
+        assert len(pool.snapshot()) == 2 and {each["segment_pool_id"] for each in pool.snapshot()} == {pool.id}
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            pass
+    assert pool.use_count() == 1
+    reserved = torch.cuda.memory_reserved()
+    outside.append(mebibyte())
+    assert len(pool.snapshot()) == 2 and before + 4 * MIB == reserved <= torch.cuda.memory_reserved()
+    del kept
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() >= before + 4 * MIB  # the pool keeps what it has
+    del pool
+    gc.collect()
+    assert torch.cuda.memory_reserved() < before + 4 * MIB
+    del outside
+
+
+def test_a_pool_ends_before_its_tensors() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = mebibyte().fill_(3)
+    name = pool.id
+    del pool
+    gc.collect()
+    assert len(segments(name)) == 1 and bool((kept == 3).all())
+    del kept
+    torch.cuda.empty_cache()
+    assert not segments(name)
+
+
+def test_a_pool_is_one_of_a_device_and_a_thread() -> None:
+    pool = torch.cuda.MemPool()
+    others: list[torch.Tensor] = []
+    with torch.cuda.use_mem_pool(pool):
+        others.append(torch.zeros(8, device="cuda:1"))
+        thread = threading.Thread(target=lambda: others.append(mebibyte()))
+        thread.start()
+        thread.join()
+    assert not pool.snapshot()
+    with torch.cuda.use_mem_pool(pool, device=1):
+        others.append(torch.zeros(8, device="cuda:1"))
+    assert [each["device"] for each in pool.snapshot()] == [1]
+
+
+def test_ways_to_route_allocations() -> None:
+    pool = torch.cuda.graph_pool_handle()
+    side = torch.cuda.Stream()
+    kept = []
+    with torch.cuda.stream(side):
+        torch._C._cuda_beginAllocateCurrentStreamToPool(0, pool)
+        kept.append(mebibyte())
+    kept.append(mebibyte())
+    assert [each["stream"] for each in segments(pool)] == [side.stream_id]
+    torch._C._cuda_endAllocateToPool(0, pool)
+    with torch.cuda.stream(side):
+        kept.append(mebibyte())
+    assert states(pool) == ["active_allocated", "inactive"]
+    torch._C._cuda_releasePool(0, pool)
+    torch._C._cuda_beginAllocateToPool(0, pool)
+    thread = threading.Thread(target=lambda: kept.append(mebibyte()))
+    thread.start()
+    thread.join()
+    torch._C._cuda_endAllocateToPool(0, pool)
+    torch._C._cuda_releasePool(0, pool)
+    assert len(segments(pool)) == 2
+    kept.clear()
+    torch.cuda.empty_cache()
+    assert not segments(pool)
+
+
+def test_a_pool_for_emergencies_and_one_that_splits_nothing() -> None:
+    with torchdevice.simulate("cuda", memory="56MiB"):  # two such tensors, and what earlier tests left
+        torch.cuda.empty_cache()
+        spare = torch.cuda.MemPool(use_on_oom=True)
+        with torch.cuda.use_mem_pool(spare):
+            del (first := [torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")])[0]
+        kept = torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")
+        last = torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")
+        assert not first and states(spare.id) == ["active_allocated"]
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")
+        del kept, last, spare
+
+
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="no no_split before")
+def test_a_pool_that_splits_nothing() -> None:
+    pool = torch.cuda.MemPool(no_split=True)
+    with torch.cuda.use_mem_pool(pool):
+        kept = [mebibyte(), mebibyte()]
+    assert len(pool.snapshot()) == 2 and kept
+
+
+def test_pluggable_allocators_and_pools_of_other_targets_are_refused() -> None:
+    with pytest.raises(NotSupportedError):
+        torch.cuda.MemPool(object())
+    pool = torch.cuda.MemPool()
+    with torchdevice.portable("cpu"):
+        for call in (torch.cuda.MemPool, lambda: torch.cuda.use_mem_pool(pool).__enter__()):
+            with pytest.raises(NotSupportedError):
+                call()
+
+
+def test_a_graph_keeps_its_memory_reserved_until_it_ends() -> None:
+    x = torch.ones(1000, device="cuda")
+    before = torch.cuda.memory_reserved()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x + 1
+        for _ in range(5):
+            y = y * 2
+    pool = graph.pool()
+    assert pool[1] == 0 and states(pool).count("active_allocated") == 1  # the values between are free for others
+    for value in (2, 3):
+        x.fill_(value)
+        graph.replay()
+        assert float(y[0]) == (value + 1) * 32
+    del y
+    torch.cuda.empty_cache()
+    assert states(pool) == ["inactive"]
+    graph.replay()
+    del graph
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert not segments(pool) and torch.cuda.memory_reserved() == before
+
+
+def test_graphs_that_share_a_pool_reuse_its_memory() -> None:
+    x = torch.ones(2 * MIB, dtype=torch.uint8, device="cuda")
+    graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
+    pool = torch.cuda.graph_pool_handle()
+    results = []
+    for at, graph in enumerate(graphs):
+        with torch.cuda.graph(graph, pool=pool):
+            results.append((x + at) * 2)
+    assert len(segments(pool)) == 1 and all(graph.pool() == pool for graph in graphs)
+    for graph in reversed(graphs):
+        graph.replay()
+    assert [int(each[0]) for each in results] == [2, 4, 6]
+    graphs[0].reset()
+    del results
+    torch.cuda.empty_cache()
+    assert len(segments(pool)) == 1
+    graphs.clear()
+    del graph
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert not segments(pool)
+
+
+@pytest.mark.parametrize("shape", [(1024, 1024), (1024, 512)])  # contiguous, and a transposed part
+def test_a_capture_allocates_nothing_of_its_own(shape: tuple[int, int]) -> None:
+    """A capture keeps copies of what its operators read and write. They are none of the device's memory."""
+    whole = torch.ones(1024, 1024, device="cuda")
+    x = whole[: shape[1], : shape[0]].t()
+    count, graph = torch.ones(MIB, device="cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.graph(graph):
+        y = x + x
+        count += 1
+    blocks = [block["requested_size"] for each in segments(graph.pool()) for block in each["blocks"]]
+    assert sum(blocks) == y.nbytes and len(segments(graph.pool())) == 1
+    assert torch.cuda.max_memory_allocated() == before + y.nbytes
+    assert float(count[0]) == 1
+    graph.replay()
+    assert float(y[0, 0]) == 2 and float(count[-1]) == 2
+
+
+def test_streams_of_a_capture_use_the_pool() -> None:
+    x = torch.ones(8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        y = x + 1
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            z = y + 1
+        torch.cuda.current_stream().wait_stream(side)
+    assert len({each["stream"] for each in segments(graph.pool())}) == 2 and z.shape == y.shape
+
+
+def test_a_capture_that_fails_releases_its_pool() -> None:
+    graph = torch.cuda.CUDAGraph()
+    pool = torch.cuda.graph_pool_handle()
+    with pytest.raises(RuntimeError), torch.cuda.graph(graph, pool=pool):
+        y = torch.ones(8, device="cuda") + 1
+        y.sum().item()
+    del y
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert not segments(pool)
+    assert torch.cuda.memory_snapshot()[:0] == [] and mebibyte().sum() == 0
+
+
+@pytest.mark.parametrize("change", ["resize", "view", "out", "inplace", "conj"])
+def test_a_graph_has_the_memory_of_dropped_tensors(change: str) -> None:
+    x = torch.arange(24.0, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x + 1
+        if change == "resize":
+            z = (y * 2).resize_(6, 4)[1:].clone()
+        elif change == "view":
+            z = y.view(6, 4).t()[1:3].contiguous() * 2
+        elif change == "out":
+            held = torch.empty(24, device="cuda")
+            torch.mul(y, 2, out=held)
+            z = held + 1
+            del held
+        elif change == "inplace":
+            y[3:].mul_(2)
+            z = y.clone()
+        else:
+            z = torch.view_as_real(torch.complex(y, y).conj() * 1j)
+        del y
+    expected = []
+    for value in (1.0, 5.0):
+        x.copy_(torch.arange(24.0) * value)
+        graph.replay()
+        expected.append(z.cpu())
+    w = torch.arange(24.0) * 5 + 1
+    plain = {
+        "resize": lambda: (w * 2).view(6, 4)[1:],
+        "view": lambda: w.view(6, 4).t()[1:3] * 2,
+        "out": lambda: w * 2 + 1,
+        "inplace": lambda: torch.cat([w[:3], w[3:] * 2]),
+        "conj": lambda: torch.view_as_real(torch.complex(w, w).conj() * 1j),
+    }[change]()
+    assert torch.equal(expected[1], plain) and not torch.equal(expected[0], plain)
+
+
+def captured(function: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        results = function()
+    return graph, results
+
+
+def small(count: int) -> list[torch.Tensor]:
+    return [torch.zeros(512, dtype=torch.uint8, device="cuda") for _ in range(count)]
+
+
+def middle() -> list[torch.Tensor]:
+    kept = small(11)
+    return [kept[5], kept[8]]
+
+
+def sizes() -> list[torch.Tensor]:
+    x = mebibyte() + mebibyte()
+    large = [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in (3 * MIB, 12 * MIB)]
+    return [x, *small(3)[1:], large[1]]
+
+
+def layout(pool: tuple[int, int]) -> list[list[tuple[int, int, str]]]:
+    fields = ("address", "size", "state")
+    return [[tuple(block[each] for each in fields) for block in segment["blocks"]] for segment in segments(pool)]
+
+
+def in_use(found: list[list[tuple[int, int, str]]]) -> list[tuple[int, int, str]]:
+    return [block for segment in found for block in segment if block[2] == "active_allocated"]
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "max_split_size_mb:21"])
+@pytest.mark.parametrize("function", [middle, sizes])
+def test_a_checkpoint_is_restored(function: Any, settings: str) -> None:
+    torch._C._accelerator_setAllocatorSettings(settings)
+    graph, results = captured(function)
+    pool = graph.pool()
+    before, allocated = layout(pool), torch.cuda.memory_stats()
+    state = torch._C._cuda_getCheckpointState(0, pool)
+    torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+    assert layout(pool) == before
+    second, stale = captured(function, pool)
+    torch._C._cuda_setCheckpointPoolState(0, state, [each.untyped_storage()._cdata for each in stale], [])
+    assert in_use(layout(pool)) == in_use(before)
+    assert all(bool((each == 0).all()) for each in stale + results)  # the values stay readable
+    del stale, second
+    gc.collect()
+    now = torch.cuda.memory_stats()
+    for name in ("active", "active_bytes", "requested_bytes", "oversize_allocations"):
+        kind = name if name.startswith("oversize") else f"{name}.all"
+        assert now[f"{kind}.current"] == allocated[f"{kind}.current"], name
+    del results, graph
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert not segments(pool)
+
+
+def test_restored_blocks_without_a_tensor_are_deleted_by_address() -> None:
+    graph, results = captured(lambda: small(2))
+    pool, addresses = graph.pool(), [each.data_ptr() for each in results]
+    state = torch._C._cuda_getCheckpointState(0, pool)
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, set(addresses))
+    assert not torch._C._cuda_checkPoolLiveAllocations(0, pool, {*addresses, 0})
+    del results
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, set())
+    for left in (1, 0):
+        torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+        assert states(pool).count("active_allocated") == 2
+        for address in addresses[left:]:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+        assert states(pool).count("active_allocated") == left
+
+
+def test_storages_of_an_address_adopt_restored_blocks() -> None:
+    """As torch's trees of CUDA graphs make the tensors of a graph's results again."""
+    graph, results = captured(lambda: [each + 1 for each in small(3)])
+    pool, addresses = graph.pool(), [each.data_ptr() for each in results]
+    graph.replay()
+    state = torch._C._cuda_getCheckpointState(0, pool)
+    device = results[0].device
+    del results
+
+    def again(address: int) -> torch.Tensor:
+        storage = torch._C._construct_storage_from_data_pointer(address, device, 512)
+        return torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage, 0, (512,), (1,))
+
+    made = [again(address) for address in addresses]
+    assert all(each.device == device and bool((each == 1).all()) for each in made)
+    assert states(pool).count("active_allocated") == 0
+    torch._C._cuda_setCheckpointPoolState(0, state, [], [each.untyped_storage()._cdata for each in made[:2]])
+    made[2].fill_(7)
+    assert bool((again(addresses[2]) == 7).all())
+    for left in (2, 1, 1):  # nobody but its address has the third block
+        assert states(pool).count("active_allocated") == left + 1 - (left == 1 and len(made) == 1)
+        del made[0]
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, {addresses[2]})
+    torch._C._cuda_cudaCachingAllocator_raw_delete(addresses[2])
+    assert states(pool).count("active_allocated") == 0
+
+
+def test_a_storage_of_an_address_has_the_memory_there() -> None:
+    x = torch.arange(8.0, device="cuda")
+    alias = torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, x.nbytes)
+    y = torch.empty(0, device="cuda").set_(alias, 0, (8,), (1,))
+    y += 1
+    assert x.tolist() == list(range(1, 9)) and x.data_ptr() in storages.blocks(0).values()
+    inner = torch._C._construct_storage_from_data_pointer(x.data_ptr() + 4, x.device, 4)
+    assert torch.empty(0, device="cuda").set_(inner, 0, (1,), (1,)).tolist() == [2]
+    pointer = torch.cuda.caching_allocator_alloc(32)
+    raw = torch._C._construct_storage_from_data_pointer(pointer, x.device, 32)
+    z = torch.empty(0, device="cuda").set_(raw, 0, (8,), (1,))
+    z.copy_(x)
+    assert list((ctypes.c_float * 8).from_address(pointer)) == x.tolist()
+    memory = weakref.ref(storages.raw[pointer].memory)
+    torch.cuda.caching_allocator_delete(pointer)
+    assert memory() is not None and z.tolist() == x.tolist()
+    del z, raw
+    assert torch.cuda.memory_allocated() and memory() is None
+    with torchdevice.portable("cpu"):
+        host = torch.arange(4.0)
+        same = torch._C._construct_storage_from_data_pointer(host.data_ptr(), torch.device("cuda", 0), 16)
+        assert torch.empty(0).set_(same, 0, (4,), (1,)).tolist() == [0, 1, 2, 3]
+
+
+def test_what_checkpoints_refuse() -> None:
+    with pytest.raises(RuntimeError, match="Could not find pool of id"):
+        torch._C._cuda_getCheckpointState(0, torch.cuda.graph_pool_handle())
+    graph, results = captured(lambda: small(1))
+    pool = graph.pool()
+    state = torch._C._cuda_getCheckpointState(0, pool)
+    second, more = captured(lambda: small(1), pool)
+    with pytest.raises(RuntimeError, match="must be passed to set checkpoint"):
+        torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+    del graph, second
+    gc.collect()
+    with pytest.raises(RuntimeError, match="Not expected to checkpoint freeable graph"):
+        torch._C._cuda_getCheckpointState(0, pool)
+    assert results and more
+
+
+def test_raw_memory() -> None:
+    before = torch.cuda.memory_allocated()
+    side = torch.cuda.Stream()
+    pointers = [torch.cuda.caching_allocator_alloc(700), torch.cuda.caching_allocator_alloc(8, stream=side)]
+    assert torch.cuda.memory_allocated() == before + 1024 + 512
+    assert {each["stream"] for each in torch.cuda.memory_snapshot()} >= {0, side.stream_id}
+    values = (ctypes.c_uint8 * 700).from_address(pointers[0])
+    values[699] = 7
+    assert values[699] == 7
+    for pointer in pointers:
+        torch.cuda.caching_allocator_delete(pointer)
+    assert torch.cuda.memory_allocated() == before
+    with pytest.raises(RuntimeError, match=f"invalid device pointer: {pointers[0]:#x}"):
+        torch.cuda.caching_allocator_delete(pointers[0])
+    with torchdevice.simulate("cuda", compute="meta"):
+        pointer = torch.cuda.caching_allocator_alloc(1 << 33)
+        assert torch.cuda.memory_allocated() >= 1 << 33
+        torch.cuda.caching_allocator_delete(pointer)

@@ -1,0 +1,119 @@
+"""Generators of simulated devices: offsets, and states that several share. Numbers are the CPU's of the same seed."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.simulation import device_generators
+
+
+@pytest.fixture
+def generator() -> Iterator[torch.Generator]:
+    with torchdevice.simulate(count=2):
+        yield torch.Generator("cuda").manual_seed(3)
+
+
+def draw(generator: torch.Generator | None) -> list[float]:
+    return torch.rand(3, device="cuda", generator=generator).tolist()
+
+
+def test_the_offset_counts_kernels(generator: torch.Generator) -> None:
+    assert generator.get_offset() == 0
+    draw(generator), torch.randperm(4, device="cuda", generator=generator)
+    assert generator.get_offset() == 8
+    generator.manual_seed(3)
+    assert generator.get_offset() == 0
+    assert draw(generator) == torch.rand(3, generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def test_going_back_to_an_offset(generator: torch.Generator) -> None:
+    first, offset = draw(generator), generator.get_offset()
+    second = draw(generator)
+    generator.set_offset(offset)
+    assert draw(generator) == second
+    generator.set_offset(0)
+    assert draw(generator) == first
+
+
+def test_an_offset_where_no_generator_has_been(generator: torch.Generator) -> None:
+    generator.set_offset(100)
+    assert (generator.get_offset(), generator.initial_seed()) == (100, 3)
+    other = torch.Generator("cuda").manual_seed(3).set_offset(100)
+    numbers = draw(generator)
+    assert numbers == draw(other)
+    assert numbers != draw(torch.Generator("cuda").manual_seed(3).set_offset(104))
+    assert numbers != draw(torch.Generator("cuda").manual_seed(4).set_offset(100))
+    with pytest.raises(RuntimeError, match=r"^offset must be a multiple of 4$"):
+        generator.set_offset(3)
+
+
+def test_a_state_keeps_its_offset(generator: torch.Generator) -> None:
+    draw(generator)
+    state = generator.get_state()
+    other, copy = torch.Generator("cuda"), pickle.loads(pickle.dumps(generator))
+    other.set_state(state)
+    assert other.get_offset() == copy.get_offset() == generator.clone_state().get_offset() == 4
+    assert draw(other) == draw(copy) == draw(generator)
+
+
+def test_the_offset_of_the_device() -> None:
+    with torchdevice.simulate():
+        torch.cuda.manual_seed(1)
+        before = torch.cuda.get_rng_state()
+        torch.cuda._set_rng_state_offset(100)
+        assert torch.cuda._get_rng_state_offset() == 100
+        torch.nn.functional.dropout(torch.ones(4, device="cuda"))
+        assert torch.cuda._get_rng_state_offset() == 104
+        torch.cuda.set_rng_state(before)
+        assert torch.cuda._get_rng_state_offset() == 0
+        assert draw(None) == torch.rand(3, generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def test_a_shared_state(generator: torch.Generator) -> None:
+    shared, apart = generator.graphsafe_get_state(), generator.clone_state()
+    first = draw(generator)
+    assert shared.get_offset() == 4 and apart.get_offset() == 0 and draw(apart) == first
+    assert draw(shared) == draw(apart) and generator.get_offset() == 8
+    generator.graphsafe_set_state(apart.manual_seed(5))
+    assert draw(generator) == torch.rand(3, generator=torch.Generator().manual_seed(5)).tolist()
+    assert apart.get_offset() == 4 and shared.get_offset() == 8 and generator.initial_seed() == 5
+
+
+def test_nothing_is_kept_of_a_generator_that_is_gone(generator: torch.Generator) -> None:
+    tables = (device_generators._index_by_identity, device_generators._shared_by_identity, device_generators._offsets)
+    gc.collect()
+    before = [set(table) for table in tables]
+    other = torch.Generator("cuda")
+    draw(other.graphsafe_get_state())
+    del other
+    gc.collect()
+    assert [set(table) - known for table, known in zip(tables, before, strict=True)] == [set(), set(), set()]
+
+
+FROM_POSITION = {
+    "poisson": lambda x, generator: torch.poisson(x, generator),
+    "poisson, named": lambda x, generator: torch.poisson(x, generator=generator),
+    "binomial": lambda x, generator: torch.binomial(x.round(), x / 16, generator),
+    "gamma": lambda x, generator: torch._standard_gamma(x, generator),
+    "dirichlet": lambda x, generator: torch._sample_dirichlet(x, generator),
+}
+"""Operators whose generator has a place among the other arguments."""
+
+
+@pytest.mark.parametrize("draws", FROM_POSITION.values(), ids=FROM_POSITION)
+def test_a_generator_that_has_a_place_determines_the_numbers(draws: Callable[..., torch.Tensor]) -> None:
+    x = torch.linspace(1, 8, 12)
+    expected = draws(x, torch.Generator().manual_seed(3))
+    with torchdevice.simulate("cuda", count=2):
+        found = [draws(x.cuda(), torch.Generator("cuda").manual_seed(seed)) for seed in (3, 3, 4)]
+        assert found[0].tolist() == found[1].tolist() == expected.tolist() != found[2].tolist()
+        torch.cuda.manual_seed(3)
+        assert draws(x.cuda(), None).tolist() == expected.tolist()
+        with pytest.raises(RuntimeError, match="device type for generator"):
+            draws(x.cuda(), torch.Generator())

@@ -1,0 +1,246 @@
+"""Handlers of signals on simulated devices: what they raise reaches the program and leaves the device whole."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.core import thread_state
+from torchdevice.foundation import interrupt_safe_exit
+from torchdevice.simulation import device_guard
+from torchdevice.simulation.allocator import storages
+
+pytestmark = [
+    pytest.mark.interrupts,
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows"),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_callbacks_of_others() -> Iterator[None]:
+    """Python loses what a handler raises in a callback of the garbage collector, such as that of hypothesis."""
+    before = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = before
+
+
+class Rang(Exception):
+    """What a handler raises: a plain exception, as a time limit is."""
+
+
+def ring(number: int, frame: object) -> None:
+    raise Rang
+
+
+@pytest.fixture(params=[Rang, KeyboardInterrupt])
+def kind(request: pytest.FixtureRequest) -> Iterator[type[BaseException]]:
+    """The exception that the handler of the timer raises."""
+    before = signal.signal(signal.SIGALRM, ring if request.param is Rang else signal.default_int_handler)
+    yield request.param
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def in_a_thread(function: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def in_use() -> int:
+    gc.collect()
+    return sum(owner.block.size for owner in storages.owners_of(0))
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_training_that_is_interrupted_at_any_time(kind: type[BaseException], engine: str) -> None:
+    choose, heard, kept = random.Random(0), 0, []
+    lost: list[Any] = []
+    before, sys.unraisablehook = sys.unraisablehook, lost.append
+    try:
+        with torchdevice.simulate(engine=engine):
+            net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(8)]).cuda()
+            x = torch.ones(2, 4, device="cuda")
+            net(x).sum().backward()  # what torch makes once in a process is made before
+            for _ in range(60):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, 4e-3))
+                    net(x).sum().backward()
+                    time.sleep(1)
+                except kind as error:
+                    heard += 1
+                    kept.append(error)
+            in_a_thread(torch.cuda.memory_stats)  # an error that is kept keeps no lock
+            kept.clear()
+            net.zero_grad()
+            assert in_use() == torch.cuda.memory_allocated()  # in this order: in_use collects garbage
+            net(x).sum().backward()
+            assert all(parameter.grad is not None for parameter in net.parameters())
+    finally:
+        sys.unraisablehook = before
+    assert heard == 60 and not [each for each in lost if each.exc_type is kind]
+    # torch puts a mode back when it drops what it was interrupted in. That mode serves nothing, and the next scope goes
+    # without it.
+    gc.collect()
+    assert all(mode.context is None for mode in thread_state.stacked_modes())
+    with torchdevice.portable():
+        pass
+    assert not thread_state.stacked_modes()
+
+
+@interrupt_safe_exit.block
+def noting(inside: list[str]) -> Iterator[None]:
+    """A block that notes while it lasts."""
+    inside.append("in")
+    try:
+        yield
+    finally:
+        inside.pop()
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_blocks_that_are_interrupted_at_any_time_end_although_the_error_is_kept(
+    kind: type[BaseException], engine: str
+) -> None:
+    choose, kept, inside = random.Random(1), [], list[str]()
+    lost: list[Any] = []
+    before, sys.unraisablehook = sys.unraisablehook, lost.append
+    scope = torchdevice.portable(target="cpu", engine=engine)
+    try:
+        for _ in range(150):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, 1e-3))
+                end = time.monotonic() + 10
+                while time.monotonic() < end:
+                    with scope, scope, noting(inside), thread_state.suspended(), noting(inside):
+                        pass
+            except kind as error:
+                kept.append(error)
+            assert not inside and not thread_state.state.entries and not thread_state.stacked_modes()
+    finally:
+        sys.unraisablehook = before
+    assert len(kept) == 150 and not lost
+    kept.clear()
+    assert not interrupt_safe_exit._unfinished
+
+
+def test_a_kept_error_keeps_no_mode_for_hooks(kind: type[BaseException]) -> None:
+    """A hook of ``backward`` runs with a mode that torch's stack has for the time of the call."""
+    choose, kept = random.Random(2), []
+    with torchdevice.portable(target="cpu"):
+        mine = thread_state.stacked_modes()
+        x = torch.ones(2, requires_grad=True)
+        for _ in range(150):
+            y = x * 2
+            y.register_hook(lambda grad: grad * 1)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, 1e-3))
+                end = time.monotonic() + 10
+                while time.monotonic() < end:
+                    y.sum().backward(retain_graph=True)
+            except kind as error:
+                kept.append(error)
+            assert not thread_state.state.lent
+            # torch's own block may have been interrupted, and puts the scope's mode back when the error is dropped
+            assert set(thread_state.stacked_modes()) <= set(mine)
+        assert len(kept) == 150
+        kept.clear()
+        gc.collect()
+
+
+@pytest.mark.one_engine
+def test_a_signal_comes_while_torch_asks_the_guard(kind: type[BaseException]) -> None:
+    """torch looks the guard's method up, lets Python run handlers, and calls the method: none may raise between."""
+    found: list[str] = []
+    with torchdevice.simulate(), pytest.raises(kind):
+        method = device_guard.Guard().type_
+        _thread.interrupt_main(signal.SIGALRM)
+        found.append("the handler waits")
+        method()
+        found.append("the handler has not raised")
+    assert found == ["the handler waits"]
+
+
+@pytest.mark.one_engine
+def test_programs_read_and_set_their_own_handlers() -> None:
+    def first(*_: object) -> None: ...
+    def second(*_: object) -> None: ...
+
+    outside = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGALRM, first)
+    functions = signal.signal, signal.getsignal
+    try:
+        with torchdevice.simulate():
+            assert signal.getsignal(signal.SIGALRM) is first and signal.getsignal(signal.SIGINT) is outside
+            with torchdevice.simulate("mps"):
+                assert signal.signal(signal.SIGALRM, second) is first
+            assert signal.getsignal(signal.SIGALRM) is second
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+            assert signal.signal(signal.SIGALRM, second) is signal.SIG_IGN
+        assert (signal.signal, signal.getsignal) == functions
+        assert signal.getsignal(signal.SIGALRM) is second and signal.getsignal(signal.SIGINT) is outside
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.one_engine
+def test_a_thread_has_no_handlers() -> None:
+    functions, seen = (signal.signal, signal.getsignal), []
+
+    def run() -> None:
+        with torchdevice.simulate():
+            seen.append((signal.signal, signal.getsignal))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [functions]
+
+
+@pytest.mark.one_engine
+def test_more_errors_than_the_guard_has_spare_answers() -> None:
+    def fail(grad: torch.Tensor) -> None:
+        raise ValueError("of a hook")
+
+    with torchdevice.simulate():
+        x = torch.ones(2, device="cuda", requires_grad=True)
+        for _ in range(device_guard.SPARE + 10):
+            y = x * 2
+            y.register_hook(fail)
+            with pytest.raises(ValueError, match="of a hook"):
+                y.backward(torch.ones_like(y))
+
+
+@pytest.mark.one_engine
+def test_garbage_that_is_due_while_an_error_unwinds() -> None:
+    """Python collects garbage where torch asks the guard, from 3.12 on, and would drop the error."""
+    threshold = gc.get_threshold()
+    error = ValueError("of a hook")
+
+    def fail(grad: torch.Tensor) -> None:
+        gc.set_threshold(1)
+        raise error
+
+    try:
+        with torchdevice.simulate():
+            y = torch.ones(2, device="cuda", requires_grad=True) * 2
+            y.register_hook(fail)
+            with pytest.raises(ValueError, match="of a hook") as caught:
+                y.sum().backward()
+    finally:
+        gc.set_threshold(*threshold)
+    assert caught.value is error

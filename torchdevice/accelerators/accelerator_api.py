@@ -1,0 +1,155 @@
+"""``torch.accelerator`` on all targets but XPU, for ``torch/accelerator``.
+
+The accelerator is the one that the program is written for: in a program written for CUDA, ``torch.accelerator`` answers
+as on a CUDA machine. On XPU torch's own functions answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from torchdevice.core.bindings import Supplied, add, first_line
+from torchdevice.core.context import Context
+from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function, replaced_in_importers
+from torchdevice.cuda import device_queries, graphs, memory, streams
+from torchdevice.devices.device_strings import ACCELERATORS
+from torchdevice.foundation.fidelity import Fidelity
+
+_ACCELERATORS = {accelerator: torch.device(accelerator) for accelerator in ACCELERATORS}
+"""Made at import, where no mode rewrites them."""
+
+
+def _supplies(name: str, function: Callable[..., Any]) -> None:
+    """Supply ``torch._C.<name>`` where torch does not count the target as an accelerator."""
+
+    def value(context: Context) -> Any:
+        return TORCHS_OWN if context.runtime.is_torch_accelerator else context.bound(function)
+
+    add(Supplied(f"torch._C.{name}", value, Fidelity.EXACT, first_line(function)))
+
+
+def get_accelerator(context: Context, check: bool | None = None) -> torch.device:
+    """Return the accelerator that the program is written for, as a device without an index."""
+    return _ACCELERATORS[context.options.written_for]
+
+
+def get_stream(context: Context, index: int) -> torch.Stream:
+    """Return the current stream of a device."""
+    return torch.cuda.current_stream(index)
+
+
+def set_stream(context: Context, stream: torch.Stream) -> None:
+    """Make a stream current on its device."""
+    streams.set_stream(context, stream.stream_id, stream.device_index, stream.device_type)
+
+
+def get_default_generator(context: Context, index: int) -> torch.Generator:
+    """Return the default generator of a device."""
+    return context.runtime.default_generator(context.device(index).index or 0)
+
+
+def get_device_capability(context: Context, index: int) -> NoReturn:
+    """Raise torch's error, as on CUDA, which does not say what it supports (c10/core/impl/DeviceGuardImplInterface.h).
+
+    Raises:
+        RuntimeError: Always.
+    """
+    raise RuntimeError("Backend doesn't support getting device capabilities.")
+
+
+def empty_host_cache(context: Context) -> None:
+    """Do nothing: no page-locked host memory is cached."""
+
+
+def is_allocator_initialized(context: Context) -> bool:
+    """Return True: memory figures are available."""
+    return True
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "_get_accelerator": get_accelerator,
+    "_accelerator_getAccelerator": get_accelerator,
+    "_accelerator_getStream": get_stream,
+    "_accelerator_setStream": set_stream,
+    "_accelerator_getDeviceIndex": device_queries.get_device,
+    "_accelerator_setDeviceIndex": device_queries.set_device,
+    "_accelerator_getDeviceCapability": get_device_capability,
+    "_accelerator_getDefaultGenerator": get_default_generator,
+    "_accelerator_exchangeDevice": device_queries.exchange_device,
+    "_accelerator_maybeExchangeDevice": device_queries.maybe_exchange_device,
+    "_accelerator_synchronizeDevice": device_queries.synchronize_device,
+    "_accelerator_isAllocatorInitialized": is_allocator_initialized,
+    "_accelerator_emptyCache": memory.empty_cache,
+    "_accelerator_emptyHostCache": empty_host_cache,
+    "_accelerator_getDeviceStats": memory.memory_stats,
+    "_accelerator_resetPeakStats": memory.reset_peak_memory_stats,
+    "_accelerator_resetAccumulatedStats": memory.reset_accumulated_memory_stats,
+    "_accelerator_getMemoryInfo": memory.mem_get_info,
+}
+
+
+for _name, _function in _FUNCTIONS.items():
+    _supplies(_name, _function)
+
+
+def _accelerator_index(context: Context, original: Any, device: Any, optional: bool = False) -> int:
+    """``torch.accelerator._utils._get_device_index``, which refuses the devices that were rewritten to the target."""
+    if context.runtime.is_torch_accelerator:
+        return original(device, optional)
+    if isinstance(device, torch.device) and context.is_targets(device):
+        return context.thread.device_index
+    if isinstance(device, str):
+        return device_queries.get_device_index(context, lambda device, *_: original(device, optional), device, optional)
+    return original(device, optional)
+
+
+class GraphStandIn(graphs.GraphStandIn):
+    """Stands in for ``torch.accelerator.Graph``, which knows its pool from the beginning and is a context manager."""
+
+    __class__ = property(lambda self: torch.accelerator.Graph)  # type: ignore[assignment]
+
+    def __init__(self, context: Context, pool: Any, capture_error_mode: str):
+        super().__init__(context)
+        self.graph_pool = pool
+        self.capture_error_mode = capture_error_mode
+
+    def capture_begin(self) -> None:  # type: ignore[override]
+        """Record operators from now on."""
+        super().capture_begin(self.graph_pool)
+
+    def debug_dump(self, path: str) -> None:  # type: ignore[override]
+        """Write the recorded operators, in their order, to a file in the DOT language."""
+        super().debug_dump(path)
+
+    def __enter__(self) -> None:
+        torch.accelerator.Graph.__enter__(self)  # type: ignore[arg-type]
+
+    def __exit__(self, *raised: object) -> None:
+        torch.accelerator.Graph.__exit__(self, *raised)  # type: ignore[arg-type]
+
+
+def _new_graph(
+    context: Context,
+    original: Any,
+    cls: type,
+    keep_graph: bool = False,
+    *,
+    pool: Any = None,
+    capture_error_mode: str = "default",
+) -> Any:
+    if context.runtime.is_torch_accelerator:
+        return original(cls, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
+    return GraphStandIn(context, pool, capture_error_mode)
+
+
+def patches() -> list[Patch]:
+    """Return the patches of ``torch.accelerator``."""
+    found: list[Patch] = [
+        replaced_in_importers(torch.accelerator._utils, "_get_device_index", _accelerator_index, native_to="cuda")
+    ]
+    if hasattr(torch.accelerator, "Graph"):  # torch 2.12 and later
+        found.append(replaced_function(torch.accelerator.Graph, "__new__", _new_graph, native_to="cuda"))
+    return found

@@ -1,0 +1,414 @@
+"""``torch.mps`` on devices that are not Apple's, for ``torch/mps`` and ``torch/backends/mps``.
+
+Its functions work in every scope. But ``torch.mps.is_available()`` is True only in a program written for MPS, because a
+program that supports several accelerators uses the first one that is available.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.core.bindings import Supplied, add, supplied_function, supplied_value
+from torchdevice.core.context import Context
+from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function
+from torchdevice.cuda import memory
+from torchdevice.devices.runtime import Mark
+from torchdevice.foundation.fidelity import Declared, Fidelity, declared
+
+_MPS = "mps"
+
+
+MACOS = (14, 0)
+"""The version of macOS that is reported: the oldest with bfloat16 on MPS."""
+
+
+_ids = itertools.count(1)
+
+
+def _index(context: Context) -> int:
+    return context.device(context.thread.device_index).index or 0
+
+
+@supplied_value("torch._C._has_mps", native_to=_MPS)
+def has_mps(context: Context) -> bool:
+    """Return whether the program is written for MPS."""
+    return context.options.written_for == _MPS
+
+
+@supplied_function("_mps_is_available", native_to=_MPS)
+def is_available(context: Context) -> bool:
+    """Return whether the program is written for MPS."""
+    return context.options.written_for == _MPS
+
+
+@supplied_function("_mps_is_in_bad_fork", native_to=_MPS)
+def is_in_bad_fork(context: Context) -> bool:
+    """Return False: a stand-in device works in a forked process."""
+    return False
+
+
+@supplied_function("_mps_is_on_macos_or_newer", Fidelity.APPROXIMATE, note="macOS 14.0", native_to=_MPS)
+def is_on_macos_or_newer(context: Context, major: int, minor: int = 0) -> bool:
+    """Return whether macOS 14.0 is that version or a newer one."""
+    return (major, minor) <= MACOS
+
+
+@supplied_function("_mps_is_on_macos_13_or_newer", Fidelity.APPROXIMATE, note="macOS 14.0", native_to=_MPS)
+def is_on_macos_13_or_newer(context: Context, minor: int = 0) -> bool:
+    """Return True: macOS 14.0 is newer."""
+    return True
+
+
+@supplied_function("_mps_get_name", native_to=_MPS)
+def get_name(context: Context) -> str:
+    """Return the name of the target."""
+    return context.runtime.name(_index(context))
+
+
+@supplied_function("_mps_get_core_count", native_to=_MPS)
+def get_core_count(context: Context) -> int:
+    """Return the number of units of the target that compute in parallel."""
+    return context.runtime.multiprocessor_count()
+
+
+@supplied_function("_mps_get_default_generator", native_to=_MPS)
+def get_default_generator(context: Context) -> torch.Generator:
+    """Return the target's default generator."""
+    return context.runtime.default_generator(_index(context))
+
+
+@supplied_function("_mps_deviceSynchronize", native_to=_MPS)
+def device_synchronize(context: Context) -> None:
+    """Wait for the target's work."""
+    context.runtime.synchronize(_index(context))
+
+
+@supplied_function("_mps_emptyCache", native_to=_MPS)
+def empty_cache(context: Context) -> None:
+    """Release the target's unused cached memory."""
+    context.runtime.empty_cache()
+
+
+@supplied_function("_mps_currentAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]})
+def current_allocated_memory(context: Context) -> int:
+    """Return the bytes that tensors of the target occupy."""
+    memory.report(context, "torch.mps.current_allocated_memory")
+    return context.runtime.memory(_index(context)).allocated
+
+
+@supplied_function("_mps_driverAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]})
+def driver_allocated_memory(context: Context) -> int:
+    """Return the bytes that the target's allocator has reserved."""
+    memory.report(context, "torch.mps.driver_allocated_memory")
+    return context.runtime.memory(_index(context)).reserved
+
+
+@supplied_function("_mps_recommendedMaxMemory", native_to=_MPS)
+def recommended_max_memory(context: Context) -> int:
+    """Return the bytes of the target's memory."""
+    return memory.total(context, context.thread.device_index)
+
+
+@supplied_function("_mps_maxBufferLength", native_to=_MPS)
+def max_buffer_length(context: Context) -> int:
+    """Return the bytes of the target's memory: one tensor may occupy all of it."""
+    return memory.total(context, context.thread.device_index)
+
+
+@supplied_function("_mps_setMemoryFraction", native_to=_MPS, on=memory.LIMITS)
+def set_memory_fraction(context: Context, fraction: float) -> None:
+    """Limit the memory of a simulated device. On other targets the fraction is only stored."""
+    memory.set_memory_fraction(context, fraction or None, context.thread.device_index)  # 0 lifts the limit
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+class _Event:
+    """An event of ``torch.mps``: a point in the target's work, None before it is recorded."""
+
+    __slots__ = ("mark", "timing")
+
+    def __init__(self, timing: bool):
+        self.timing = timing
+        self.mark: Mark | None = None
+
+
+_events: dict[int, _Event] = {}
+
+
+@supplied_function("_mps_acquireEvent", native_to=_MPS)
+def acquire_event(context: Context, enable_timing: bool) -> int:
+    """Make an event and return its id."""
+    number = -next(_ids)  # negative, so that torch does not release it by itself after the scope
+    _events[number] = _Event(enable_timing)
+    return number
+
+
+@supplied_function("_mps_releaseEvent", native_to=_MPS)
+def release_event(context: Context, event: int) -> None:
+    """Drop an event."""
+    _events.pop(event, None)
+
+
+@supplied_function("_mps_recordEvent", native_to=_MPS)
+def record_event(context: Context, event: int) -> None:
+    """Record the present point of the target's work in an event."""
+    _events[event].mark = context.runtime.mark(_index(context), timing=_events[event].timing)
+
+
+@supplied_function("_mps_waitForEvent", native_to=_MPS)
+def wait_for_event(context: Context, event: int) -> None:
+    """Do nothing: the target runs all work in the order of submission."""
+
+
+@supplied_function("_mps_queryEvent", native_to=_MPS)
+def query_event(context: Context, event: int) -> bool:
+    """Return whether the work before the event is done."""
+    mark = _events[event].mark
+    return mark is None or mark.query()
+
+
+@supplied_function("_mps_synchronizeEvent", native_to=_MPS)
+def synchronize_event(context: Context, event: int) -> None:
+    """Wait for the work before the event."""
+    mark = _events[event].mark
+    if mark is not None:
+        mark.synchronize()
+
+
+@supplied_function("_mps_elapsedTimeOfEvents", native_to=_MPS)
+def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
+    """Return the milliseconds between two events.
+
+    Raises:
+        RuntimeError: An event has no timing, or was not recorded, or the events were recorded in the other order.
+    """
+    first, last = _events[start], _events[end]
+    if not (first.timing and last.timing) or first.mark is None or last.mark is None:
+        raise RuntimeError("Events were not created with argument 'enable_timing=True'")
+    elapsed = first.mark.elapsed_time(last.mark)
+    if elapsed < 0:
+        raise RuntimeError(f"End event {end} was not recorded after start event {start}")
+    return elapsed
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+@supplied_function("_mps_getCurrentStream", native_to=_MPS)
+def get_current_stream(context: Context) -> Any:  # torch 2.14 and later
+    """Return this thread's current stream."""
+    return torch.mps.Stream(stream_id=context.thread.streams.get(context.thread.device_index, 0))
+
+
+@supplied_function("_mps_setStream", native_to=_MPS)
+def set_stream(context: Context, stream: Any) -> None:  # torch 2.14 and later
+    """Make a stream current in this thread."""
+    context.thread.streams[context.thread.device_index] = stream.stream_id
+
+
+# ---- what torch's own Python asks of the module of any accelerator ---------------------------------------------------
+
+
+def _asked_of_modules(name: str) -> None:
+    """Supply a name that ``torch.mps`` lacks, for programs written for another accelerator that run on MPS.
+
+    torch takes the module by the type of a tensor's device, in ``UntypedStorage.cuda`` and in checkpoints, which do not
+    keep random numbers without these names.
+    """
+
+    def value(context: Context) -> Any:
+        return getattr(torch.cuda, name) if name in context.runtime.lacks_in_module else TORCHS_OWN
+
+    add(Supplied(f"torch.mps.{name}", value, Fidelity.EXACT, f"that of `torch.cuda.{name}`"))
+
+
+for _name in ("device", "_initialized"):
+    _asked_of_modules(_name)
+
+
+# ---- tracing and Metal -----------------------------------------------------------------------------------------------
+
+
+@supplied_function("_mps_profilerStartTrace", Fidelity.INERT, note="there are no OS signposts", native_to=_MPS)
+def profiler_start_trace(context: Context, mode: str, wait_until_completed: bool) -> None:
+    """Do nothing: there are no OS signposts."""
+
+
+@supplied_function("_mps_profilerStopTrace", Fidelity.INERT, note="there are no OS signposts", native_to=_MPS)
+def profiler_stop_trace(context: Context) -> None:
+    """Do nothing: no trace was started."""
+
+
+@supplied_function("_mps_isCaptureEnabled", native_to=_MPS)
+def is_capture_enabled(context: Context) -> bool:
+    """Return False: there is no Metal to capture."""
+    return False
+
+
+@supplied_function("_mps_isCapturing", native_to=_MPS)
+def is_capturing(context: Context) -> bool:
+    """Return False: there is no Metal to capture."""
+    return False
+
+
+@supplied_function("_mps_stopCapture", Fidelity.INERT, note="there is no Metal to capture", native_to=_MPS)
+def stop_capture(context: Context) -> None:
+    """Do nothing: no capture was started."""
+
+
+_METAL = "It needs Metal. Use a torch function, or torch.profiler to see what runs."
+
+
+def _refuse(name: str) -> None:
+    def refuse(context: Context, *args: Any) -> Any:
+        thread_state.refuse(f"torch._C.{name}", _METAL)
+
+    supplied_function(name, Fidelity.UNSUPPORTED, note=_METAL, native_to=_MPS)(refuse)
+
+
+for _name in (
+    "_mps_compileShader",
+    "_mps_host_alias_storage",
+    "_mps_loadMetallibFromPath",
+    "_mps_loadMetalllib",
+    "_mps_startCapture",
+):
+    _refuse(_name)
+
+
+class MpsStreamStandIn:  # torch 2.14 and later
+    """A stream of a program written for MPS. All streams of a target run their work in one order."""
+
+    __class__ = property(lambda self: torch.mps.Stream)  # type: ignore[assignment]
+
+    def __init__(self, context: Context, stream_id: int):
+        self._context = context
+        self.stream_id = stream_id
+
+    def synchronize(self) -> None:
+        """Wait for the target's work."""
+        device_synchronize(self._context)
+
+    def query(self) -> bool:
+        """Return whether the target's work is done."""
+        return self._context.runtime.mark(self._context.target.index or 0, timing=False).query()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, torch.mps.Stream) and self.stream_id == other.stream_id
+
+    def __hash__(self) -> int:
+        return hash(self.stream_id)
+
+    def __repr__(self) -> str:
+        return f"<torch.mps.Stream stream_id={self.stream_id}>"
+
+
+_next_id = iter(range(1, 1 << 62)).__next__
+
+
+def _new_stream(  # torch 2.14 and later
+    context: Context, original: Any, cls: type, *args: Any, stream_id: int | None = None
+) -> Any:
+    return MpsStreamStandIn(context, _next_id() if stream_id is None else stream_id)
+
+
+def _delete_event(context: Context, original: Any, self: torch.mps.Event) -> None:
+    release_event(context, vars(self).get("_Event__eventId", 0))
+
+
+def _default_generator(context: Context, original: Any) -> torch.Generator:
+    return get_default_generator(context)
+
+
+def _is_available(context: Context, original: Any) -> bool:
+    return is_available(context)
+
+
+def _is_macos_or_newer(context: Context, original: Any, major: int, minor: int) -> bool:
+    return torch._C._mps_is_on_macos_or_newer(major, minor)
+
+
+def _is_macos13_or_newer(context: Context, original: Any, minor: int = 0) -> bool:
+    return torch._C._mps_is_on_macos_or_newer(13, minor)
+
+
+def _get_name(context: Context, original: Any) -> str:
+    return get_name(context)
+
+
+def _get_core_count(context: Context, original: Any) -> int:
+    return get_core_count(context)
+
+
+def patches() -> list[Patch]:
+    """Return the patches of ``torch.mps`` and ``torch.backends.mps``, whose answers torch caches for the process."""
+    cached: dict[str, Callable[..., Any]] = {
+        "is_available": _is_available,
+        "is_macos_or_newer": _is_macos_or_newer,
+        "is_macos13_or_newer": _is_macos13_or_newer,
+        "get_name": _get_name,
+        "get_core_count": _get_core_count,
+    }
+    found: list[Patch] = [
+        replaced_function(torch.backends.mps, name, replacement, native_to=_MPS)
+        for name, replacement in cached.items()
+        if hasattr(torch.backends.mps, name)
+    ]
+    found.append(replaced_function(torch.mps.Event, "__del__", _delete_event, native_to=_MPS))
+    found.append(replaced_function(torch.mps, "_get_default_mps_generator", _default_generator, native_to=_MPS))
+    if hasattr(torch.mps, "Stream"):  # torch 2.14 and later
+        found.append(replaced_function(torch.mps.Stream, "__new__", _new_stream, native_to=_MPS))
+    return found
+
+
+def _declared(
+    names: str,
+    note: str,
+    fidelity: Fidelity = Fidelity.EXACT,
+    *,
+    module: str = "torch.mps",
+    on: Mapping[str, tuple[Fidelity, str]] | None = None,
+) -> dict[str, Declared]:
+    """Return the fidelity of public names, which on MPS are torch's own."""
+    return declared(module, names, note, fidelity, {**(on or {}), "mps": (Fidelity.EXACT, "torch's own.")})
+
+
+_BACKENDS = "torch.backends.mps"
+
+
+PUBLIC_NAMES = {
+    **_declared("is_available", "Return whether the program is written for MPS."),
+    **_declared("device_count", "Return 1 if the program is written for MPS, else 0."),
+    **_declared("synchronize", "Wait for the target's work."),
+    **_declared("empty_cache", "Release the target's unused cached memory."),
+    **_declared("get_rng_state set_rng_state manual_seed seed", "Use the target's generator."),
+    **_declared("set_per_process_memory_fraction", "Limit the memory of simulated devices.", on=memory.LIMITS),
+    **_declared(
+        "current_allocated_memory driver_allocated_memory",
+        "Return the figures of the target's allocator.",
+        on=memory.APPROXIMATE_FIGURES,
+    ),
+    **_declared("recommended_max_memory", "Return the bytes of the memory in which the target computes."),
+    **_declared(
+        "Event Stream stream set_stream current_stream default_stream", "Work as the names of `torch.cuda` do."
+    ),
+    **_declared("compile_shader load_metallib profiler.metal_capture", "Need Metal.", Fidelity.UNSUPPORTED),
+    **_declared(
+        "profiler.start profiler.stop profiler.profile", "No effect: there are no OS signposts.", Fidelity.INERT
+    ),
+    **_declared("profiler.is_metal_capture_enabled profiler.is_capturing_metal", "Return False."),
+    **_declared("is_built is_available", "Return whether the program is written for MPS.", module=_BACKENDS),
+    **_declared(
+        "is_macos_or_newer is_macos13_or_newer", "Answer as on macOS 14.0.", Fidelity.APPROXIMATE, module=_BACKENDS
+    ),
+    **_declared("get_name", "Return the target's name.", module=_BACKENDS),
+    **_declared("get_core_count", "Return the number of the target's parallel units.", module=_BACKENDS),
+}
+"""The fidelity of each public name of ``torch.mps`` and ``torch.backends.mps``."""

@@ -1,0 +1,112 @@
+"""Checks sources: reads them, lets the rules look at each node, and leaves out what the program says to ignore."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterable, Iterator
+
+from torchdevice.check import sources
+from torchdevice.check.findings import Finding, Verdict
+from torchdevice.check.rules import RULES, SYNTAX, Found, Rule
+from torchdevice.check.source_view import View
+from torchdevice.check.sources import Source, UnreadableError
+from torchdevice.check.target import Target
+
+
+def check(paths: Iterable[str], target: Target, rules: Collection[str] | None = None) -> list[Finding]:
+    """Return what was found in files, folders and notebooks, by file and line.
+
+    Args:
+        paths: The files and folders.
+        target: The device that stands in.
+        rules: The names of the rules to apply; None applies all.
+
+    Raises:
+        FileNotFoundError: A path does not exist.
+        ValueError: There is no source in the paths.
+    """
+    return [finding for path in sources.found(paths) for finding in check_file(path, target, rules)]
+
+
+def check_file(path: str, target: Target, rules: Collection[str] | None = None) -> list[Finding]:
+    """Return what was found in a file, by line. A file that cannot be read is a finding."""
+    try:
+        return check_source(sources.read(path), target, rules)
+    except UnreadableError as error:
+        return [_unreadable(path, error.line, error)] if rules is None or SYNTAX in rules else []
+
+
+def check_source(source: Source, target: Target, rules: Collection[str] | None = None) -> list[Finding]:
+    """Return what was found in a source, by line."""
+    applied = [rule for rule in RULES.values() if rules is None or rule.name in rules]
+    try:
+        view = View(source.parsed(), target, source.path)
+    except UnreadableError as error:
+        found = [_unreadable(source.path, source.place(error.line).line, error)]
+        return [each for each in found if rules is None or each.rule in rules]
+    ignored = source.ignored()
+    findings = {
+        (finding.line, finding.rule, finding.remedy): finding
+        for finding in _looked(view, source, applied)
+        if not _is_ignored(finding, ignored, source)
+    }
+    return sorted(findings.values(), key=lambda each: (each.cell, each.line, each.column, each.rule))
+
+
+def _unreadable(path: str, line: int, error: UnreadableError) -> Finding:
+    said = f"{error}."
+    return Finding(path, line, SYNTAX, Verdict.CHANGE, said[:1].upper() + said[1:], first=line, last=line)
+
+
+def _looked(view: View, source: Source, rules: list[Rule]) -> Iterator[Finding]:
+    by_kind: dict[type[ast.AST], list[Rule]] = {}
+    for rule in rules:
+        for kind in rule.kinds:
+            by_kind.setdefault(kind, []).append(rule)
+    lines = source.lines
+    for node in view.nodes:
+        for rule in by_kind.get(type(node), ()):
+            for found in rule.look(node, view):
+                yield _finding(node, found, rule.name, view, source, lines)
+
+
+def _finding(node: ast.AST, found: Found, rule: str, view: View, source: Source, lines: list[str]) -> Finding:
+    line = getattr(node, "lineno", 1)
+    text = lines[min(line, len(lines)) - 1]
+    column = len(text.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore")) + 1
+    place = source.place(line)
+    first, last = _extent(node, view)
+    return Finding(
+        path=source.path,
+        line=place.line,
+        rule=rule,
+        verdict=found.verdict,
+        remedy=found.remedy,
+        column=column,
+        text=text.strip(),
+        cell=place.cell,
+        first=first,
+        last=last,
+        leaves_trace=found.leaves_trace,
+    )
+
+
+def _extent(node: ast.AST, view: View) -> tuple[int, int]:
+    """Return the first and the last line of a node's statement; where the statement has a body, of its header."""
+    line = getattr(node, "lineno", 1)
+    last = getattr(node, "end_lineno", None) or line
+    statement = view.statement(node)
+    if statement is None:
+        return line, last
+    body = getattr(statement, "body", None)
+    if isinstance(body, list) and body:
+        return min(line, statement.lineno), max(last, min(body[0].lineno - 1, last))
+    return min(line, statement.lineno), statement.end_lineno or last
+
+
+def _is_ignored(finding: Finding, ignored: dict[int, set[str] | None], source: Source) -> bool:
+    for line in range(finding.first, finding.last + 1) if ignored else ():
+        rules = ignored.get(line, set())
+        if rules is None or finding.rule in rules:
+            return True
+    return False

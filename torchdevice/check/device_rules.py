@@ -1,0 +1,287 @@
+"""The rules for devices: those that a source spells, and branches that ask where a tensor is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchdevice.check.findings import Verdict
+from torchdevice.check.rules import Found, rule
+from torchdevice.check.source_view import View, argument
+from torchdevice.devices.accelerators import FAMILIES, SPELLED
+
+_PREFIX = re.compile(rf"({'|'.join(FAMILIES)}):(?:%[ds]|\{{[^}}]*\}})?")
+"""The beginning of a text that becomes a device when a number is put into it or behind it."""
+
+_LEGACY = re.compile(rf"torch\.({'|'.join(FAMILIES)})\.(?:sparse\.)?\w+Tensor")
+
+_OTHER_FUNCTIONS = """
+    print getattr hasattr setattr delattr isinstance startswith endswith split replace find index count strip info debug
+    warning error log write import_module add_argument get_device_module RuntimeError ValueError AssertionError
+    Exception
+"""
+_NOT_DEVICES = frozenset(_OTHER_FUNCTIONS.split())
+"""Functions to which a text such as "cuda" is a word, not a device."""
+
+_CLASSES_OF_DEVICES = frozenset(["torch.device", "torch.Generator", "torch.set_default_device"])
+
+
+@rule("device", ast.Constant, ast.JoinedStr, ast.Call)
+def _device(node: ast.Constant | ast.JoinedStr | ast.Call, view: View) -> Iterator[Found]:
+    """A device that is written by hand: `"cuda"`, `"cuda:1"`, `f"cuda:{rank}"`, `.cuda()`, `.to(0)`, `.to(rank)`,
+    `"torch.cuda.FloatTensor"`, or a variable that holds such a text where a tensor is put on it. The device means the
+    target. An ordinal beyond the target's devices means the first one, which is approximate; on simulated GPUs it
+    raises CUDA's error."""
+    if isinstance(node, ast.Call):
+        yield from (found._replace(leaves_trace=_puts(node, view)) for found in _moved(node, view))
+        return
+    text = _text(node, view)
+    place = _place(node, view) if text else None
+    if place is not None:
+        yield from (found._replace(leaves_trace=place) for found in _spelled(text, view))
+
+
+def _text(node: ast.AST, view: View) -> str:
+    """Return the device that a literal spells: the ordinal is left out where it is put in later."""
+    if isinstance(node, ast.JoinedStr):
+        first = node.values[0] if len(node.values) == 2 and isinstance(node.values[1], ast.FormattedValue) else None
+        text = first.value if isinstance(first, ast.Constant) else None
+        return text[:-1] if isinstance(text, str) and _PREFIX.fullmatch(text) else ""
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        return ""
+    if SPELLED.fullmatch(node.value):
+        return node.value
+    legacy = _LEGACY.fullmatch(node.value)
+    prefix = _PREFIX.fullmatch(node.value) if not isinstance(view.parent(node), ast.JoinedStr) else None
+    return legacy[1] if legacy else prefix[1] if prefix else ""
+
+
+def _spelled(text: str, view: View) -> Iterator[Found]:
+    family, _, ordinal = text.partition(":")
+    target = view.target
+    if family == target.native:
+        return
+    if not ordinal or int(ordinal) < target.devices:
+        yield Found(Verdict.HANDLED, f"{text!r} means {target.name}.")
+    elif target.folds:
+        yield Found(Verdict.APPROXIMATE, f"{text!r} means the only device of {target.name}, which is reported.")
+    else:
+        said = "there is one" if target.devices == 1 else f"there are {target.devices}"
+        yield Found(
+            Verdict.CHANGE, f"Use an ordinal that exists or a target with more devices: {text!r} raises, {said}."
+        )
+
+
+def _place(node: ast.AST, view: View) -> bool | None:
+    """Return whether a text is passed to a function where it is written, or only kept; None where it is no device.
+
+    It is none in a comparison, in a key, in a message, and alone.
+    """
+    below = node
+    for each in view.around(node):
+        if isinstance(each, ast.keyword):
+            is_default = each.arg == "default"
+            fits = _is_device_option(view.parents[each]) if is_default else each.arg not in _OTHER_KEYWORDS
+            return (not is_default and _puts(view.parents[each], view)) if fits else None
+        if isinstance(each, ast.Call) and below is not each.func:
+            return _puts(each, view) if _name(each.func) not in _NOT_DEVICES else None
+        if isinstance(each, ast.Dict):
+            return False if below in each.values else None
+        if not _is_part(below, each):
+            kept = isinstance(each, (ast.Assign, ast.AnnAssign, ast.Return, ast.arguments, ast.Yield))
+            return False if kept else None
+        below = each
+    return None
+
+
+def _puts(call: ast.AST, view: View) -> bool:
+    """Return whether a call is one of torch's, or of a method that tensors and modules have."""
+    return view.called(call).startswith("torch.") or view.method(call) in _METHODS
+
+
+_METHODS = frozenset(["to", "cuda", "type", "new_tensor", "new_zeros", "new_ones", "new_full", "new_empty", "to_empty"])
+
+
+_OTHER_KEYWORDS = frozenset(["choices", "help", "sort_by", "backend", "msg"])
+
+
+def _is_part(node: ast.AST, whole: ast.AST) -> bool:
+    """Return whether an expression may have a value that a part of it has, or that begins with it."""
+    if isinstance(whole, ast.IfExp):
+        return node is not whole.test
+    if isinstance(whole, ast.BinOp):
+        return node is whole.left and isinstance(whole.op, (ast.Add, ast.Mod))
+    if isinstance(whole, ast.Attribute):
+        return whole.attr == "format"
+    return isinstance(whole, (ast.BoolOp, ast.Tuple, ast.List, ast.Starred, ast.NamedExpr, ast.Call))
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _is_device_option(node: ast.AST) -> bool:
+    """Return whether a call adds an option of the command line that is called after a device."""
+    words = [each.value for each in getattr(node, "args", []) if isinstance(each, ast.Constant)]
+    return any("dev" in str(word) for word in words)
+
+
+def _moved(call: ast.Call, view: View) -> Iterator[Found]:
+    """Yield what a call that puts something on a device names by another word than a literal."""
+    if view.method(call) == "cuda":
+        ordinal = argument(call, 0, "device")
+        number = ordinal.value if isinstance(ordinal, ast.Constant) else None
+        spelled = f"cuda:{number}" if type(number) is int else "cuda"
+        if not isinstance(number, str):
+            yield from _spelled(spelled, view)
+        return
+    placed = argument(call, 0, "device") if _takes_a_device_first(call, view) else argument(call, None, *_KEYWORDS)
+    if placed is None:
+        return
+    if _is_ordinal(placed, view):
+        yield from _spelled(f"cuda:{ast.unparse(placed)}" if isinstance(placed, ast.Constant) else "cuda", view)
+        return
+    if isinstance(placed, ast.Constant):
+        return
+    for text in view.texts(placed):
+        if text not in ast.walk(placed) and SPELLED.fullmatch(str(text.value)):
+            yield from _spelled(str(text.value), view)
+
+
+_ORDINAL = re.compile(r"(?:local|global|world)?_?rank|(?:gpu|cuda|device)_(?:id|index|idx|num|number|rank)|gpu")
+
+
+def _is_ordinal(node: ast.expr, view: View) -> bool:
+    """Return whether an expression is the number of a device: an int, or a variable that is called after a rank."""
+    if isinstance(node, ast.Constant):
+        return type(node.value) is int
+    name = _name(node)
+    if _ORDINAL.fullmatch(name.lower()):
+        return not any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in view.values(node))
+    calls = [value for value in view.values(node) if isinstance(value, ast.Call)]
+    return any(view.called(call) in _RANKS for call in (node, *calls))
+
+
+_RANKS = ("torch.distributed.get_rank", "torch.cuda.current_device", "torch.distributed.get_node_local_rank")
+
+_KEYWORDS = ("device", "map_location", "device_map")
+
+
+def _takes_a_device_first(call: ast.Call, view: View) -> bool:
+    return view.method(call) == "to" or view.called(call) in _CLASSES_OF_DEVICES
+
+
+# ---- what identity decides -------------------------------------------------------------------------------------------
+
+_PROGRAM = "on a simulated device --identity program answers as CUDA does"
+
+
+@rule("is-cuda", ast.Attribute)
+def _is_cuda(node: ast.Attribute, view: View) -> Iterator[Found]:
+    """A branch on `x.is_cuda` (or `is_mps`, `is_xpu`), which is False on another target: the program takes the other
+    branch, which is approximate. Where the program raises or asserts for it, it must be changed."""
+    family = node.attr.removeprefix("is_")
+    if not node.attr.startswith("is_") or family not in FAMILIES or view.dotted(node) is not None:
+        return
+    if family == view.target.native:
+        return
+    yield _branch(node, view, f"x.{node.attr} is False")
+
+
+@rule("device-type", ast.Compare)
+def _device_type(node: ast.Compare, view: View) -> Iterator[Found]:
+    """A comparison of a tensor's device with a text: `x.device.type == "cuda"`, `"cuda" in str(x.device)`. The device
+    is the target's, so the program takes the other branch, which is approximate. Where the program raises or asserts
+    for it, it must be changed."""
+    sides = [node.left, *node.comparators]
+    texts = {text for side in sides for text in _compared(side, view)}
+    families = {text.partition(":")[0] for text in texts} & set(FAMILIES)
+    if not families or view.target.native in families or not any(_reads_device(side, view) for side in sides):
+        return
+    yield _branch(node, view, f"the device's type is not {' or '.join(sorted(map(repr, families)))}")
+
+
+def _compared(side: ast.expr, view: View) -> Iterator[str]:
+    parts = side.elts if isinstance(side, (ast.Tuple, ast.List, ast.Set)) else [side]
+    for part in parts:
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and SPELLED.fullmatch(part.value):
+            yield part.value
+
+
+def _reads_device(side: ast.expr, view: View, depth: int = 0) -> bool:
+    """Return whether an expression reads the device of a tensor as a text."""
+    if isinstance(side, ast.Call) and isinstance(side.func, ast.Name) and side.func.id == "str" and side.args:
+        return _is_device(side.args[0], view)
+    if isinstance(side, ast.Attribute) and side.attr == "type":
+        return _is_device(side.value, view)
+    values = view.values(side) if isinstance(side, ast.Name) and depth < 3 else []
+    return any(_reads_device(value, view, depth + 1) for value in values)
+
+
+def _is_device(node: ast.expr, view: View) -> bool:
+    """Return whether an expression is a ``torch.device``, as far as its name or its value says so."""
+    if isinstance(node, ast.Attribute):
+        return "device" in node.attr
+    if isinstance(node, ast.Name) and "device" in node.id:
+        return True
+    return any(view.called(each) == "torch.device" for each in (node, *view.values(node)))
+
+
+def _branch(node: ast.expr, view: View, said: str) -> Found:
+    if _is_demanded(node, view):
+        remedy = f"Ask torch.cuda.is_available() instead: {said} on {view.target.name}; {_PROGRAM}."
+        return Found(Verdict.CHANGE, remedy)
+    remedy = f"The program takes the other branch, because {said} on {view.target.name}; {_PROGRAM}."
+    return Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
+
+
+def _is_demanded(node: ast.AST, view: View) -> bool:
+    """Return whether the program fails unless an expression is true."""
+    below = node
+    negated = isinstance(node, ast.Compare) and any(isinstance(op, (ast.NotEq, ast.NotIn)) for op in node.ops)
+    for each in view.around(node):
+        if isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not):
+            negated = not negated
+        elif isinstance(each, ast.Assert):
+            return below is each.test and not negated
+        elif isinstance(each, ast.If) and below is each.test:
+            return negated and isinstance(each.body[0], ast.Raise)
+        elif not isinstance(each, ast.BoolOp):
+            return False
+        below = each
+    return False
+
+
+# ---- capabilities ----------------------------------------------------------------------------------------------------
+
+_CAPABILITY = ("torch.cuda.get_device_capability", "torch.cuda.get_device_properties")
+
+
+@rule("capability", ast.Compare)
+def _capability(node: ast.Compare, view: View) -> Iterator[Found]:
+    """A comparison with the compute capability: `torch.cuda.get_device_capability() >= (8, 0)`. The stand-in answers
+    (8, 0), and `--capability` sets another."""
+    if view.target.native in ("cuda",):
+        return
+    if any(_reads_capability(side, view) for side in (node.left, *node.comparators)):
+        said = f"The compute capability of {view.target.name} is (8, 0), and --capability sets another."
+        yield Found(Verdict.HANDLED, said, leaves_trace=False)
+
+
+def _reads_capability(node: ast.AST, view: View, depth: int = 0) -> bool:
+    """Return whether an expression is a compute capability or a part of one."""
+    if depth > 6:
+        return False
+    if isinstance(node, ast.Call):
+        return view.called(node) == _CAPABILITY[0] or any(
+            _reads_capability(each, view, depth + 1) for each in node.args
+        )
+    if isinstance(node, ast.Attribute) and node.attr in ("major", "minor"):
+        owners = (node.value, *view.values(node.value))
+        return any(view.called(owner) == _CAPABILITY[1] for owner in owners)
+    if isinstance(node, (ast.Subscript, ast.Starred)):
+        return _reads_capability(node.value, view, depth + 1)
+    if isinstance(node, ast.BinOp):
+        return _reads_capability(node.left, view, depth + 1) or _reads_capability(node.right, view, depth + 1)
+    return any(_reads_capability(value, view, depth + 1) for value in view.values(node))

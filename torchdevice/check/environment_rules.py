@@ -1,0 +1,256 @@
+"""The rules for what stands beside a program: packages, extensions, process groups, compilers, variables."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+
+from torchdevice.check.findings import Verdict
+from torchdevice.check.rules import Found, rule
+from torchdevice.check.source_view import View, argument
+
+_ATTENTION = "use torch.nn.functional.scaled_dot_product_attention"
+_READINGS = "leave the readings out, or use psutil"
+_NUMPY = "use torch or NumPy"
+_LAYERS = "use the layers of torch.nn"
+_OWN_FALLBACK = "choose the library's own fallback"
+
+PACKAGES: Mapping[str, str] = {
+    "flash_attn": _ATTENTION,
+    "flash_attn_interface": _ATTENTION,
+    "xformers": _ATTENTION,
+    "triton": "use functions of torch in place of the kernels",
+    "bitsandbytes": "load the model without quantization, and use torch.optim",
+    "apex": "use torch.amp, torch.optim and torch.nn in its place",
+    "amp_C": "use torch.optim",
+    "deepspeed": "run without its engine, or use torch.distributed",
+    "transformer_engine": _LAYERS,
+    "pynvml": _READINGS,
+    "py3nvml": _READINGS,
+    "nvidia_smi": _READINGS,
+    "GPUtil": _READINGS,
+    "gpustat": _READINGS,
+    "cupy": _NUMPY,
+    "cupyx": _NUMPY,
+    "numba.cuda": _NUMPY,
+    "pycuda": _NUMPY,
+    "cudf": "use pandas",
+    "cuml": "use scikit-learn",
+    "nvidia.dali": "use torch.utils.data",
+    "tensorrt": _OWN_FALLBACK,
+    "torch_tensorrt": "use torch.compile",
+    "mamba_ssm": _OWN_FALLBACK,
+    "causal_conv1d": "use torch.nn.functional.conv1d",
+}
+"""Packages that run on CUDA only, and what to use in their place."""
+
+
+@rule("package", ast.Import, ast.ImportFrom)
+def _package(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
+    """An import of a package that runs on CUDA only, such as `flash_attn`, in a file that is not the package's own. The
+    program must be changed, unless it asks whether the package is there, or goes on where the import fails: then it
+    takes that branch, which is approximate."""
+    if view.target.native in _CUDA:
+        return
+    for name in sorted(name for name in _packages(node) if not view.is_inside(name)):
+        if view.is_guarded(node) or _is_asked_for(name, node, view):
+            said = f"The program goes on without {name}, which needs CUDA."
+            yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)
+        else:
+            yield Found(Verdict.CHANGE, f"Import {name} only where CUDA is there: {PACKAGES[name]} elsewhere.")
+
+
+def _is_asked_for(package: str, node: ast.AST, view: View) -> bool:
+    """Return whether a branch around a node depends on whether a package is there, by the words of its condition."""
+    tests = (ast.unparse(each.test) for each in view.around(node) if isinstance(each, ast.If))
+    return any(package in test or "find_spec" in test for test in tests)
+
+
+_CUDA = ("cuda",)
+
+
+def _packages(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Return the packages in the table that an import imports."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif node.level:
+        names = []
+    else:
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    return {package for package in PACKAGES for name in names if f"{name}.".startswith(f"{package}.")}
+
+
+@rule("extension", ast.Call)
+def _extension(node: ast.Call, view: View) -> Iterator[Found]:
+    """An extension in CUDA's C++: `CUDAExtension`, `load` and `load_inline` of `torch.utils.cpp_extension` with sources
+    for CUDA. It must be changed: a scope raises an error at the call."""
+    name = view.called(node)
+    if view.target.native in _CUDA or not name.startswith("torch.utils.cpp_extension."):
+        return
+    function = name.rpartition(".")[2]
+    for_cuda = function == "CUDAExtension" or (function in ("load", "load_inline") and _has_cuda_sources(node))
+    if for_cuda:
+        yield Found(Verdict.CHANGE, f"Write the extension in plain C++ or in Python: {function} builds code for CUDA.")
+
+
+def _has_cuda_sources(call: ast.Call) -> bool:
+    with_cuda = argument(call, None, "with_cuda")
+    if isinstance(with_cuda, ast.Constant) and with_cuda.value:
+        return True
+    if argument(call, None, "cuda_sources") is not None:
+        return True
+    sources = argument(call, 1, "sources")
+    texts = (each.value for each in ast.walk(sources) if isinstance(each, ast.Constant)) if sources is not None else ()
+    return any(isinstance(text, str) and text.endswith((".cu", ".cuh")) for text in texts)
+
+
+@rule("nvidia-smi", ast.Call)
+def _nvidia_smi(node: ast.Call, view: View) -> Iterator[Found]:
+    """A call that starts `nvidia-smi` or `nvcc`, which are not there without NVIDIA's driver: the program must be
+    changed."""
+    function = view.called(node)
+    if view.target.native in _CUDA or not function.startswith(("subprocess.", "os.system", "os.popen", "shutil.which")):
+        return
+    first = argument(node, 0, "args")
+    words = first.elts[:1] if isinstance(first, (ast.List, ast.Tuple)) and first.elts else [first]
+    for text in (text for word in words for text in view.texts(word)):
+        found = re.match(r"(?:\S*/)?(nvidia-smi|nvcc)\b", str(text.value))
+        if found and function.startswith("shutil."):
+            said = f"The program takes the branch for a machine without {found[1]}."
+            yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)
+        elif found:
+            yield Found(Verdict.CHANGE, f"Ask torch.cuda instead of starting {found[1]}, which is not there.")
+
+
+# ---- process groups --------------------------------------------------------------------------------------------------
+
+_GROUPS = ("torch.distributed.init_process_group", "torch.distributed.new_group", "torch.distributed.init_device_mesh")
+
+
+@rule("nccl", ast.Call)
+def _nccl(node: ast.Call, view: View) -> Iterator[Found]:
+    """A process group on NCCL: `init_process_group("nccl")`, `backend="nccl"` of any call, an option of the command
+    line whose default it is. gloo takes its place, which is approximate."""
+    if view.target.native in _CUDA:
+        return
+    position = 0 if view.called(node) in _GROUPS[:1] else None
+    backend = argument(node, position, "backend", "dist_backend", "process_group_backend")
+    if backend is None and _adds_an_option(node, "backend"):
+        backend = argument(node, None, "default")
+    if any("nccl" in str(text.value).lower() for text in view.texts(backend)):
+        yield Found(Verdict.APPROXIMATE, "gloo takes the place of NCCL, and get_backend() still answers 'nccl'.")
+
+
+def _adds_an_option(call: ast.Call, word: str) -> bool:
+    names = [each.value for each in call.args if isinstance(each, ast.Constant)]
+    return getattr(call.func, "attr", "") == "add_argument" and any(word in str(name) for name in names)
+
+
+# ---- compilers -------------------------------------------------------------------------------------------------------
+
+_TRITON_MODES = ("reduce-overhead", "max-autotune")
+
+
+@rule("compile", ast.Call, ast.Attribute, ast.Name)
+def _compile(node: ast.Call | ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
+    """`torch.compile` with what only code for CUDA heeds: `mode="reduce-overhead"`, `mode="max-autotune"`, options of
+    Triton, `backend="cudagraphs"`. It is dropped and reported, which is approximate. On a simulated device that lacks
+    operators or dtypes, such as `simulated:mps`, the graph runs operator by operator, which is approximate too."""
+    if view.target.native in _CUDA:
+        return
+    if not isinstance(node, ast.Call):
+        yield from _compiled_by(node, view)
+        return
+    if view.called(node) != "torch.compile":
+        return
+    asked = [f"mode={text.value!r}" for text in view.texts(argument(node, None, "mode")) if text.value in _TRITON_MODES]
+    backends = [text.value for text in view.texts(argument(node, None, "backend"))]
+    asked += ["backend='cudagraphs'"] if "cudagraphs" in backends else []
+    options = argument(node, None, "options")
+    keys = options.keys if isinstance(options, ast.Dict) else []
+    asked += [str(key.value) for key in keys if isinstance(key, ast.Constant) and str(key.value).startswith("triton.")]
+    for option in asked:
+        yield Found(Verdict.APPROXIMATE, f"{option} has no effect on {view.target.name}: there is no Triton.")
+    if not asked and view.target.plain_graphs and set(backends) <= {"inductor"}:
+        yield _by_operator(view)
+
+
+def _compiled_by(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
+    """Yield what a mention of `torch.compile` without a call means: a decorator, an argument of `functools.partial`."""
+    parent = view.parent(node)
+    is_read = isinstance(getattr(node, "ctx", None), ast.Load) and not isinstance(parent, ast.Attribute)
+    is_called = isinstance(parent, ast.Call) and node is parent.func
+    if is_read and not is_called and view.target.plain_graphs and view.dotted(node) == "torch.compile":
+        yield _by_operator(view)
+
+
+def _by_operator(view: View) -> Found:
+    said = f"The graph runs operator by operator on {view.target.name}."
+    return Found(Verdict.APPROXIMATE, said, leaves_trace=False)  # a report shows the line that calls the function
+
+
+_PROFILERS = ("torch.profiler.profile", "torch.autograd.profiler.profile")
+
+
+@rule("profiler", ast.Call)
+def _profiler(node: ast.Call, view: View) -> Iterator[Found]:
+    """A profiler that records CUDA's activity: `torch.profiler.profile` with `ProfilerActivity.CUDA` or without
+    `activities`, `torch.autograd.profiler.profile` with `use_cuda` or `use_device="cuda"`. Its columns for CUDA show
+    the times of the target, which is approximate."""
+    name = view.called(node)
+    if name not in _PROFILERS or view.target.native in _CUDA:
+        return
+    activities = argument(node, 0, "activities")
+    if name == _PROFILERS[0]:
+        asked = activities is None or "CUDA" in "".join(map(ast.unparse, (activities, *view.values(activities))))
+    else:
+        asked = any(each.arg in ("use_cuda", "use_device") and _says_cuda(each.value) for each in node.keywords)
+    if asked:
+        yield Found(Verdict.APPROXIMATE, f"The profiler's times for CUDA are those of {view.target.name}.")
+
+
+def _says_cuda(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value in (True, "cuda")
+
+
+# ---- variables -------------------------------------------------------------------------------------------------------
+
+_VARIABLES: Mapping[str, tuple[Verdict, str]] = {
+    "CUDA_VISIBLE_DEVICES": (
+        Verdict.HANDLED,
+        "CUDA_VISIBLE_DEVICES hides simulated devices, and those that --devices advertises.",
+    ),
+    "TORCH_CUDA_ARCH_LIST": (Verdict.HANDLED, "TORCH_CUDA_ARCH_LIST has no effect: no code for CUDA is built."),
+    "CUDA_HOME": (Verdict.HANDLED, "CUDA_HOME has no effect: no code for CUDA is built."),
+    "CUDA_LAUNCH_BLOCKING": (Verdict.HANDLED, "CUDA_LAUNCH_BLOCKING has no effect on other devices."),
+    "CUDA_DEVICE_ORDER": (Verdict.HANDLED, "CUDA_DEVICE_ORDER has no effect on other devices."),
+}
+
+
+@rule("variable", ast.Assign, ast.Call)
+def _variable(node: ast.Assign | ast.Call, view: View) -> Iterator[Found]:
+    """A variable of CUDA that the program sets: `os.environ["CUDA_VISIBLE_DEVICES"] = "0"`, `TORCH_CUDA_ARCH_LIST` and
+    the like. `CUDA_VISIBLE_DEVICES` is heeded where devices are simulated or advertised, the others have no effect."""
+    if view.target.native in _CUDA:
+        return
+    for name in _written(node, view):
+        if name in _VARIABLES:
+            yield Found(*_VARIABLES[name], leaves_trace=False)
+
+
+def _written(node: ast.Assign | ast.Call, view: View) -> Iterator[str]:
+    """Yield the variables of the process that a statement sets."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and view.dotted(target.value) == "os.environ":
+                yield from (str(text.value) for text in view.texts(target.slice))
+        return
+    name = view.called(node)
+    if name in ("os.environ.setdefault", "os.putenv"):
+        yield from (str(text.value) for text in view.texts(argument(node, 0, "key")))
+    elif name == "os.environ.update":
+        for given in node.args:
+            keys = given.keys if isinstance(given, ast.Dict) else []
+            yield from (str(key.value) for key in keys if isinstance(key, ast.Constant))
+        yield from (keyword.arg for keyword in node.keywords if keyword.arg)

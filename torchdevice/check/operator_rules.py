@@ -1,0 +1,74 @@
+"""The rules for operators without a kernel on a device."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+
+from torchdevice.check.findings import Verdict
+from torchdevice.check.rules import Found, rule
+from torchdevice.check.source_view import View, argument
+
+_METHODS = "torch.Tensor."
+
+
+@rule("operator", ast.Attribute, ast.Name)
+def _operator(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
+    """A function, a module or a method of tensors that needs an operator without a kernel on the target, by torch's own
+    table of operators: it runs on the CPU, which is approximate, and raises `NotImplementedError` on `simulated:strict`
+    and with `strict`. A method counts where its object is known to be a tensor, or where no other usual object has a
+    method of that name."""
+    name = _used(node, view)
+    missing = view.target.missing(name) if name else None
+    if missing is None:
+        return
+    shown = name.removeprefix("torch.")
+    why = f"it needs {missing}, for which {view.target.name} has no kernel."
+    if view.target.refuses_operators:
+        yield Found(Verdict.CHANGE, f"Call {shown} on a CPU tensor: {why}")
+    else:
+        yield Found(Verdict.APPROXIMATE, f"Expect {shown} to run on the CPU: {why}")
+
+
+@rule("operator-tests", ast.Attribute, ast.Name)
+def _operator_tests(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
+    """A function that has a kernel on MPS, and that torch's own tests nevertheless expect to fail there for some inputs
+    (`torch/testing/_internal/common_mps.py`): approximate."""
+    name = _used(node, view)
+    if not name or not view.target.refused_by_tests(name) or view.target.missing(name):
+        return
+    call = view.parent(node)
+    if isinstance(call, ast.Call) and _is_one(argument(call, 1, "output_size")):
+        return
+    remedy = f"Compare {name.removeprefix('torch.')} with the CPU: torch's own tests expect failures of it on MPS."
+    yield Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
+
+
+def _is_one(size: ast.expr | None) -> bool:
+    """Return whether an output size divides every input size, which is what pooling on MPS asks for."""
+    sizes = size.elts if isinstance(size, (ast.Tuple, ast.List)) else [size]
+    return all(isinstance(each, ast.Constant) and each.value == 1 for each in sizes)
+
+
+def _used(node: ast.Attribute | ast.Name, view: View) -> str:
+    """Return the public name of torch that a node uses; empty for any other node."""
+    if isinstance(view.parent(node), ast.Attribute) and view.dotted(node) is not None:
+        return ""
+    name = view.dotted(node)
+    if name is not None:
+        return name if name.startswith("torch.") else ""
+    call = view.parent(node)
+    if not isinstance(node, ast.Attribute) or not isinstance(call, ast.Call) or call.func is not node:
+        return ""
+    known = view.is_tensor(node.value) or (node.attr not in _methods_of_others() and node.attr not in view.defined)
+    return f"{_METHODS}{node.attr}" if known and view.uses_torch else ""
+
+
+@functools.cache
+def _methods_of_others() -> frozenset[str]:
+    """Return the methods of objects that programs use beside tensors: of Python's own types, and of NumPy's arrays."""
+    import numpy
+
+    kinds = (str, bytes, list, dict, set, int, float, complex, numpy.ndarray, numpy.random.Generator)
+    return frozenset(name for kind in kinds for name in dir(kind)) | {"mode"}  # pandas has it, too

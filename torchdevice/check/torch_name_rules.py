@@ -1,0 +1,45 @@
+"""The rule for names of ``torch.cuda`` and its like: their fidelity, from the table that docs/coverage.md shows."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchdevice.check.findings import Verdict
+from torchdevice.check.rules import Found, rule
+from torchdevice.check.source_view import View
+from torchdevice.devices.accelerators import FAMILIES
+
+_MODULES = (*(f"torch.{family}." for family in FAMILIES), "torch.backends.", "torch.version.")
+
+_VERDICTS = {
+    "exact": Verdict.HANDLED,
+    "declared": Verdict.HANDLED,
+    "approximate": Verdict.APPROXIMATE,
+    "inert": Verdict.APPROXIMATE,
+    "unsupported": Verdict.CHANGE,
+}
+
+
+@rule("torch-name", ast.Attribute, ast.Name)
+def _torch_name(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
+    """A name of `torch.cuda`, `torch.mps`, `torch.xpu`, `torch.backends` or `torch.version`, with the fidelity that
+    [coverage](coverage.md) declares for it: exact and declared names are handled, approximate and inert ones are
+    approximate, and those that raise must be changed."""
+    parent = view.parent(node)
+    if isinstance(parent, ast.Attribute) or (isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)):
+        return
+    name = view.dotted(node) or ""
+    found = view.target.fidelity(name) if name.startswith(_MODULES) else None
+    if found is None:
+        return
+    known, fidelity, note = found
+    verdict = _VERDICTS[fidelity.value]
+    note = note.split(". ")[0].rstrip(".").replace("`", "'")
+    if verdict is Verdict.CHANGE:
+        yield Found(
+            verdict, f"Leave {known} out, which raises NotSupportedError: no stand-in does what it says ({note})."
+        )
+    else:
+        said = f"{known} is {fidelity.value} on {view.target.name}: {note}."
+        yield Found(verdict, said, leaves_trace=fidelity.changes_numbers)

@@ -1,0 +1,140 @@
+"""The registry of supplied names: functions and values that a scope puts beneath torch's own Python.
+
+``torch.cuda`` is ordinary Python that calls about a hundred names of ``torch._C``. A build without CUDA lacks these
+names. In a CUDA build without a GPU they raise. The files of ``cuda/`` and ``accelerators/`` register functions and
+values for them here. torch's own Python calls these unmodified, so argument checks, keys and wording come from torch
+itself.
+
+Every name declares its fidelity. ``docs/coverage.md`` is made from :data:`SUPPLIED`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torchdevice.core.context import Context
+from torchdevice.core.patching import TORCHS_OWN, Guarded, Patch
+from torchdevice.foundation.fidelity import Fidelity
+
+
+class Supplied(NamedTuple):
+    """One supplied name.
+
+    Attributes:
+        name: Its dotted name: ``"torch._C._cuda_getDevice"``.
+        value: A function of the context that returns the name's value.
+        fidelity: How close that value comes to the accelerator's own.
+        note: What the value does, in a few words.
+        on: Target -> fidelity and note, for the targets where these differ.
+    """
+
+    name: str
+    value: Callable[[Context], Any]
+    fidelity: Fidelity
+    note: str
+    on: Mapping[str, tuple[Fidelity, str]] = {}
+
+
+SUPPLIED: dict[str, Supplied] = {}
+
+_C = "torch._C."
+
+
+def supplied_function(
+    name: str | Sequence[str],
+    fidelity: Fidelity = Fidelity.EXACT,
+    *,
+    note: str = "",
+    native_to: str = "cuda",
+    on: Mapping[str, tuple[Fidelity, str]] | None = None,
+) -> Callable[[Any], Any]:
+    """Register a function ``(context, *args)`` that torch calls, without the context, by one or several names.
+
+    A call of a function that is not exact is reported once per line of the program, with ``note`` as the text of
+    what is done instead. A function with ``on`` reports its calls itself.
+
+    Args:
+        name: One name or several: of ``torch._C``, or dotted.
+        fidelity: How close the function comes to the accelerator's own.
+        note: What the function does, in a few words; the first line of its docstring if left out.
+        native_to: The device type that the name belongs to: on a target of that type torch's own function is called.
+        on: Target -> fidelity and note, for the targets where these differ.
+    """
+
+    names = [name] if isinstance(name, str) else name
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        silent = fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)  # what raises notes that itself
+        called = (
+            function
+            if silent
+            else _reporting(function, names[0], fidelity, note or first_line(function).removeprefix("Return "))
+        )
+
+        def value(context: Context) -> Any:
+            found = TORCHS_OWN if context.family == native_to else context.bound(called)
+            context.supplied_values[value] = found
+            return found
+
+        for each in names:
+            dotted = each if "." in each else _C + each
+            add(Supplied(dotted, value, fidelity, note or first_line(function), on or {}))
+        return function
+
+    return register
+
+
+def supplied_value(name: str, fidelity: Fidelity = Fidelity.EXACT, *, native_to: str = "cuda") -> Callable[[Any], Any]:
+    """Register a function of the context that returns the value of the dotted ``name``.
+
+    Args:
+        name: The dotted name.
+        fidelity: How close the value comes to the accelerator's own.
+        native_to: The device type that the name belongs to: on a target of that type torch's own value is read.
+    """
+
+    def register(function: Callable[[Context], Any]) -> Callable[[Context], Any]:
+        def value(context: Context) -> Any:
+            return TORCHS_OWN if context.family == native_to else function(context)
+
+        add(Supplied(name, value, fidelity, first_line(function)))
+        return function
+
+    return register
+
+
+def add(supplied: Supplied) -> None:
+    """Register a supplied name.
+
+    Raises:
+        ValueError: The name is supplied already.
+    """
+    if supplied.name in SUPPLIED:
+        raise ValueError(f"{supplied.name!r} is supplied already")
+    SUPPLIED[supplied.name] = supplied
+
+
+def _reporting(function: Callable[..., Any], name: str, fidelity: Fidelity, note: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def reporting(context: Context, *args: Any, **kwargs: Any) -> Any:
+        context.report(name, note, fidelity)
+        return function(context, *args, **kwargs)
+
+    return reporting
+
+
+def first_line(function: Callable[..., Any]) -> str:
+    """Return the first line of a function's docstring."""
+    return (function.__doc__ or "").strip().split("\n")[0]
+
+
+def patches() -> list[Patch]:
+    """Return the patches that make every supplied name visible to threads with a context."""
+    modules: dict[str, dict[str, Callable[[Any], Any]]] = {}
+    for supplied in SUPPLIED.values():
+        module, _, name = supplied.name.rpartition(".")
+        modules.setdefault(module, {})[name] = supplied.value
+    return [Guarded(importlib.import_module(module), names) for module, names in modules.items()]

@@ -1,0 +1,442 @@
+"""What a program in a scope sees: which device stands in, what is reported, the thread's current device and streams.
+
+A scope makes a :class:`Context` when it is entered (``scope.py``). Everything else in this package works through the
+context. The context itself knows no patch, no supplied name and no engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torchdevice.devices.current_streams import CurrentStreams
+from torchdevice.devices.device_strings import Spelling, parse
+from torchdevice.devices.runtime import HALF, Runtime
+from torchdevice.devices.sparse_parts import plain_parts
+from torchdevice.devices.stream_order import Stream, StreamObserver
+from torchdevice.errors import FidelityError
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.logs import logger, warn_once
+from torchdevice.journal.journal import Entry, Journal
+from torchdevice.options import Options
+
+_MAX_REDIRECTS = 4096
+
+_EXACT = Fidelity.EXACT  # reading a member of an enumeration takes longer than a global name
+
+_HASHED = frozenset({str, torch.device, int})
+"""Types whose equal values mean equal devices: True equals 1, and is no device."""
+
+
+class ThreadValues(threading.local):
+    """What each thread has of its own in a scope, as CUDA keeps a current device and current streams per thread.
+
+    Attributes:
+        device_index: The ordinal of the current device.
+        device_text: That ordinal as text. Dynamo guards on the text, because it may make an int symbolic.
+        streams: Ordinal -> id of the current stream.
+        entered_streams: What to restore where a stream that was entered is left.
+        capture: The capture of a graph in progress, if any.
+        at_exit: What to call when the thread leaves the scope.
+        at_return: What to call when the thread is back in the scope, as at each step of a decorated generator.
+        forced_cpu: Whether the rest of the scope was sent to the CPU.
+        moving_module: How many moves of modules are in progress.
+        redirects: The cache of :meth:`Context.redirect`, emptied when the current device or ``forced_cpu`` changes.
+    """
+
+    def __init__(self) -> None:
+        self.device_index = 0
+        self.device_text = "0"
+        self.streams = CurrentStreams()
+        self.entered_streams: list[tuple[int, int, int]] = []
+        self.capture: Any = None
+        self.at_exit: list[Callable[[], None]] = []
+        self.at_return: list[Callable[[], None]] = []
+        self.forced_cpu = False
+        self.moving_module = 0
+        self.redirects: dict[Any, tuple[torch.device, str, str] | None] = {}
+
+    def select(self, index: int) -> None:
+        """Make a device current."""
+        if index != self.device_index:
+            self.device_index = index
+            self.device_text = str(index)
+            self.redirects.clear()
+
+
+class Context:
+    """What a program in a scope sees.
+
+    Args:
+        options: What was asked of the scope.
+        runtime: The target.
+        journal: Counts what is rewritten and supplied.
+        join: Returns what another thread enters to join the context; the bool sends that thread to the CPU.
+
+    Attributes:
+        device_type: The target's device type, as torch itself reports it.
+        family: The device type whose names in torch are the target's own, such as ``torch.mps``.
+        machine: The context that answers for these names, on a machine that is simulated; None where torch itself does.
+        is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
+        unsupported_dtypes: Dtypes that the target cannot hold.
+        keeps_doubles: Whether tensors in those dtypes are kept on the CPU.
+        lines_warned_of: File and line of each line of the program that was warned of such a dtype.
+        fits_conversions: Whether conversions and moves of tensors must be fitted to the target.
+        has_several_devices: Whether ``devices=`` shows the program several accelerators.
+        folds_devices: Whether one device with a memory of its own is several of those accelerators.
+        product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
+        shown_as: The device type that tensors of the target say they are on; None where it is torch's own for them.
+        key: The target, every option and the number of devices as text, on which compiled code is guarded.
+        supplied_values: Values of supplied names that do not change in this context, kept when they are first read.
+        written_values: Values that the program has set in the place of supplied names.
+        settings: What the program set and reads back, by name.
+        streams: The last streams that were made, by class, id and ordinal.
+        stream_handles: Handle -> stream, of the streams that were made, where streams have handles.
+        stream_observers: Told of each call that orders work.
+        out_of_memory_observers: Called when memory runs out, with the ordinal, the bytes that were asked for, the bytes
+            of the device and those that are free.
+        entries: The active entries of this context, in all threads.
+        user: The id of the process that was the first to use the accelerator; None before one has.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        runtime: Runtime,
+        journal: Journal,
+        join: Callable[[Context, bool], AbstractContextManager[Any]],
+    ):
+        self.options = options
+        self.runtime = runtime
+        self.journal = journal
+        self.device_type = runtime.device_type
+        self.family = runtime.family
+        self.machine: Context | None = runtime.machine
+        self.is_native = runtime.family == options.written_for
+        self.shown_as = options.written_for if options.identity == "program" else runtime.shown_as
+        self.unsupported_dtypes = runtime.unsupported_dtypes
+        self.keeps_doubles = options.float64 not in ("float32", "error") and bool(runtime.unsupported_dtypes)
+        self.lines_warned_of: set[tuple[str, int]] = set()
+        self.fits_conversions = bool(runtime.unsupported_dtypes) or runtime.blocking_copies_only
+        self.has_several_devices = (options.devices or 1) > 1
+        own_memory = self.has_several_devices and not runtime.shares_host_memory
+        self.folds_devices = own_memory and (options.devices or 1) > runtime.device_count()
+        self.product_dtypes = _computed_in_float32(options, runtime)
+        self.thread = ThreadValues()
+        self.supplied_values: dict[Any, Any] = {}
+        self.written_values: dict[Any, Any] = {}
+        self.settings: dict[Any, Any] = {}
+        self.streams: dict[tuple[type, int, int], Any] = {}
+        self.stream_handles: dict[int, Stream] = {}
+        self.stream_observers: list[StreamObserver] = []
+        self.out_of_memory_observers: list[Callable[[int, int, int, int], None]] = []
+        self.entries: set[object] = set()
+        self.user: int | None = None
+        self.registered_memory: dict[int, int] = {}
+        self._initialized = False
+        self._join = join
+        self._device_count: int | None = None
+        self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._pinned_memory: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._bound: dict[Any, Any] = {}
+        self.key = ""
+        self.count_devices_again()
+
+    def in_another_thread(self) -> AbstractContextManager[Any]:
+        """Return what a thread enters to join this context, on the CPU if this thread was sent to the CPU."""
+        return self._join(self, self.thread.forced_cpu)
+
+    # ---- initialisation ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the program has used the accelerator in this process, or has chosen one of them."""
+        return self.user == os.getpid() and self._initialized
+
+    def initialize(self) -> None:
+        """Note that the program has used the accelerator in this process: CUDA initialises itself then.
+
+        Raises:
+            RuntimeError: The process was forked from one that had used the accelerator. The text is torch's.
+            ValueError: Settings in the environment are wrong, see :meth:`Runtime.initialize`.
+        """
+        if self.is_initialized:
+            return
+        if self.is_in_bad_fork:
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method"
+            )
+        self.runtime.initialize()
+        self.touch()
+        self._initialized = True
+        self._device_count = self._count_devices()
+
+    def touch(self) -> None:
+        """Note that the program has called the accelerator's driver, after which a fork of the process cannot."""
+        if self.user is None:
+            self.user = os.getpid()
+
+    @property
+    def is_in_bad_fork(self) -> bool:
+        """Whether this process was forked from one that had used the accelerator, which then does not work here."""
+        return self.user is not None and not self.runtime.survives_fork and self.user != os.getpid()
+
+    # ---- devices -----------------------------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> torch.device:
+        """The device that stands in for the program's current accelerator."""
+        return self.device(self.thread.device_index)
+
+    @property
+    def device_count(self) -> int:
+        """How many accelerators the program sees.
+
+        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable counts
+        until the program first uses the accelerator, as in CUDA, because programs set it before.
+        """
+        if self._device_count is not None:
+            return self._device_count
+        count = self._count_devices()
+        if self.is_initialized:
+            self._device_count = count
+        return count
+
+    def count_devices_again(self) -> None:
+        """Let the next read of ``device_count`` read ``CUDA_VISIBLE_DEVICES`` again."""
+        self._count_devices()
+        self._device_count = None
+
+    def _count_devices(self) -> int:
+        count = self.options.devices or max(1, self.runtime.device_count())
+        if self.options.devices is not None or not self.runtime.folds_ordinals:
+            count = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
+        self.key = f"{self.runtime.target} {self.options.key} visible={count}"
+        return count
+
+    def device(self, index: int) -> torch.device:
+        """Return the target's device for one of the program's ordinals."""
+        return self.runtime.device(index if index < self.runtime.device_count() else 0)
+
+    def is_targets(self, device: torch.device) -> bool:
+        """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""
+        return self.is_targets_type(device.type)
+
+    def is_targets_type(self, kind: str) -> bool:
+        """Return whether a device type is the target's, as torch names it or as the program sees it."""
+        return kind in (self.device_type, self.shown_as)
+
+    def program_device(self, index: int) -> torch.device:
+        """Return the device that the program would spell for one of its ordinals."""
+        with torch._C.DisableTorchFunction():
+            return torch.device(self.options.written_for, index)
+
+    def shown(self, device: torch.device) -> torch.device:
+        """Return a device as tensors on it say it."""
+        if self.shown_as is None or device.type != self.device_type:
+            return device
+        with torch._C.DisableTorchFunction():
+            return torch.device(self.shown_as, device.index or 0)
+
+    def redirect(self, value: Any, above: int = 2) -> torch.device | None:
+        """Return the device to use for a device argument, or None if the argument needs no rewrite.
+
+        Args:
+            value: The argument.
+            above: The number of innermost callers of the journal that belong to this package, with this function.
+        """
+        if value.__class__ not in _HASHED:
+            return self._redirect_new(value)
+        try:
+            known = self.thread.redirects[value]
+        except KeyError:
+            return self._redirect_new(value)
+        if known is None:
+            return None
+        device, requested, done = known
+        if requested:
+            self.journal.record(requested, done, _EXACT, above=above)
+        return device
+
+    def _redirect_new(self, value: Any) -> torch.device | None:
+        """Resolve an argument that this thread has not seen yet, or whose answer is reported each time."""
+        if not self.runtime.torch_knows_current and self._is_target_without_index(value):
+            return self.target
+        spelling = parse(value)
+        if spelling is None or (spelling.accelerator == self.family and isinstance(value, (str, torch.device))):
+            return self._redirect_own(value, spelling)
+        folded = spelling.index is not None and spelling.index >= self.device_count
+        if self.runtime.degraded_notice:
+            warn_once(self.runtime.degraded_notice)
+        forced = self.thread.forced_cpu
+        device = torch.device("cpu") if forced else self.device(self.ordinal(spelling))
+        if forced or not folded:  # folding is reported as such
+            done = str(self.shown(device))
+            self.journal.record(str(value), done, Fidelity.EXACT)
+            self._remember(value, (device, str(value), done))
+        return device
+
+    def _redirect_own(self, value: Any, spelling: Spelling | None) -> torch.device | None:
+        """Return None, or for a spelling of the target's own name on a simulated machine its device there."""
+        device = None
+        if spelling is not None and self.family != self.device_type and not self.thread.forced_cpu:
+            device = self.device(self.thread.device_index if spelling.index is None else spelling.index)
+        self._remember(value, None if device is None else (device, "", ""))
+        return device
+
+    def _is_target_without_index(self, value: Any) -> bool:
+        spells = value.index is None and value.type if isinstance(value, torch.device) else value
+        return spells.__class__ is str and spells == self.device_type
+
+    def _remember(self, value: Any, answer: tuple[torch.device, str, str] | None) -> None:
+        redirects = self.thread.redirects
+        if value.__class__ in _HASHED and len(redirects) < _MAX_REDIRECTS:
+            redirects[value] = answer
+
+    def ordinal(self, spelling: Spelling) -> int:
+        """Return which of the program's accelerators a spelling means.
+
+        Raises:
+            torch.AcceleratorError: ``devices`` were advertised, and the ordinal is beyond the last of them. The text
+                is CUDA's.
+            RuntimeError: ``CUDA_VISIBLE_DEVICES`` hides all of them.
+        """
+        if not self.device_count:
+            raise RuntimeError("No CUDA GPUs are available")  # torch's own text
+        if spelling.index is None:
+            return self.thread.device_index
+        if spelling.index < self.device_count:
+            return spelling.index
+        if not self.accepts(spelling.index):
+            raise invalid_ordinal(spelling.index, self.device_count)
+        self.report(str(spelling), str(self.shown(self.device(0))), Fidelity.APPROXIMATE)
+        return 0
+
+    def accepts(self, index: int) -> bool:
+        """Return whether an ordinal is one of the program's accelerators, or is folded onto the first."""
+        folds = self.options.devices is None and self.runtime.folds_ordinals
+        return index >= 0 and (folds or index < self.device_count)
+
+    def current_spelling(self, accelerator: str) -> str:
+        """Return how the program would spell its current accelerator as one of that kind."""
+        return f"{accelerator}:{self.thread.device_index}"
+
+    def force_cpu(self) -> torch.device:
+        """Send the rest of this scope to the CPU in this thread, until the thread leaves the scope."""
+        self.thread.forced_cpu = True
+        self.thread.redirects.clear()
+        return torch.device("cpu")
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Remember that the program pinned this tensor, on a target that needs no page-locked memory."""
+        self._pinned[tensor] = True
+        for part in plain_parts(tensor):
+            self._pinned_memory[part.untyped_storage()] = True
+        return tensor
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Return whether the program pinned this tensor, or a tensor of whose memory it is a view."""
+        if not (self._pinned.data or self._pinned_memory.data or self.registered_memory):
+            return False
+        if tensor in self._pinned:
+            return True
+        parts = plain_parts(tensor)  # torch too asks the values of a sparse tensor, which come last
+        return bool(parts) and (parts[-1].untyped_storage() in self._pinned_memory or self._is_registered(parts[-1]))
+
+    def _is_registered(self, tensor: torch.Tensor) -> bool:
+        """Return whether the program registered the tensor's memory with the CUDA runtime."""
+        if not self.registered_memory or not tensor.is_cpu:
+            return False
+        address = tensor.data_ptr()
+        return any(start <= address < start + size for start, size in self.registered_memory.items())
+
+    # ---- reports -----------------------------------------------------------------------------------------------------
+
+    def report(self, requested: str, done: str, fidelity: Fidelity) -> bool:
+        """Record that ``done`` was done in place of ``requested``.
+
+        Returns:
+            True the first time at a line of the program.
+
+        Raises:
+            FidelityError: The scope is strict and the difference matters. Hints with nothing to do are let pass.
+        """
+        entry = self.note(requested, done, fidelity)
+        return entry is not None and entry.count == 1
+
+    def note(self, requested: str, done: str, fidelity: Fidelity) -> Entry | None:
+        """Do the same, and return the journal's entry, for its time and bytes; None where the journal is full."""
+        if self.options.strict and fidelity.changes_numbers:
+            raise FidelityError(requested, done)
+        entry = self.journal.record(requested, done, fidelity)
+        if entry is not None and entry.count == 1:
+            through = f", asked for by {entry.library.file}:{entry.library.line}" if entry.library else ""
+            where = f"{entry.site.file}:{entry.site.line}{through}"
+            logger.info("%s -> %s (%s) at %s", requested, done, fidelity.value, where)
+        return entry
+
+    def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a supplied function with this context as its first argument, the same object each time."""
+        found = self._bound.get(function)
+        if found is None:
+            found = self._bound[function] = functools.wraps(function)(functools.partial(function, self))
+        return found
+
+    def start_thread(self) -> None:
+        """Run ``thread.at_return``, which restores what this thread had in the context when it last left."""
+        while self.thread.at_return:
+            self.thread.at_return.pop(0)()
+
+    def finish_thread(self) -> None:
+        """Undo what this thread did in the context. Called when the thread's last entry was left."""
+        thread = self.thread
+        if thread.forced_cpu:
+            thread.forced_cpu = False
+            thread.redirects.clear()
+        while thread.at_exit:
+            thread.at_exit.pop()()
+        if not self.entries:
+            self.written_values.clear()
+            self.user, self._initialized = None, False
+
+    def __repr__(self) -> str:
+        return f"<Context target={self.runtime.target!r}>"
+
+
+def _computed_in_float32(options: Options, runtime: Runtime) -> frozenset[torch.dtype]:
+    if options.half_products == "auto":
+        return runtime.slow_product_dtypes
+    return HALF if options.half_products == "float32" and runtime.shares_host_memory else frozenset()
+
+
+def _visible(variable: str | None, count: int) -> int:
+    """Return how many of ``count`` devices ``CUDA_VISIBLE_DEVICES`` leaves.
+
+    CUDA reads the ordinals from the left and stops at the first that is not one.
+    """
+    if variable is None:
+        return count
+    ordinals = [part.strip() for part in variable.split(",")]
+    valid = itertools.takewhile(lambda text: text.isascii() and text.isdigit() and int(text) < count, ordinals)
+    return len(list(valid))
+
+
+def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:
+    """Return CUDA's error for an ordinal that does not exist."""
+    error = torch.AcceleratorError("CUDA error: invalid device ordinal")
+    if hasattr(error, "add_note"):
+        error.add_note(
+            f"cuda:{index} was asked for and {count} device(s) are advertised. Raise devices= in portable()."
+        )
+    return error

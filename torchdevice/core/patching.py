@@ -1,0 +1,482 @@
+"""Reversible patches of torch, and their installation.
+
+A :class:`Patch` is one reversible change of torch. All of them are undone when the last entry in the process is left,
+and none of them is noticed by a thread without a scope:
+
+- :class:`Replaced` sets an attribute that torch's Python looks up when it runs. A function put there with
+  :func:`per_context` calls the original wherever no context is active.
+- :class:`Guarded` gives a module names that only threads with a context can see. The module's class becomes a subclass
+  with a descriptor for each name.
+- :class:`Callback` runs a pair of functions, for what is neither.
+
+An interrupt may come between any two lines of an installation, and so may a destructor or a signal handler that enters
+or leaves a scope itself. Therefore ``install`` and ``remove`` of a patch look at what is in place instead of
+remembering it, and may be called again at any time; :class:`Installation` calls them until what is in place is what is
+wanted.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+from torchdevice.core import thread_state
+from torchdevice.foundation import garbage_collection
+from torchdevice.foundation.logs import logger
+from torchdevice.foundation.torch_internals import require
+
+_ABSENT: Any = object()
+
+_state = thread_state.state
+
+
+class Patch(Protocol):
+    """One reversible change. Both methods may be called again, and after either was interrupted."""
+
+    def install(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+TORCHS_OWN: Any = object()
+"""What the function of a guarded name returns to let torch answer for itself."""
+
+
+def per_context(
+    original: Callable[..., Any], replacement: Callable[..., Any], *, native_to: str | None = None
+) -> Callable[..., Any]:
+    """Return a function that calls ``replacement(context, original, ...)`` where a context is active.
+
+    It calls ``original`` elsewhere. The result keeps the original's name, documentation and signature.
+
+    Args:
+        original: Torch's own function.
+        replacement: What stands in for it.
+        native_to: The device type the function belongs to: where the target is that device, torch's own is called.
+    """
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        context = _state.context
+        if context is not None and context.family == native_to:
+            context = context.machine
+        if context is None:
+            return original(*args, **kwargs)
+        return replacement(context, original, *args, **kwargs)
+
+    stands_for(function, original)
+    # TorchScript asks a function for what it should compile in the function's place.
+    function.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
+    return function
+
+
+def stands_for(replacement: Any, original: Any) -> None:
+    """Note what a replacement stands for, for :func:`original_of`."""
+    replacement._torchdevice_original = original
+
+
+def original_of(function: Any) -> Any:
+    """Return torch's own function that a replacement stands for; what is no replacement, as it is."""
+    return getattr(function, "_torchdevice_original", function)
+
+
+class Replaced:
+    """An attribute of a module or class, replaced by what ``make(original)`` returns.
+
+    Args:
+        owner: A module or a Python class.
+        name: The attribute.
+        make: Called with the current value at installation; its result is used again while that value is unchanged.
+        may_be_absent: The attribute need not exist; ``make`` then gets None, and removal deletes the attribute.
+
+    Attributes:
+        attributes: The owner's attributes.
+        before: What :func:`put_in` found there last.
+        original: What ``make`` was called with.
+        value: What it returned.
+        expected: Whether the value should be there.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], *, may_be_absent: bool = False):
+        if not may_be_absent:
+            require(owner, name)
+        self.owner, self.name, self.make = owner, name, make
+        self.attributes: Mapping[str, Any] = owner.__dict__  # a live view
+        self.before: Any = _ABSENT
+        self.original: Any = _ABSENT
+        self.value: Any = _ABSENT
+        self.expected = False
+
+    def install(self) -> None:
+        put_in((self,))
+
+    def remove(self) -> None:
+        take_out((self,))
+
+    def places(self) -> tuple[Replaced, ...]:
+        return (self,)
+
+
+def put_in(patches: Iterable[Replaced]) -> None:
+    """Install attributes one after the other, in one call of Python: a scope has hundreds of them."""
+    for patch in patches:
+        name, present_value = patch.name, patch.attributes.get
+        while (present := present_value(name, _ABSENT)) is not patch.value or patch.value is _ABSENT:
+            original = getattr(patch.owner, name, None)
+            if present_value(name, _ABSENT) is not present:
+                continue  # somebody came between, and may have installed this patch
+            if patch.value is _ABSENT or original is not patch.original:
+                patch.original, patch.value = original, patch.make(original)
+            patch.before = present
+            setattr(patch.owner, name, patch.value)
+        patch.expected = True
+
+
+def take_out(patches: Sequence[Replaced]) -> None:
+    """Remove attributes, the last one first, each even if one before it failed. Then raise the first error."""
+    failed: BaseException | None = None
+    for patch in reversed(patches):
+        try:
+            if patch.value is _ABSENT or patch.attributes.get(patch.name, _ABSENT) is not patch.value:
+                if patch.expected:
+                    logger.info(
+                        "%s.%s was set to something else during the scope and stays so", patch.owner, patch.name
+                    )
+            elif patch.before is _ABSENT:
+                # On one line: somebody may have removed it since the line above.
+                delattr(patch.owner, patch.name) if patch.name in patch.attributes else None
+            else:
+                setattr(patch.owner, patch.name, patch.before)
+            patch.expected = False
+        except BaseException as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+class ReplacedItem:
+    """A value of a dictionary, replaced by what ``make(original)`` returns."""
+
+    def __init__(self, owner: dict[str, Any], name: str, make: Callable[[Any], Any]):
+        self._owner, self._name = owner, name
+        self._original = owner[name]
+        self._value = make(self._original)
+
+    def install(self) -> None:
+        self._owner[self._name] = self._value
+
+    def remove(self) -> None:
+        if self._owner.get(self._name) is self._value:
+            self._owner[self._name] = self._original
+
+
+def replaced_function(
+    owner: Any, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
+) -> Replaced:
+    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context."""
+    return Replaced(owner, name, lambda original: per_context(original, replacement, native_to=native_to))
+
+
+class ReplacedInImporters:
+    """A function of torch, replaced in each of torch's modules that holds it: modules import functions by value.
+
+    A module that is imported later is found at the next installation. What it imports in a scope is the replacement.
+    """
+
+    def __init__(self, owner: ModuleType, name: str, make: Callable[[Any], Any]):
+        self._name, self._make = name, make
+        self._function = require(owner, name)
+        _imported_names.add(name)
+        self._searched = 0
+        self._patches: dict[ModuleType, Replaced] = {}
+
+    def install(self) -> None:
+        put_in(self.places())
+
+    def remove(self) -> None:
+        take_out(list(self._patches.values()))
+
+    def places(self) -> Collection[Replaced]:
+        """Return the patch of each module that holds the function now."""
+        if len(sys.modules) != self._searched:
+            for module in self._holders():
+                if module not in self._patches:
+                    self._patches[module] = Replaced(module, self._name, self._make)
+            self._searched = len(sys.modules)
+        return self._patches.values()
+
+    def _holders(self) -> list[ModuleType]:
+        return [module for module in _importers()[self._name] if vars(module).get(self._name) is self._function]
+
+
+def loaded() -> tuple[int, str]:
+    """Return how many modules are loaded, and the newest: what differs once another module has been imported."""
+    return len(sys.modules), next(reversed(sys.modules))
+
+
+_imported_names: set[str] = set()
+"""The names of the functions that are replaced in their importers."""
+
+_searched: tuple[object, Mapping[str, list[ModuleType]]] = None, {}
+"""What was loaded and searched for at the last search in torch's modules, and what was found."""
+
+
+def _importers() -> Mapping[str, list[ModuleType]]:
+    """Return the modules of torch that have each of the names, by one search for all of them."""
+    global _searched
+    names = frozenset(_imported_names)
+    state = loaded(), len(names)
+    if _searched[0] != state:
+        found: dict[str, list[ModuleType]] = {name: [] for name in names}
+        for key, module in list(sys.modules.items()):
+            if key.startswith("torch."):
+                for name in vars(module).keys() & names:
+                    found[name].append(module)
+        _searched = state, found
+    return _searched[1]
+
+
+def replaced_in_importers(
+    owner: ModuleType, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
+) -> ReplacedInImporters:
+    """Return the patch that routes a function of torch to ``replacement`` in each module that has imported it."""
+    return ReplacedInImporters(owner, name, lambda original: per_context(original, replacement, native_to=native_to))
+
+
+def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:
+    """Return a subclass of an immutable class of torch that can take its place under its name.
+
+    Annotations such as ``torch.Generator | None``, ``isinstance``, ``issubclass`` and ``==`` still mean the original.
+
+    Args:
+        original: The class.
+        new: The ``__new__`` of the subclass; it may return instances of the original.
+        also: Further classes that ``issubclass`` accepts: in some builds of torch they do not derive from it.
+    """
+
+    class Meta(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, (original, *also))
+
+        def __eq__(cls, other: object) -> bool:
+            return other is cls or other is original
+
+        def __hash__(cls) -> int:
+            return hash(original)
+
+    members = {"__new__": new, "__module__": original.__module__, "__doc__": original.__doc__}
+    return Meta(original.__name__, (original,), members)
+
+
+# ---- names whose value depends on the thread -------------------------------------------------------------------------
+
+
+class Guarded:
+    """Names of a module whose values depend on the thread's context.
+
+    Args:
+        module: The module, for example ``torch._C``.
+        names: For each name, a function of the active context that returns its value, or :data:`TORCHS_OWN`.
+    """
+
+    def __init__(self, module: ModuleType, names: Mapping[str, Callable[[Any], Any]]):
+        self._module = module
+        self._before: type[ModuleType] = type(module)
+        descriptors = {name: _GuardedName(name, value) for name, value in names.items()}
+        self._class = type(f"Guarded[{module.__name__}]", (self._before,), descriptors)
+
+    def install(self) -> None:
+        self._module.__class__ = self._class
+
+    def remove(self) -> None:
+        if type(self._module) is self._class:
+            self._module.__class__ = self._before
+
+
+_DELETED: Any = object()
+
+
+class _GuardedName:
+    """The descriptor of a guarded name. By context, the name behaves as a plain attribute of the module.
+
+    What a program sets or deletes there is a value of its context, which ends with the context.
+    """
+
+    def __init__(self, name: str, value: Callable[[Any], Any]):
+        self._name, self._value = name, value
+        self._key = (value, name)
+
+    def __get__(self, module: ModuleType | None, owner: type) -> Any:
+        if module is None:
+            return self
+        context = _state.context
+        while context is not None:
+            written = context.written_values
+            if written and self._key in written:
+                found = written[self._key]
+            else:
+                found = context.supplied_values.get(self._value) or self._value(context)
+            if found is _DELETED:
+                raise self._absent(module)
+            if found is not TORCHS_OWN:
+                return found
+            context = context.machine
+        try:
+            return vars(module)[self._name]
+        except KeyError:
+            raise self._absent(module) from None
+
+    def __set__(self, module: ModuleType, new: Any) -> None:
+        context = self._answering()
+        if context is None:
+            vars(module)[self._name] = new
+        elif self._is_what_was_there(module, context, new):
+            context.written_values.pop(self._key, None)
+        else:
+            context.written_values[self._key] = new
+
+    def __delete__(self, module: ModuleType) -> None:
+        self.__get__(module, type(module))  # raises where there is nothing to delete
+        context = self._answering()
+        if context is None:
+            del vars(module)[self._name]
+        else:
+            context.written_values[self._key] = _DELETED
+
+    def _answering(self) -> Any:
+        """Return the context that answers for the name; None where torch does."""
+        context = _state.context
+        while context is not None and self._value(context) is TORCHS_OWN:
+            context = context.machine
+        return context
+
+    def _is_what_was_there(self, module: ModuleType, context: Any, new: Any) -> bool:
+        """Return whether a program puts back what it found: monkeypatch reads the attribute, mock the dictionary."""
+        if new is self._value(context):
+            return True
+        return self._key in context.written_values and new is vars(module).get(self._name, _ABSENT)
+
+    def _absent(self, module: ModuleType) -> AttributeError:
+        return AttributeError(f"module {module.__name__!r} has no attribute {self._name!r}")
+
+
+class Together:
+    """Replaced attributes that follow each other in a list of patches, as one patch.
+
+    Attributes:
+        patches: The patches, in the order of installation.
+        places: The attributes that they replace.
+    """
+
+    def __init__(self, patches: list[Replaced | ReplacedInImporters]):
+        self.patches = patches
+        self.places: list[Replaced] = []
+        self._searched = 0
+
+    def install(self) -> None:
+        now = len(sys.modules)
+        if now != self._searched:
+            self.places = [place for patch in self.patches for place in patch.places()]
+            self._searched = now
+        put_in(self.places)
+
+    def remove(self) -> None:
+        take_out(self.places)
+
+
+def together(patches: Iterable[Patch]) -> list[Patch]:
+    """Return patches that do the same in the same order, with those that follow each other joined where they can be."""
+    found: list[Patch] = []
+    for patch in patches:
+        if not isinstance(patch, (Replaced, ReplacedInImporters)):
+            found.append(patch)
+        elif found and isinstance(found[-1], Together):
+            found[-1].patches.append(patch)
+        else:
+            found.append(Together([patch]))
+    return found
+
+
+class Callback:
+    """A change made and undone by two functions, which may be called again."""
+
+    def __init__(self, install: Callable[[], None], remove: Callable[[], None]):
+        self.install = install
+        self.remove = remove
+
+
+# ---- all of them together --------------------------------------------------------------------------------------------
+
+
+class Installation:
+    """A list of patches, in place while somebody holds it.
+
+    Args:
+        build: Returns the patches; called when they are first needed, so that importing the package builds nothing.
+    """
+
+    def __init__(self, build: Callable[[], list[Patch]]):
+        self._build = build
+        self._patches: list[Patch] | None = None
+        self._holders: set[object] = set()
+        self._in_place: bool | None = False  # None while patches are being installed or removed
+        self._round: object = None
+        self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
+
+    def hold(self, holder: object) -> None:
+        """Put everything in place. If that fails or is interrupted, the caller calls :meth:`drop`."""
+        self._holders.add(holder)
+        self._settle()
+
+    def drop(self, holder: object) -> None:
+        """Take everything out if nobody else holds it. May be called again, and without :meth:`hold`."""
+        self._holders.discard(holder)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._in_place is not bool(self._holders):
+            # On one line: an interrupt between two lines would leave the lock held.
+            with self._lock: self._change()  # noqa: E701  # fmt: skip
+
+    def _change(self) -> None:
+        """Install or remove all patches, again if another call of this method came meanwhile."""
+        if self._patches is None:
+            with garbage_collection.paused():
+                self._patches = together(self._build())
+        while True:
+            self._round = this_round = object()
+            wanted = bool(self._holders)
+            self._in_place = None
+            if wanted:
+                for patch in self._patches:
+                    patch.install()
+            else:
+                do_all([patch.remove for patch in reversed(self._patches)])
+            if self._round is this_round and bool(self._holders) is wanted:
+                self._in_place = wanted
+                return
+
+
+def do_all(steps: Sequence[Callable[..., None]], *args: Any) -> None:
+    """Do each step, even if a step before it failed; then raise the first error."""
+    failed: BaseException | None = None
+    for step in steps:
+        try:
+            step(*args)
+        except BaseException as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed

@@ -1,0 +1,363 @@
+"""Which context is active in this thread.
+
+A thread has a list of entries. Everything that torch and this package read during a call must agree with the list.
+:func:`settle` brings these values in line. It may be interrupted, or entered again, at any of its lines, and is then
+called again.
+
+A thread's state is plain data of that thread, not a ContextVar: torch keeps its stack of function modes per thread too,
+and the two must agree, also when an asyncio task is suspended inside a ``with`` block.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from torchdevice.core.context import Context
+from torchdevice.devices.accelerators import conventional_modules
+from torchdevice.errors import NotSupportedError
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.interrupt_safe_exit import Exit, LeavingBy
+from torchdevice.foundation.torch_internals import require
+
+T = TypeVar("T")
+
+_stack_length = require(torch._C, "_len_torch_function_stack")
+_stack_at = require(torch._C, "_get_function_stack_at")
+_push = require(torch._C, "_push_on_torch_function_stack")
+_pop = require(torch._C, "_pop_torch_function_stack")
+
+_initializing = [require(module, "_tls") for module in conventional_modules()]
+
+
+class ContextMode(TorchFunctionMode):
+    """A function mode that serves a context. Its subclass in ``engines/mode.py`` handles the calls.
+
+    Attributes:
+        context: The context of the innermost entry that the mode serves; None where it serves none any more.
+        is_pushed: Whether the mode is on torch's stack, or was taken off by torch itself for the time of a call. False
+            while this package puts it there or takes it off.
+    """
+
+    context: Context | None
+    is_pushed = False
+
+    def serve(self, context: Context | None) -> None:
+        """Serve a context from now on."""
+        raise NotImplementedError
+
+
+class Entry:
+    """One entry of this thread: into a context, or into :class:`suspended`, where torch answers for itself.
+
+    Args:
+        context: The context; None where torch answers for itself.
+        mode: The mode that serves the entry, if one is needed.
+        unstacked: The value of ``state.mode`` inside the entry.
+        compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
+        owner: The scope that was entered.
+
+    Attributes:
+        during_call: Whether a mode beside the stack handles a call outside the entry, so that ``state.mode`` is None.
+        restores: Whether ``state.mode`` is still to be restored: the entry was left as the innermost one.
+        parts: The installations that this entry holds. The caller of :func:`enter` sets and drops them.
+        environment: The environment variables to restore on leaving; None for an entry that :func:`enable` did not
+            make.
+    """
+
+    __slots__ = (
+        "compiling",
+        "context",
+        "during_call",
+        "environment",
+        "mode",
+        "owner",
+        "parts",
+        "restores",
+        "unstacked",
+    )
+
+    def __init__(
+        self,
+        context: Context | None,
+        mode: ContextMode | None = None,
+        unstacked: ContextMode | None = None,
+        *,
+        compiling: bool = False,
+        owner: Any = None,
+    ) -> None:
+        self.context = context
+        self.mode = mode
+        self.unstacked = unstacked
+        self.compiling = compiling
+        self.owner = owner
+        self.during_call = state.mode is None and bool(state.entries) and state.entries[-1].unstacked is not None
+        self.restores = False
+        self.parts: list[Any] = []
+        self.environment: dict[str, str | None] | None = None
+
+
+class ThreadState(threading.local):
+    """This thread's entries, and the values that follow from them.
+
+    Attributes:
+        entries: What was entered and not left, outermost first.
+        context: The innermost context; None where torch answers for itself.
+        for_cuda: ``context`` where the target stands in for CUDA; None where the target is CUDA itself.
+        mode: The mode beside torch's stack, which wrapped entry points call; None where torch's stack has the mode, and
+            while the mode handles a call.
+        traced: The mode beside the stack, while Dynamo traces a program.
+        compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
+        answers: False while ``context``, ``for_cuda``, ``compiling`` and torch's own flags are being set, and after an
+            interrupt in between.
+        stacked: The modes that this thread has put on torch's stack; a dictionary, because one call takes a key out,
+            whether or not it is there.
+        lent: The modes that serve a call and no entry, with their contexts.
+        lifted: Modes of other packages that were taken off torch's stack to reach a mode below, and must be put back.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.context: Context | None = None
+        self.for_cuda: Context | None = None
+        self.mode: ContextMode | None = None
+        self.traced: ContextMode | None = None
+        self.compiling = False
+        self.answers = True
+        self.stacked: dict[ContextMode, None] = {}
+        self.lent: dict[ContextMode, Context] = {}
+        self.lifted: list[_Lifted] = []
+
+
+state = ThreadState()
+
+
+class _Lifted(NamedTuple):
+    """A mode of another package that was taken off torch's stack to reach a mode below.
+
+    Attributes:
+        position: The mode's index on the stack.
+        mode: The mode.
+        to_reach: The mode below.
+    """
+
+    position: int
+    mode: Any
+    to_reach: ContextMode
+
+    def place(self) -> int:
+        """Return the index at which the mode belongs now: one lower if the mode below is gone."""
+        return self.position - (self.to_reach not in stacked_modes())
+
+
+def current() -> Context | None:
+    """Return the context that answers in this thread; None where torch answers for itself."""
+    return state.context
+
+
+def refuse(name: str, remedy: str) -> NoReturn:
+    """Note in this thread's context that the program called something which has no honest equivalent, and raise.
+
+    Args:
+        name: The torch name that was called.
+        remedy: What to do instead.
+
+    Raises:
+        NotSupportedError: Always.
+    """
+    if state.context is not None:
+        state.context.report(name, "NotSupportedError", Fidelity.UNSUPPORTED)
+    raise NotSupportedError(name, remedy)
+
+
+def enter(entry: Entry) -> None:
+    """Make an entry the innermost one of this thread. The caller calls :func:`leave` if this is interrupted."""
+    mode = entry.mode
+    state.entries.append(entry)
+    if mode is not None and mode is not entry.unstacked:
+        _stack(mode, entry.context)
+    state.mode = entry.unstacked if state.entries[-1] is entry else state.mode
+    settle()
+
+
+def _stack(mode: ContextMode, context: Context | None) -> None:
+    """Put a mode on torch's stack, unless it is there."""
+    if mode not in state.stacked:
+        mode.serve(context)
+        state.stacked[mode] = None
+        _push(mode)
+        mode.is_pushed = True
+
+
+def leave(entry: Entry) -> None:
+    """Take an entry out, innermost or not. May be called again, and for an entry that is not in the list."""
+    if entry in state.entries:
+        entry.restores = state.entries[-1] is entry
+        state.entries.remove(entry)
+    if entry.restores:
+        state.mode = None if entry.during_call or not state.entries else state.entries[-1].unstacked
+        entry.restores = False  # once: a destructor may come here late, when another entry is the innermost
+    if entry.mode is not None and all(other.mode is not entry.mode for other in state.entries):
+        entry.mode.serve(None)
+    settle()
+
+
+def undo(leaving: Callable[[T], None], entered: T) -> None:
+    """Leave what was entered, once more where an interrupt came."""
+    try:
+        leaving(entered)
+    except BaseException:
+        leaving(entered)
+        raise
+
+
+def settle() -> None:
+    """Bring this thread's state, and torch's, in line with the entries.
+
+    An interrupt may come between any two lines, and so may a destructor or a signal handler that enters or leaves a
+    scope. Therefore nothing here depends on what was done before, and the entries are looked at again at the end.
+    """
+    while True:
+        entries = list(state.entries)
+        _answer_for(entries[-1] if entries else None)
+        for mode in list(state.stacked):
+            _serve_or_retire(mode)
+        if state.lifted:
+            _put_back_lifted()
+        if state.mode is not None:
+            state.mode.serve(_served_by(state.mode))
+        if entries == state.entries:
+            return
+
+
+def _serve_or_retire(mode: ContextMode) -> None:
+    mode.serve(_served_by(mode))
+    # A new entry never takes a mode that serves nothing, so this condition stays true.
+    if _served_by(mode) is None:
+        _retire(mode)
+
+
+def _served_by(mode: ContextMode) -> Context | None:
+    """Return the context of the innermost entry or call that a mode serves; None where it serves none."""
+    for entry in reversed(state.entries):
+        if entry.mode is mode:
+            return entry.context
+    return state.lent.get(mode)
+
+
+def _answer_for(entry: Entry | None) -> None:
+    """Set the values of this thread that supplied names and torch read, for its innermost entry, or for none."""
+    context = entry.context if entry is not None else None
+    if context is not None and context.is_native:
+        context = None
+    compiling = entry is not None and entry.compiling
+    if state.answers and state.context is context and state.compiling is compiling:
+        return
+    state.answers = False
+    state.context = context
+    state.compiling = compiling
+    state.for_cuda = None if context is None or context.device_type == "cuda" else context
+    # In a thread that says it is initialising, torch neither initialises CUDA nor looks for NVIDIA's library.
+    for of_accelerator in _initializing:
+        if state.for_cuda is not None and not state.for_cuda.is_in_bad_fork:
+            of_accelerator.is_initializing = True
+        else:
+            vars(of_accelerator).pop("is_initializing", None)
+    state.answers = True
+
+
+def _after_fork() -> None:
+    """Let torch refuse to initialise CUDA in a child process, as it does on a machine with CUDA."""
+    context = state.for_cuda
+    if context is not None and context.is_in_bad_fork:
+        state.answers = False
+        settle()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def stacked_modes() -> list[Any]:
+    """Return what is on torch's stack of function modes, the topmost last."""
+    while True:
+        try:
+            return [_stack_at(index) for index in range(_stack_length())]
+        except RuntimeError:
+            continue  # a signal handler between these calls made the stack shorter
+
+
+def _retire(mode: ContextMode) -> None:
+    """Take a mode off torch's stack.
+
+    While a mode handles a call, torch itself has taken it off, and puts it back afterwards. Such a mode stays on the
+    stack without effect until the next entry or exit.
+    """
+    while mode in (stack := stacked_modes()):
+        top = stack[-1]
+        # Each change is on one line, so that a signal handler between lines finds nothing half done.
+        try:
+            if top is mode:
+                mode.is_pushed = False
+                _pop() if _is_top(mode) else None
+            else:
+                state.lifted.append(_Lifted(len(stack) - 1, top, mode))
+                _pop() if _is_top(top) else None
+        except RuntimeError:
+            continue  # a signal handler came within the line, and the stack is empty now
+    if not mode.is_pushed:
+        state.stacked.pop(mode, None)
+
+
+def _is_top(mode: Any) -> bool:
+    # On one line and without a call of Python, so that no signal handler enters a scope after the look at the stack.
+    return _stack_length() > 0 and _stack_at(_stack_length() - 1) is mode
+
+
+def _put_back_lifted() -> None:
+    while state.lifted:
+        lifted = state.lifted[-1]
+        _push(lifted.mode) if _stack_length() == lifted.place() else None
+        state.lifted.pop() if lifted in state.lifted[-1:] else None
+
+
+class suspended:
+    """Let torch answer for itself in this thread: supplied names and patches behave as if no scope were active.
+
+    Args:
+        compiling: Whether a compiler of torch works for a program in a scope; it may then make simulated tensors.
+    """
+
+    def __init__(self, *, compiling: bool = False) -> None:
+        self.entry = Entry(None, compiling=compiling)
+
+    def __enter__(self) -> None:
+        enter(self.entry)
+
+    __exit__ = Exit(lambda each: LeavingBy(functools.partial(undo, leave, each.entry)))
+
+
+class lent:
+    """Put a mode on torch's stack that no entry of this thread has, for the time of a call."""
+
+    def __init__(self, mode: ContextMode, context: Context) -> None:
+        self.mode, self.context = mode, context
+
+    def __enter__(self) -> None:
+        state.lent[self.mode] = self.context
+        _stack(self.mode, self.context)
+
+    __exit__ = Exit(lambda each: LeavingBy(functools.partial(undo, _take_back, each.mode)))
+
+
+def _take_back(mode: ContextMode) -> None:
+    state.lent.pop(mode, None)
+    _serve_or_retire(mode)
+    if state.lifted:
+        _put_back_lifted()

@@ -1,0 +1,276 @@
+"""The number of devices, the current one and their properties, for ``torch/cuda/__init__.py`` and ``_utils.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import time
+import uuid
+from typing import Any
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Callback, Patch, Replaced, per_context, replaced_function, replaced_in_importers
+from torchdevice.cuda import memory, sleeping
+from torchdevice.devices.device_properties import DeviceProperties
+from torchdevice.devices.device_strings import Spelling, parse
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
+
+
+@supplied_function("_cuda_getDeviceCount")
+def get_device_count(context: Context) -> int:
+    """Return the number of devices that the scope advertises; 0 in a program written for another accelerator."""
+    if sys._getframe(1).f_code is torch.cuda.is_available.__code__:  # torch documents that this one calls the driver
+        context.touch()
+    return context.device_count if context.options.written_for == "cuda" else 0
+
+
+@supplied_function("_cuda_init")
+def init(context: Context) -> None:
+    """Check what the accelerator checks when it initialises itself. A stand-in device needs nothing else."""
+    context.initialize()
+
+
+@supplied_function("_cuda_isInBadFork")
+def is_in_bad_fork(context: Context) -> bool:
+    """Return whether this process was forked from one that had used the device; False where that does no harm."""
+    return context.is_in_bad_fork
+
+
+@supplied_function("_cuda_getDevice")
+def get_device(context: Context) -> int:
+    """Return the ordinal of this thread's current device."""
+    context.initialize()
+    return context.thread.device_index
+
+
+@supplied_function("_cuda_setDevice")
+def set_device(context: Context, device: int) -> None:
+    """Set this thread's current device."""
+    context.initialize()
+    context.thread.select(device if 0 <= device < context.device_count else context.ordinal(Spelling("cuda", device)))
+
+
+@supplied_function(["_cuda_exchangeDevice", "torch.cuda._exchange_device"])
+def exchange_device(context: Context, device: int) -> int:
+    """Set the current device and return the previous ordinal. A negative ordinal sets nothing and returns -1."""
+    if device < 0:
+        return -1
+    thread = context.thread
+    previous = thread.device_index
+    if device != previous:
+        set_device(context, device)
+    return previous
+
+
+@supplied_function(["_cuda_maybeExchangeDevice", "torch.cuda._maybe_exchange_device"])
+def maybe_exchange_device(context: Context, device: int) -> int:
+    """Set the current device and return the previous ordinal."""
+    # CUDA's function avoids creating a device context, which a stand-in device does not have.
+    return exchange_device(context, device)
+
+
+@supplied_function("_cuda_hasPrimaryContext")
+def has_primary_context(context: Context, device: int) -> bool:
+    """Return whether the device is advertised."""
+    return 0 <= device < context.device_count
+
+
+@supplied_function("_cuda_canDeviceAccessPeer")
+def can_device_access_peer(context: Context, device: int, peer_device: int) -> bool:
+    """Return True for two different devices: tensors can be copied between them."""
+    return device != peer_device
+
+
+@supplied_function("_cuda_getArchFlags", Fidelity.DECLARED)
+def get_arch_flags(context: Context) -> str:
+    """Return the architecture of the scope's compute capability, such as ``"sm_80"``."""
+    return "sm_{}{}".format(*context.options.capability)
+
+
+@supplied_function("_cuda_synchronize")
+def synchronize(context: Context) -> None:
+    """Wait for the target's work."""
+    context.initialize()
+    synchronize_device(context, context.thread.device_index)
+
+
+def synchronize_device(context: Context, index: int) -> None:
+    """Wait for the work of one of the program's devices."""
+    context.runtime.synchronize(context.device(index).index or 0)
+    for observer in context.stream_observers:
+        observer.device_synchronized(index)
+
+
+@supplied_function("_cuda_sleep")
+def sleep(context: Context, cycles: int) -> None:
+    """Let the stream of a simulated device be busy, or the host sleep, for that many cycles of a 1 GHz clock."""
+    if context.runtime.has_handles:
+        sleeping.sleep(context, cycles)
+    else:
+        time.sleep(cycles / sleeping.CYCLES_PER_SECOND)
+
+
+@supplied_function("_cuda_lock_mutex", Fidelity.INERT, note="there is no allocator to lock")
+def lock_mutex(context: Context) -> None:
+    """Do nothing: there is no allocator to lock."""
+
+
+@supplied_function("_cuda_unlock_mutex", Fidelity.INERT, note="there is no allocator to unlock")
+def unlock_mutex(context: Context) -> None:
+    """Do nothing: there is no allocator to unlock."""
+
+
+@supplied_function("_cuda_ipc_collect", Fidelity.INERT, note="no memory is shared by CUDA IPC")
+def ipc_collect(context: Context) -> None:
+    """Do nothing: no memory is shared by CUDA IPC."""
+
+
+def properties_of(context: Context, device: int) -> DeviceProperties:
+    """Return the properties of the program's device with an ordinal."""
+    index = context.device(device).index or 0
+    name = (context.options.properties or {}).get("name") or context.runtime.name(index)
+    measured = DeviceProperties(
+        name=name,
+        major=context.options.capability[0],
+        minor=context.options.capability[1],
+        total_memory=memory.total(context, device),
+        multi_processor_count=context.runtime.multiprocessor_count(),
+        uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"{name}:{device}"),
+        is_integrated=int(context.runtime.is_integrated),
+    )
+    return dataclasses.replace(measured, **(context.options.properties or {}))
+
+
+@supplied_value("torch._C._CudaDeviceProperties")
+def cuda_device_properties(context: Context) -> type:
+    """Return the class of the objects that ``get_device_properties`` returns."""
+    return DeviceProperties
+
+
+@supplied_value("torch.cuda._CudaDeviceProperties")
+def cuda_cuda_device_properties(context: Context) -> type:
+    """Return the class of the objects that ``get_device_properties`` returns."""
+    return DeviceProperties
+
+
+@supplied_value("torch._C._has_cuda")
+def has_cuda(context: Context) -> bool:
+    """Return True, so that ``torch.backends.cuda.is_built()`` does."""
+    return True
+
+
+class InitializedFlag:
+    """``torch.cuda._initialized``: true in threads that are in a scope, torch's own value in the others.
+
+    Once the flag is true, ``torch.cuda.device_count()`` caches its answer for the whole process. So the flag is false
+    where that function reads it, and the number of a scope's devices is never cached.
+    """
+
+    device_type = "cuda"
+    device_count = torch.cuda.device_count.__code__
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __bool__(self) -> bool:
+        context = thread_state.state.context
+        if context is None or context.device_type == self.device_type:
+            return bool(self._original)
+        return sys._getframe(1).f_code is not self.device_count
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
+def get_device_index(
+    context: Context, original: Any, device: Any, optional: bool = False, allow_cpu: bool = False
+) -> int:
+    """``torch.cuda._utils._get_device_index``, which refuses the devices that the mode has rewritten to the target."""
+    if device is None and optional:
+        return context.thread.device_index
+    if type(device) is int:
+        return device
+    if isinstance(device, torch.device) and context.is_targets(device):
+        if device.index is not None:
+            return device.index
+        if allow_cpu and context.runtime.shares_host_memory:
+            return -1
+        return context.thread.device_index
+    spelling = parse(device) if isinstance(device, (str, torch.device)) else None
+    if spelling is None or spelling.accelerator != context.options.written_for:
+        return original(device, optional, allow_cpu)  # which refuses another accelerator's device
+    if spelling.index is not None:
+        return spelling.index
+    if optional:
+        return context.thread.device_index
+    raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+
+
+def _is_in_bad_fork(context: Context, original: Any) -> bool:
+    return context.is_in_bad_fork
+
+
+def _init(context: Context, original: Any) -> None:
+    """``torch.cuda.init``, which returns at once where ``_initialized`` is true."""
+    context.initialize()
+    original()
+
+
+def _current_index(context: Context, original: Any) -> int:
+    return context.thread.device_index
+
+
+def _device_properties(context: Context, original: Any, index: int) -> DeviceProperties:
+    context.initialize()
+    return properties_of(context, index)
+
+
+def _uninitialized(index: int) -> Any:
+    """Raise as a thread without a scope would: ``torch.cuda`` gets this function when it initialises CUDA."""
+    raise AttributeError("module 'torch.cuda' has no attribute '_get_device_properties'")
+
+
+def _get_device_module(context: Context, original: Any, device: Any = None) -> Any:
+    """``torch.get_device_module``: the module of the accelerator that the program spelled, not of the target.
+
+    The module of a target, such as ``torch.cpu``, lacks functions that the program calls.
+    """
+    if not context.runtime.is_torch_accelerator and isinstance(device, torch.device) and context.is_targets(device):
+        return getattr(torch, context.options.written_for)
+    spelling = parse(device) if isinstance(device, str) else None
+    if spelling is not None:
+        return getattr(torch, spelling.accelerator)
+    return inspect.unwrap(original)(device)  # without torch's cache, which would keep this scope's answer
+
+
+def patches() -> list[Patch]:
+    """Return the patches of globals and functions of ``torch.cuda`` that call no supplied name."""
+    return [
+        Replaced(torch.cuda, "_initialized", InitializedFlag),
+        Replaced(torch.cuda, "_cached_device_count", lambda _: None),  # device_count() asks again in a scope
+        Replaced(
+            torch.cuda,
+            "_get_device_properties",
+            lambda original: per_context(original or _uninitialized, _device_properties, native_to="cuda"),
+            may_be_absent=True,
+        ),
+        # Its cached answers are those of the target, so they are dropped with the last scope.
+        Callback(lambda: None, require(torch.cuda, "_check_bf16_tensor_supported").cache_clear),
+        replaced_function(torch.cuda, "_is_in_bad_fork", _is_in_bad_fork, native_to="cuda"),
+        replaced_function(torch.cuda, "init", _init, native_to="cuda"),
+        replaced_function(torch._utils, "_get_current_device_index", _current_index, native_to="cuda"),
+        replaced_function(torch, "get_device_module", _get_device_module, native_to="cuda"),
+        replaced_in_importers(torch.cuda._utils, "_get_device_index", get_device_index, native_to="cuda"),
+    ]

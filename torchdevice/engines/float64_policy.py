@@ -1,0 +1,185 @@
+"""The policy for dtypes that a target cannot hold: float64 and complex128 on MPS. The option is ``float64=``.
+
+A dtype that a call names is replaced before the call. A dtype that follows from other things, such as the default
+dtype or the dtypes of several arguments, is known from the target's error, and the call is made again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torchdevice.core.context import Context
+from torchdevice.errors import PortabilityWarning
+from torchdevice.fallback import doubles
+from torchdevice.fallback.cpu_fallback import call_on_cpu, generator_from
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.logs import logger
+from torchdevice.journal.callers import program_line, warn_at
+
+FALLBACKS = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+"""A dtype that a target may lack -> the one that takes its place."""
+
+
+def fit(context: Context, dtype: torch.dtype) -> torch.dtype:
+    """Return a dtype that the target can hold, and warn.
+
+    Under ``float64="error"`` it is the dtype itself, so that torch raises; under ``"cpu"`` too, see :func:`keep`.
+    """
+    fitting = FALLBACKS.get(dtype)
+    if dtype not in context.unsupported_dtypes or fitting is None or context.options.float64 != "float32":
+        return dtype
+    context.report(str(dtype), str(fitting), Fidelity.DOWNCAST)
+    _warn_once_at_line(context, f"{fitting} is used", dtype)
+    return fitting
+
+
+def keep(context: Context, tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor of ``device`` in a dtype that the target cannot hold, with its values on the CPU."""
+    _tell_kept(context, dtype)
+    return doubles.double_of(tensor, dtype, device)
+
+
+def _tell_kept(context: Context, dtype: torch.dtype) -> None:
+    context.report(str(dtype), f"{dtype} on the CPU", Fidelity.FELL_BACK)
+    _warn_once_at_line(context, "it is kept on the CPU, where its operators run", dtype)
+
+
+def place(context: Context, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the program's on ``device``, in the dtype that the policy gives it there."""
+    if tensor.dtype not in context.unsupported_dtypes or not context.is_targets(device):
+        return tensor.to(device)
+    if context.keeps_doubles:
+        return keep(context, tensor, tensor.dtype, device)
+    return tensor.to(device, fit(context, tensor.dtype))
+
+
+# ---- dtypes that a call names ----------------------------------------------------------------------------------------
+
+
+def created_on_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Make a call that creates a tensor in a dtype that is kept on the CPU; return None for every other call."""
+    if not context.keeps_doubles or kwargs.get("dtype") not in context.unsupported_dtypes:
+        return None
+    device = _device_of_creation(args, kwargs)
+    if not context.is_targets(device):
+        return None
+    is_leaf = kwargs.pop("requires_grad", False)
+    draws_from = kwargs.get("generator")
+    if draws_from is not None and draws_from.device.type == context.device_type:
+        kwargs["generator"] = generator_from(draws_from)
+    made = keep(context, func(*args, **{**kwargs, "device": "cpu"}), kwargs["dtype"], device)
+    return made.requires_grad_() if is_leaf else made
+
+
+def _device_of_creation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """Return where a call makes a tensor: without a device, where its first argument is, or on the default device."""
+    device = kwargs.get("device")
+    if device is None:
+        device = args[0].device if args and isinstance(args[0], torch.Tensor) else torch.get_default_device()
+    return torch.device(device)
+
+
+def fit_creation(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Fit the ``dtype`` of a call that creates a tensor, in ``kwargs``."""
+    dtype = kwargs.get("dtype")
+    if dtype in context.unsupported_dtypes and context.is_targets(_device_of_creation(args, kwargs)):
+        kwargs["dtype"] = fit(context, dtype)
+
+
+def converted_on_cpu(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Make a conversion by ``Tensor.to`` or a sibling to a dtype kept on the CPU; return None for every other one."""
+    if not context.keeps_doubles:
+        return None
+    tensor = args[0]
+    dtype, device = _dtype_and_device(args, kwargs)
+    if dtype not in context.unsupported_dtypes or not context.is_targets(device):
+        return None
+    return keep(context, tensor, dtype, device)
+
+
+def _dtype_and_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype, torch.device]:
+    """Return what a conversion makes of a tensor."""
+    tensor, *rest = args
+    dtype, device = tensor.dtype, tensor.device
+    for value in (*rest, *kwargs.values()):
+        if isinstance(value, torch.dtype):
+            dtype = value
+        elif isinstance(value, (str, torch.device)):
+            device = torch.device(value)
+        elif isinstance(value, torch.Tensor):
+            dtype, device = value.dtype, value.device
+    return dtype, device
+
+
+def fit_conversion(
+    context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of ``Tensor.to`` or a sibling with a dtype that the target can hold."""
+    tensor, *rest = args
+    dtype, device = _dtype_and_device(args, kwargs)
+    if dtype not in context.unsupported_dtypes or not context.is_targets(device):
+        return args, kwargs
+    if any(isinstance(value, torch.dtype) for value in (*rest, *kwargs.values())):
+
+        def fitted(value: Any) -> Any:
+            return fit(context, value) if isinstance(value, torch.dtype) else value
+
+        return (tensor, *map(fitted, rest)), {name: fitted(value) for name, value in kwargs.items()}
+    fitting = fit(context, dtype)
+    if len(args) > 2 and args[2] is None:  # to(device, None, ...)
+        return (*args[:2], fitting, *args[3:]), kwargs
+    return args, {**kwargs, "dtype": fitting}
+
+
+# ---- dtypes that follow from other things ----------------------------------------------------------------------------
+
+
+def refused(context: Context, error: BaseException) -> bool:
+    """Return whether an error says that the target cannot hold a dtype, and the policy has something in its place."""
+    return bool(context.unsupported_dtypes) and context.options.float64 != "error" and doubles.says_double(error)
+
+
+def again(context: Context, func: Any, args: Any, kwargs: Any) -> Any:
+    """Make a call again that the target refused because of a dtype.
+
+    Under ``float64="cpu"`` it is made on the CPU. Otherwise it is made with dtypes that the target can hold: in place
+    of those that it names, of tensors on the CPU, and of integers of the target under a default dtype of float64.
+    """
+    if context.keeps_doubles:
+        _tell_kept(context, torch.float64)
+        return call_on_cpu(func, args, kwargs, doubles.on_target)
+    kwargs = dict(kwargs)
+    if kwargs.get("device") is not None and kwargs.get("dtype") is None:
+        found = [value.dtype for value in tree_leaves(args) if isinstance(value, torch.Tensor)]
+        kwargs["dtype"] = fit(context, found[0] if found else torch.get_default_dtype())
+        return func(*args, **kwargs)
+    fitted = tree_map(lambda value: _fitted(context, value), (tuple(args), kwargs))
+    return func(*fitted[0], **fitted[1])
+
+
+def _fitted(context: Context, value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return fit(context, value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dtype in context.unsupported_dtypes:
+        return value.to(fit(context, value.dtype))
+    integral = not value.is_floating_point() and not value.is_complex()
+    if integral and value.device.type == context.device_type and torch.get_default_dtype() in FALLBACKS:
+        return value.to(fit(context, torch.get_default_dtype()))
+    return value
+
+
+def _warn_once_at_line(context: Context, done: str, dtype: torch.dtype) -> None:
+    """Warn at the program's line, once for a line, unless messages are not wanted."""
+    line = program_line()
+    place = line.f_code.co_filename, line.f_lineno
+    if place in context.lines_warned_of or not logger.isEnabledFor(logging.WARNING):
+        return
+    context.lines_warned_of.add(place)
+    told = f"{context.family} has no {dtype}; {done}. Use float64='error' to be told where."
+    warn_at(line, told, PortabilityWarning)

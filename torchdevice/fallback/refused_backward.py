@@ -1,0 +1,118 @@
+"""Kernels of operators that refuse a call in ``backward``, which then runs on the CPU.
+
+In ``backward`` autograd calls operators from C++, where no torch function is called again. So some operators get a
+kernel that calls torch's and looks at its error: those that only ``backward`` calls, and those of formulas of
+derivatives that take much longer than the microsecond of a frame of Python. Other operators cost nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Callback, Installation
+from torchdevice.fallback.cpu_fallback import run
+from torchdevice.fallback.kernel_registration import Registrations
+from torchdevice.fallback.missing_operators import VARIABLE, overload
+from torchdevice.foundation.torch_internals import require
+
+_NONE = -1
+"""What torch answers instead of a number where no ``backward`` runs."""
+
+_REFUSALS = (RuntimeError, TypeError)
+"""The types of a refusal; ``NotImplementedError`` is one of the first."""
+
+_TAKING_LONG = (
+    "_cdist_forward _fft_c2c _fft_c2r _fft_r2c _index_put_impl_ _linalg_eigh _linalg_solve_ex _linalg_svd _trilinear "
+    "_unique _unique2 cholesky_inverse cholesky_solve col2im cumprod cumsum digamma erfinv flip i0 index_add "
+    "index_reduce lgamma linalg_cholesky_ex linalg_cross linalg_householder_product linalg_inv_ex linalg_lu_solve "
+    "linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular logcumsumexp lu_unpack masked_scatter ormqr "
+    "polygamma put roll scatter_add scatter_reduce special_erfcx special_i0e special_i1 special_i1e special_xlog1py "
+    "special_zeta take triangular_solve xlogy"
+)
+
+_COSTLY = frozenset(_TAKING_LONG.split())
+"""Operators that formulas of derivatives call and that take long, without the ``_`` of those in place."""
+
+_names = require(torch._C, "_dispatch_get_all_op_names")
+_schema = require(torch._C, "_get_schema")
+_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+_backward_that_runs = require(torch._C, "_current_graph_task_id")
+
+
+def is_refusal(context: Context, error: BaseException) -> bool:
+    """Return whether the target's kernel refused a call that may run on the CPU.
+
+    It may not in a strict scope, where the program has switched that off, and for a program that is written for the
+    target, where this package does nothing.
+    """
+    native = context.runtime.location_tag == context.options.written_for
+    off = context.options.strict or native or os.environ.get(VARIABLE) == "0"
+    return not off and context.runtime.refuses(error)
+
+
+def operators(key: str) -> list[str]:
+    """Return the operators of ATen that get a kernel of their own, of those with a kernel under a dispatch key."""
+    called = (name for name in _names() if is_of_backward(name) or is_costly(name))
+    return [name for name in called if _has_kernel(name, key) and not _writes_to_given(name)]
+
+
+def is_of_backward(name: str) -> bool:
+    """Return whether an operator, by its name with namespace and overload, is one that only ``backward`` calls."""
+    namespace, _, operator = name.partition("::")
+    return namespace == "aten" and "_backward" in operator.partition(".")[0]
+
+
+def is_costly(name: str) -> bool:
+    """Return whether a formula of a derivative may call an operator for which a frame of Python is a small part."""
+    namespace, _, operator = name.partition("::")
+    packet = operator.partition(".")[0]
+    return namespace == "aten" and (packet in _COSTLY or packet.removesuffix("_") in _COSTLY)
+
+
+@functools.cache
+def _writes_to_given(name: str) -> bool:
+    """Return whether an operator writes to tensors that are given for its results. Autograd calls no such overload."""
+    packet, _, variant = name.partition(".")
+    arguments = _schema(packet, variant).arguments  # without making the operator, which takes longer
+    return any(argument.kwarg_only and argument.alias_info is not None for argument in arguments)
+
+
+def kernels(key: str) -> Mapping[str, Callable[..., Any]]:
+    """Return a kernel for each of :func:`operators`."""
+    return {name: _kernel(name, key) for name in operators(key)}
+
+
+def _kernel(name: str, key: str) -> Callable[..., Any]:
+    original = require(torch.library, "get_kernel")(name, key)
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original.call_boxed(keys, *args, **kwargs)
+        except _REFUSALS as error:
+            context = thread_state.state.context
+            # Elsewhere the torch call is made again above autograd, so that its backward runs on the CPU too.
+            if context is None or _backward_that_runs() == _NONE or not is_refusal(context, error):
+                raise
+        return run(name, overload(name), args, kwargs, context.device_type)
+
+    return kernel
+
+
+@functools.cache
+def installation(key: str) -> Installation:
+    """Return the installation of the kernels under a dispatch key."""
+    registrations = Registrations(key, lambda: kernels(key))
+    return Installation(lambda: [Callback(registrations.install, registrations.remove)])
+
+
+def needed(context: Context) -> list[Installation]:
+    """Return the installations that a context needs for its target."""
+    key = context.runtime.refusing_key
+    return [installation(key)] if key is not None and not context.options.strict else []

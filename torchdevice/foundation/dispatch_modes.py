@@ -1,0 +1,123 @@
+"""Puts dispatch modes on this thread's stack and takes them off, in any order and in several threads.
+
+torch keeps in variables of the process, not of a thread, that some mode is entered, and each mode restores at its end
+what it found at its beginning. Modes of two threads would leave these variables wrong. So they are set here for all
+modes of this package together.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+
+from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.torch_internals import require
+
+_stack = require(_python_dispatch, "_get_current_dispatch_mode_stack")
+_pop = require(_python_dispatch, "_pop_mode")
+_push = require(_python_dispatch, "_push_mode")
+
+_function_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Make a new lock in a forked child: another thread of the parent may have held it at the fork."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock)
+
+_entered: set[_python_dispatch.TorchDispatchMode] = set()
+_variables = _python_dispatch.TorchDispatchMode()
+"""A mode that is never on the stack of a call: entering it sets torch's variables."""
+
+
+def enter(mode: _python_dispatch.TorchDispatchMode) -> None:
+    """Put a mode on this thread's stack."""
+    with _lock:
+        if not _entered:
+            _variables.__enter__()
+            _pop()
+        _entered.add(mode)
+    _push(mode)
+
+
+def leave(mode: _python_dispatch.TorchDispatchMode) -> None:
+    """Take a mode off this thread's stack, also from below others. Does nothing where it is not on the stack."""
+    if mode not in _stack():
+        return
+    above = []
+    while _stack()[-1] is not mode:
+        above.append(_pop())
+    _pop()
+    for each in reversed(above):
+        _push(each)
+    with _lock:
+        _entered.discard(mode)
+        if _entered:
+            return
+        if above:
+            _inherit(above)
+        else:
+            _push(_variables)
+            _variables.__exit__(None, None, None)
+
+
+_KEPT = (
+    "old_dispatch_mode_flags",
+    "old_non_infra_dispatch_mode_flags",
+    "old_without_ignore_compile_internals_dispatch_mode_flags",
+)
+"""The attributes in which a mode keeps what it restores, the last entry last."""
+
+for _name in _KEPT:
+    require(_variables, _name)
+
+
+def _inherit(above: list[_python_dispatch.TorchDispatchMode]) -> None:
+    """Let the mode that was entered next restore what :data:`_variables` would have restored.
+
+    That mode found the variables set at its beginning, and would leave them set at its end, for good.
+
+    Args:
+        above: The modes that stay on the stack, the topmost first.
+    """
+    heir = above[-1]
+    times = sum(each is heir for each in above)
+    for name in _KEPT:
+        getattr(heir, name)[-times] = getattr(_variables, name).pop()
+
+
+def run(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator that a dispatch mode handles, as torch does without the mode.
+
+    Neither a function mode nor a wrapper in the operator's place sees a call. In backward they would see one otherwise.
+    """
+    if not isinstance(func, torch._ops.OpOverload):
+        return func(*args, **kwargs)
+    if not _function_mode_enabled():
+        return func._op(*args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        return func._op(*args, **kwargs)
+
+
+@block
+def lifted() -> Iterator[None]:
+    """Take the modes of this package off this thread's stack for the time of a call that refuses modes."""
+    mine = [mode for mode in _stack() if mode in _entered]
+    for mode in mine:
+        leave(mode)
+    try:
+        yield
+    finally:
+        for mode in mine:
+            enter(mode)

@@ -1,0 +1,66 @@
+"""Tracebacks without the frames of this package, so that an error of torch's ends at the program's line.
+
+A call that succeeds pays nothing: an error is looked at where it leaves a scope, and at the top of ``torchdevice run``.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import zip_longest
+from types import TracebackType
+
+PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+"""The folder of this package, whose frames are not the program's."""
+_ASKING = os.path.join("torch", "overrides.py")
+
+_OF_DEFECTS = (AttributeError, NameError, LookupError, AssertionError)
+"""Errors that torch's operators do not raise. Where one comes from this package itself, its frames are wanted."""
+
+
+def trim(error: BaseException | None) -> None:
+    """Take this package's frames out of the traceback of an error, and of those that it came from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        kept = without_ours(error)
+        if kept is not None:
+            error.__traceback__ = kept
+        error = error.__cause__ or error.__context__
+
+
+def without_ours(error: BaseException) -> TracebackType | None:
+    """Return an error's traceback without this package's frames; None where there are no others.
+
+    The entries that are kept are linked anew, in place. Where torch's Python asked a mode, it called itself again: of
+    the two frames of one function the second is kept.
+    """
+    entries = _entries(error.__traceback__)
+    if entries and _is_ours(entries[-1]) and isinstance(error, _OF_DEFECTS) and not isinstance(error, IndexError):
+        return error.__traceback__
+    kept: list[TracebackType] = []
+    crossed = False
+    for entry in entries:
+        if _is_ours(entry):
+            crossed = True
+            if kept and kept[-1].tb_frame.f_code.co_filename.endswith(_ASKING):
+                kept.pop()
+            continue
+        if crossed and kept and kept[-1].tb_frame.f_code is entry.tb_frame.f_code:
+            kept.pop()
+        crossed = False
+        kept.append(entry)
+    for entry, following in zip_longest(kept, kept[1:]):
+        entry.tb_next = following
+    return kept[0] if kept else None
+
+
+def _entries(entry: TracebackType | None) -> list[TracebackType]:
+    found = []
+    while entry is not None:
+        found.append(entry)
+        entry = entry.tb_next
+    return found
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(PACKAGE)

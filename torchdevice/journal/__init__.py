@@ -1,0 +1,1 @@
+"""What is counted while a program runs: rewritten calls by the line that made them, and what verify found."""

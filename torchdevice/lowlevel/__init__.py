@@ -1,0 +1,1 @@
+"""Everything that touches memory through pointers, slots of types or iterators of C."""

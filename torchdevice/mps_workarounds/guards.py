@@ -1,0 +1,102 @@
+"""What is done in place of a call that a kernel is known to compute wrongly.
+
+A guard gets the kernel, the operator and the arguments of a call. It returns :data:`HARMLESS` for a call that does not
+meet the fault, which the kernel then gets as it is, and otherwise the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from torchdevice.fallback.cpu_fallback import run
+
+Kernel = Callable[..., Any]
+
+Guard = Callable[[Kernel, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+HARMLESS: Any = object()
+
+
+def contiguous_output(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let the kernel write to a contiguous copy of what it writes to, and copy it back."""
+    keyword = next((a.name for a in op._schema.arguments if a.alias_info is not None and a.kwarg_only), None)
+    written = args[0] if keyword is None else kwargs[keyword]
+    if written.is_contiguous():
+        return HARMLESS
+    copy = written.contiguous()
+    if keyword is None:
+        kernel(copy, *args[1:], **kwargs)
+    else:
+        kernel(*args, **{**kwargs, keyword: copy})
+    (written if written.shape == copy.shape else written.resize_(copy.shape)).copy_(copy)
+    return written
+
+
+def contiguous_arguments(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make the tensors among the arguments contiguous."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return HARMLESS
+    args, kwargs = tree_map(_contiguous, (args, kwargs))
+    return kernel(*args, **kwargs)
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def expanded_groups(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Repeat keys and values for each query head of their group, and make all arguments contiguous."""
+    query, key, value, *rest = args
+    if query.dim() < 3 or query.size(-3) in (1, key.size(-3)) or query.size(-3) % key.size(-3):
+        return contiguous_arguments(kernel, op, args, kwargs)
+    key, value = (each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value))
+    args, kwargs = tree_map(_contiguous, ((query, key, value, *rest), kwargs))
+    return kernel(*args, **kwargs)
+
+
+def one_dtype(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Give the kernel all floating-point arguments in their common dtype; each result has the dtype of the CPU's.
+
+    That is the dtype of the input, for the statistics the widest, and for a gradient the dtype of what it belongs to.
+    """
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    widest = tensors[0].dtype
+    for tensor in tensors[1:]:
+        widest = torch.promote_types(widest, tensor.dtype)
+    if all(tensor.dtype is widest for tensor in tensors):
+        return HARMLESS
+    wide = [value.to(widest) if isinstance(value, torch.Tensor) else value for value in args]
+    results = kernel(*wide, **kwargs)
+    if op._schema.name.endswith("_backward"):
+        dtypes = [args[1].dtype, *(None if value is None else value.dtype for value in args[5:7])]
+    else:
+        dtypes = [args[0].dtype, widest, widest]
+    pairs = zip(results, dtypes, strict=True)
+    return tuple(each if each is None or dtype is None else each.to(dtype) for each, dtype in pairs)
+
+
+def on_the_cpu(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the operator on the CPU."""
+    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+    return run(op._schema.name, op, args, kwargs, next(tensors).device.type)
+
+
+MOST_ELEMENTS = 1 << 32
+"""The number of elements beyond which a product is computed in parts."""
+
+
+def in_parts(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compute the product of a batch of matrices in parts, each with fewer elements than the kernel can count."""
+    left, right = args
+    largest = max(left[0].numel(), right[0].numel(), left.size(1) * right.size(2)) if left.size(0) else 0
+    if largest * left.size(0) < MOST_ELEMENTS or left.size(0) == 1:
+        return HARMLESS
+    step = max(1, (MOST_ELEMENTS - 1) // largest)
+    parts = [torch.bmm(a, b) for a, b in zip(left.split(step), right.split(step), strict=True)]
+    whole = torch.cat(parts)
+    return whole if not kwargs else kwargs["out"].resize_(whole.shape).copy_(whole)

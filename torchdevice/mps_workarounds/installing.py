@@ -1,0 +1,82 @@
+"""Puts the guards of :mod:`torchdevice.mps_workarounds.table` in place of torch's kernels while a scope is active."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Callback, Installation
+from torchdevice.fallback.kernel_registration import Registrations
+from torchdevice.fallback.missing_operators import overload
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import require
+from torchdevice.mps_workarounds import guards
+from torchdevice.mps_workarounds.table import FAULTS, Fault, Version
+
+_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+
+
+def version(text: str) -> Version | None:
+    """Return a version as numbers, None for a text without any."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, found[0].split("."))) if found else None
+
+
+def here(faults: Iterable[Fault] = FAULTS) -> list[Fault]:
+    """Return the faults that the installed torch and this machine's macOS may have."""
+    installed = version(torch.__version__) or ()
+    return [fault for fault in faults if fault.is_in(installed, version(platform.mac_ver()[0]))]
+
+
+def guarded_on(key: str) -> set[str]:
+    """Return the operators with a guard that have a kernel under a dispatch key, with namespace."""
+    names = (f"aten::{name}" for fault in FAULTS for name in fault.operators)
+    return {name for name in names if _has_kernel(name, key)}
+
+
+def kernels(key: str, faults: Iterable[Fault]) -> Mapping[str, Callable[..., Any]]:
+    """Return the guarded kernel of each operator of some faults that has a kernel under a dispatch key."""
+    names = ((f"aten::{name}", fault) for fault in faults for name in fault.operators)
+    return {name: _guarded(name, key, fault) for name, fault in names if _has_kernel(name, key)}
+
+
+def _guarded(name: str, key: str, fault: Fault) -> Callable[..., Any]:
+    """Return the kernel of an operator that computes, in a scope, what torch's kernel computes wrongly."""
+    op, original = overload(name), require(torch.library, "get_kernel")(name, key)
+    issues = ", ".join(map(str, fault.issues))
+    done = f"{fault.guard.__name__.replace('_', ' ')} (pytorch issues {issues})"
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        context = thread_state.state.context
+        if context is None:
+            return original.call_boxed(keys, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            result = fault.guard(functools.partial(original.call_boxed, keys), op, args, kwargs)
+            if result is guards.HARMLESS:
+                return original.call_boxed(keys, *args, **kwargs)
+        context.journal.record(name, done, Fidelity.EXACT)
+        return result
+
+    return kernel
+
+
+def installation(key: str, faults: Callable[[], Iterable[Fault]] = here) -> Installation:
+    """Return the installation of the guards under a dispatch key."""
+    registrations = Registrations(key, lambda: kernels(key, faults()))
+    return Installation(lambda: [Callback(registrations.install, registrations.remove)])
+
+
+_of_key = functools.cache(installation)
+
+
+def needed(context: Context) -> list[Installation]:
+    """Return the installations that a context needs for its target."""
+    key = context.runtime.known_faults_key
+    return [_of_key(key)] if key is not None else []

@@ -1,0 +1,140 @@
+"""What reports say, in whatever form: headings, sums and figures."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from torchdevice.report import source
+from torchdevice.report.content import Content, Process, Totals
+from torchdevice.report.predicted import Comparison, Line
+from torchdevice.report.rows import Group, Row
+
+HEADINGS = {
+    Group.NUMBERS: "Changed numbers",
+    Group.ELSEWHERE: "Ran elsewhere",
+    Group.OTHER: "The rest",
+}
+
+EXPLANATIONS = {
+    Group.NUMBERS: "the program may compute or read other numbers: approximate, downcast, fell back",
+    Group.ELSEWHERE: "the same operations with the same meaning, on another device",
+    Group.OTHER: "hints with nothing to do, declared constants, and what raised an error",
+}
+
+
+def program(report: Content) -> str:
+    """Return the command line of a report, without the folders of the program."""
+    first, *rest = report.program or ("",)
+    return shlex.join([os.path.basename(first) or "python", *rest])
+
+
+def device(report: Content) -> str:
+    """Return what stood in for what."""
+    return f"{report.target} in place of {report.written_for}"
+
+
+def versions(report: Content) -> str:
+    """Return the versions that a report was made with."""
+    return ", ".join(f"{name} {version}" for name, version in report.versions.items())
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number of things."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
+def verified(report: Content) -> str:
+    """Return how many calls ``verify=`` compared and what came of it; nothing without ``verify=``."""
+    if not report.verified:
+        return ""
+    calls = {name: sum(counts.values()) for name, counts in report.verified.items()}
+    said = f"verified {plural(calls['compared'], 'call')} of {plural(len(report.verified['compared']), 'operator')}"
+    if calls["random"]:
+        said += f", {plural(calls['random'], 'call')} with random numbers by shape, dtype and range only"
+    if calls["unknown"]:
+        said += f"; {plural(calls['unknown'], 'call')} the CPU cannot make"
+    return f"{said}: {plural(len(report.findings), 'finding')}"
+
+
+def extent(totals: Totals) -> str:
+    """Return how many calls there were at how many lines, and their time if any was measured."""
+    time = f", {duration(totals.seconds)}" if totals.seconds else ""
+    return f"{plural(totals.calls, 'call')} at {plural(totals.lines, 'line')}{time}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it; nothing for none."""
+    if not seconds:
+        return ""
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size:
+            return _figure(seconds / size, unit)
+    return _figure(seconds * 1e6, "µs")
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in the unit that suits it; nothing for none."""
+    if not count:
+        return ""
+    for power, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= power:
+            return _figure(count / power, unit)
+    return f"{count} B"
+
+
+def _figure(value: float, unit: str) -> str:
+    """Return a figure with three digits, or with all before the point where these are more."""
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"  # which .3g would round to 1e+03
+
+
+def costs(row: Row) -> str:
+    """Return the time and the bytes of a row, as far as they are known."""
+    return ", ".join(part for part in (duration(row.seconds), size(row.bytes)) if part)
+
+
+def libraries(row: Row) -> str:
+    """Return which lines of libraries asked on behalf of the program's line; nothing where it asked itself."""
+    if not row.libraries:
+        return ""
+    first, *others = row.libraries
+    more = f" and {plural(len(others), 'more line')}" if others else ""
+    return source.place(first.file, first.line) + more
+
+
+def processes(row: Row, report: Content) -> str:
+    """Return in which processes a row happened; nothing where all of those that asked for anything did the same."""
+    asking = sum(process.calls > 0 or process.end != "reported" for process in report.processes)
+    if len(report.processes) == 1 or len(row.processes) == asking > 1:
+        return ""
+    first = ", ".join(row.processes[:4])
+    return first if len(row.processes) <= 4 else f"{first} and {len(row.processes) - 4} more"
+
+
+FORETOLD = "What the source foretold:"
+
+
+def place(line: Line) -> str:
+    """Return the place of a line that was foretold."""
+    return source.place(line.file, line.line)
+
+
+def untraced(comparison: Comparison) -> list[str]:
+    """Return a sentence on the findings that no report shows, if there are any."""
+    count = comparison.untraced
+    return [f"{plural(count, 'finding')} more leave no trace in a report, such as branches."] if count else []
+
+
+def missing(report: Content) -> list[str]:
+    """Return a sentence for each process whose doings are not in the report, and for what was left out."""
+    said = [_missing(process) for process in report.processes if process.end != "reported"]
+    if report.left_out:
+        said.append(f"The journal's limit was reached: {plural(report.left_out, 'call')} more, not told apart.")
+    return said
+
+
+def _missing(process: Process) -> str:
+    if process.end == "running":
+        return f"{process.name} (process {process.pid}) is still running; what it did is not in this report."
+    return f"{process.name} (process {process.pid}) was killed before it could say what it did."

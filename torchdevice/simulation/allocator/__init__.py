@@ -1,0 +1,1 @@
+"""CUDA's caching allocator as a model, and the storages whose memory it counts."""

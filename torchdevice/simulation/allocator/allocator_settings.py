@@ -1,0 +1,218 @@
+"""The settings of CUDA's allocator: what torch refuses of them, and what they mean.
+
+CUDA reads ``PYTORCH_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF`` at initialisation. torch's parser of the settings that
+all accelerators have is in every build and says what is wrong with a value. The keys that only CUDA has are listed here
+(c10/cuda/CUDAAllocatorConfig.cpp).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.foundation.torch_internals import require
+
+MINIMUM = 512
+"""``kMinBlockSize``: sizes are rounded up to a multiple of it, in bytes."""
+
+SMALL = 1 << 20
+"""``kSmallSize``: blocks of at most so many bytes come from the small pools."""
+
+SMALL_SEGMENT = 2 << 20
+"""``kSmallBuffer``: the segments of the small pools, in bytes."""
+
+_OWN_SEGMENT = 10 << 20
+"""``kMinLargeAlloc``: requests of so many bytes get a segment of their own size."""
+
+_LARGE_UNIT = 2 << 20
+"""``kRoundLarge``: such segments are a multiple of it, in bytes."""
+
+_MIB = 1 << 20
+
+_INTERVALS = 16
+"""The settings of ``roundup_power2_divisions``: for sizes from 1 MiB, from 2 MiB, and so on up to 32 GiB."""
+
+
+class Settings(NamedTuple):
+    """The settings of an allocator.
+
+    Attributes:
+        expandable_segments: Whether segments grow.
+        garbage_collection_threshold: The fraction of the allowed memory above which cached blocks are released; 0 for
+            none.
+        large_segment_size: The segments of the large pools, in bytes.
+        max_non_split_rounding: How many bytes larger than the request a block may be that is too large to be split.
+        max_split_size: The bytes from which a block is not split; None for no limit.
+        divisions: Into how many steps a power of 2 is divided when sizes are rounded up: for sizes from 1 MiB, from
+            2 MiB, and so on. 0 or 1 for steps of 512 bytes.
+        memory_fraction: The fraction of a device's memory that the process may have. Counts at initialisation only.
+        caches: Whether the allocator is enabled. Otherwise each request is one to the driver. No text sets this.
+    """
+
+    expandable_segments: bool = False
+    garbage_collection_threshold: float = 0.0
+    large_segment_size: int = 20 << 20
+    max_non_split_rounding: int = 20 << 20
+    max_split_size: int | None = None
+    divisions: tuple[int, ...] = (0,) * _INTERVALS
+    memory_fraction: float = 1.0
+    caches: bool = True
+
+    def rounded(self, size: int) -> int:
+        """Return the size of the block for a request of ``size`` bytes."""
+        divisions = self.divisions[min(max(0, size.bit_length() - SMALL.bit_length()), _INTERVALS - 1)]
+        if divisions <= 1 or size <= MINIMUM * divisions:
+            return (size + MINIMUM - 1) & -MINIMUM
+        power = 1 << size.bit_length() - 1
+        step = power // divisions or power
+        return -(-size // step) * step
+
+    def segment_size(self, size: int) -> int:
+        """Return the size of a new segment for a block of ``size`` bytes."""
+        if size <= SMALL:
+            return SMALL_SEGMENT
+        if size < _OWN_SEGMENT:
+            return self.large_segment_size
+        return -(-size // _LARGE_UNIT) * _LARGE_UNIT
+
+    def shown(self) -> dict[str, Any]:
+        """Return the settings under the keys of ``torch.cuda.memory._snapshot``."""
+        return {
+            "max_split_size": -1 if self.max_split_size is None else self.max_split_size,
+            "garbage_collection_threshold": self.garbage_collection_threshold,
+            "expandable_segments": self.expandable_segments,
+            "roundup_power2_divisions": {str(1 << at): each for at, each in enumerate(self.divisions)},
+        }
+
+    def unit(self, *, is_small: bool) -> int:
+        """Return the bytes that an expandable segment maps at once."""
+        return SMALL_SEGMENT if is_small else self.large_segment_size
+
+
+DEFAULT = Settings()
+
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+_OF_ALL = frozenset(
+    {
+        "expandable_segments",
+        "garbage_collection_threshold",
+        "large_segment_size_mb",
+        "max_non_split_rounding_mb",
+        "max_split_size_mb",
+        "pinned_max_cached_size_mb",
+        "pinned_max_round_threshold_mb",
+        "pinned_use_background_threads",
+        "roundup_power2_divisions",
+    }
+)
+
+_OF_CUDA = frozenset(
+    {
+        "backend",
+        "expandable_segments_reserve",
+        "expandable_segments_reserve_by_class",
+        "graph_capture_record_stream_reuse",
+        "per_process_memory_fraction",
+        "pinned_free_catch_all",
+        "pinned_num_register_threads",
+        "pinned_reserve_segment_size_mb",
+        "pinned_use_cuda_host_register",
+        "pinned_use_hip_host_register",
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+        "throw_on_cudamalloc_oom",
+    }
+)
+
+_BACKENDS = ("native", "cudaMallocAsync")
+
+_SETTING = re.compile(r"[^,\[]+(?:\[[^\]]*\])?")
+"""A setting: its key and its value, which may be a list in brackets."""
+
+
+def text() -> str:
+    """Return the text of the settings in the environment."""
+    return next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
+
+
+def parsed(text: str) -> Settings:
+    """Return the settings that a text means.
+
+    Raises:
+        ValueError: A key is unknown, or a value is wrong. The text is torch's.
+        RuntimeError: There is another backend than CUDA has.
+    """
+    if not text:
+        return DEFAULT
+    pairs = [setting.strip().partition(":")[::2] for setting in _SETTING.findall(text)]
+    for key, value in pairs:
+        if key not in _OF_ALL | _OF_CUDA:
+            raise ValueError(f"Unrecognized key '{key}' in CUDA allocator config.")
+        if key == "backend" and value.strip() not in _BACKENDS:
+            raise RuntimeError("Unknown allocator backend, options are native and cudaMallocAsync")
+    _check(",".join(f"{key}:{value}" for key, value in pairs if key in _OF_ALL))
+    return DEFAULT._replace(**{_READ[key][0]: _READ[key][1](value.strip()) for key, value in pairs if key in _READ})
+
+
+def _check(text: str) -> None:
+    """Let torch parse settings, and let it forget them: in a build without CUDA it has no use for them."""
+    with thread_state.suspended():
+        parse = require(torch._C, "_accelerator_setAllocatorSettings")
+        try:
+            parse(text)
+        finally:
+            parse("")
+            # An empty text resets all settings but this one, which torch 2.10 does not know.
+            if "large_segment_size_mb" in text:
+                with contextlib.suppress(ValueError):
+                    parse("large_segment_size_mb:20")
+
+
+def _mebibytes(text: str) -> int:
+    return int(text) * _MIB
+
+
+def _divisions(text: str) -> tuple[int, ...]:
+    """Return the divisions for each interval: of ``4`` or of ``[256:1,512:2,>:4]``, whose keys are MiB."""
+    if not text.startswith("["):
+        return (int(text),) * _INTERVALS
+    found = [0] * _INTERVALS
+    last = None
+    for pair in text.strip("[]").split(","):
+        key, _, value = (part.strip() for part in pair.partition(":"))
+        if key == ">":
+            start = 0 if last is None else last + 1
+            found[start:] = [int(value)] * (_INTERVALS - start)
+            continue
+        at = min(int(key).bit_length() - 1, _INTERVALS - 1)
+        found[at] = int(value)
+        if last is None:
+            found[:at] = [int(value)] * at
+        last = at
+    return tuple(found)
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError("per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
+    return value
+
+
+_READ: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "expandable_segments": ("expandable_segments", "True".__eq__),
+    "garbage_collection_threshold": ("garbage_collection_threshold", float),
+    "large_segment_size_mb": ("large_segment_size", _mebibytes),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes),
+    "max_split_size_mb": ("max_split_size", _mebibytes),
+    "per_process_memory_fraction": ("memory_fraction", _fraction),
+    "roundup_power2_divisions": ("divisions", _divisions),
+}
+"""Key -> the field of :class:`Settings` and how its value is read. The other keys change no block."""

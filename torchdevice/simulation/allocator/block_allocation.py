@@ -1,0 +1,351 @@
+"""Which block a request gets, and what becomes of a freed one.
+
+A request gets the smallest free block of its stream's pool that is large enough, of which the rest is split off, else a
+block of a new segment. A free block is merged with its free neighbours. Segments stay reserved until the cache is
+emptied or memory runs out.
+
+Source: torch's notes on CUDA's memory management, and the comments of c10/cuda/CUDACachingAllocator.cpp.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from torchdevice.simulation.allocator import cache_release, expandable_segments, out_of_memory
+from torchdevice.simulation.allocator.allocator_settings import DEFAULT, MINIMUM, SMALL, Settings
+from torchdevice.simulation.allocator.allocator_stats import Statistics
+from torchdevice.simulation.allocator.memory_blocks import (
+    FREE,
+    NOBODY,
+    PENDING,
+    SHIFT,
+    UNCACHED,
+    USED,
+    Block,
+    Pool,
+    cut,
+    joined,
+)
+from torchdevice.simulation.allocator.out_of_memory import Limits
+from torchdevice.simulation.allocator.pool_choice import Pools
+from torchdevice.simulation.allocator.segments import Segments
+
+
+class Blocks:
+    """The blocks of one device. One thread may use them at a time.
+
+    Args:
+        index: The index of the device.
+        limits: Returns what limits the device; asked where a new segment is needed.
+        error: Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the
+            device and those that the program may use; None for CUDA's.
+        tell: Is called with each change of a segment: what happened, address, size and stream.
+
+    Attributes:
+        ended: What has ended, in this order. Its ``release`` appends its block to ``freed``.
+        freed: The blocks that nobody has any more, in this order.
+        pending: The freed blocks that another stream may still use.
+        pools: The pools of free blocks.
+        refused: The last error that is no interrupt.
+        segments: The memory that the device has from the driver.
+        settings: The settings of the allocator.
+        statistics: The statistics of the device.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        limits: Callable[[int], tuple[int | None, int | None]],
+        error: Callable[[int, int, int, int], Exception | None],
+        tell: Callable[[str, int, int, int], None],
+    ) -> None:
+        self.ended: deque[Any] = deque()
+        self.freed: deque[Block] = deque()
+        self.pending: list[Block] = []
+        self.refused: Exception | None = None
+        self.statistics = Statistics()
+        self.pools = Pools(self.statistics.of_pools)
+        self.segments = Segments(index, self.statistics, tell)
+        self._index, self._limits, self._error = index, limits, error
+        self._routes = self.pools.routes
+        self._searches = 0
+        self.configure(DEFAULT)
+
+    def configure(self, settings: Settings) -> None:
+        """Use other settings from now on. Blocks and segments stay as they are."""
+        self.settings = settings
+        self.statistics.max_split_size = self._oversized = settings.max_split_size
+        # Where every setting has its default, a request of the size of the block freed last is quickly answered.
+        self._is_plain = settings == DEFAULT
+
+    def refusal(self, error: Exception) -> Exception:
+        """Return an error that is no interrupt: what it leaves is whole."""
+        self.refused = error
+        return error
+
+    def lay_out_anew(self, live: Collection[Block]) -> None:
+        """Let each of the blocks that storages have be a segment of its own, and nothing be cached."""
+        used = set(live)
+        outside = {block for block in used if block.pool.owner == UNCACHED}
+        self.segments.uncached = sum(block.size for block in outside)
+        for _ in range(len(self.freed)):  # storages may end meanwhile, and append theirs
+            block = self.freed.popleft()
+            if block in used:
+                self.freed.append(block)
+        used -= outside
+        self.pending = []
+        self.pools.clear()
+        for block in used:
+            pool = block.pool
+            block.pool = self.pools.pool(pool.stream, pool.is_small, pool.owner)
+            block.previous = block.next = None
+            block.state = USED
+        self.segments.heads = {block.address: block for block in used}
+        self.statistics.count_anew(used)
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def allocate(self, requested: int, stream: int) -> Block:
+        """Return a block for a request of ``requested`` bytes on a stream.
+
+        Raises:
+            torch.OutOfMemoryError: The device has too little memory left. The text is CUDA's.
+            torch.AcceleratorError: The same, where the allocator is disabled.
+        """
+        freed = self.freed
+        if freed:
+            if len(freed) == 1 and freed[0].requested == requested and self._stays(freed[0], stream):
+                block = freed.popleft()
+                figures = block.pool.figures
+                figures.total_allocated += block.size
+                figures.total_requested += requested
+                figures.total_count += 1
+                return block
+            self.settle()
+        if not self.settings.caches:
+            return self._from_driver((requested + MINIMUM - 1) & -MINIMUM, stream)
+        size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else self.settings.rounded(requested)
+        pool = self.pools.serving(stream, size <= SMALL)
+        found = self._find(pool, size) or self._obtain(pool, size)
+        return self._give(found, size, requested)
+
+    def _stays(self, block: Block, stream: int) -> bool:
+        """Return whether a request of a freed block's size gets this block, and count what happens on the way.
+
+        Nothing else changes then: the block would be freed, be found first, and have its rest split off again.
+        """
+        pool, size, previous, after = block.pool, block.size, block.previous, block.next
+        if not pool.is_usual or pool.stream != stream or not self._is_plain or self._routes or block.uses:
+            return False
+        if block.state != USED:
+            return False
+        if previous is not None and previous.state == FREE:
+            return False
+        wanted = (block.requested + MINIMUM - 1) & -MINIMUM
+        rest = after.size if after is not None and after.state == FREE else 0
+        if rest and (size != wanted or not (pool.is_small or rest > SMALL)):
+            return False
+        keys, address = pool.keys, block.address
+        at = bisect_left(keys, wanted << SHIFT)
+        if at < len(keys):
+            found = keys[at]
+            if rest and found == rest << SHIFT | (address + size):  # the rest itself
+                found = keys[at + 1] if at + 1 < len(keys) else found << SHIFT
+            if found < (size + rest) << SHIFT | address:
+                return False
+        if previous is not None or (after is not None and (not rest or after.next is not None)):
+            pool.figures.bounce(0 if rest else 1, size)
+        elif rest:
+            pool.figures.total_inactive_count += 1
+            pool.figures.total_inactive += rest
+        return True
+
+    def _from_driver(self, size: int, stream: int) -> Block:
+        """Return a block for a disabled allocator. Cached segments are not released for it."""
+        found = self.segments.outside(size, stream, self.limits().total)
+        if found is None:
+            raise self.refusal(torch.AcceleratorError("CUDA error: out of memory"))
+        return found
+
+    def _find(self, pool: Pool, size: int) -> Block | None:
+        """Take the free block that fits a request best out of its pool; None if none fits."""
+        if self._is_plain:
+            keys = pool.keys
+            at = bisect_left(keys, size << SHIFT)
+            return pool.blocks.pop(keys.pop(at)) if at < len(keys) else None
+        self._searches += not pool.is_small and pool.owner == NOBODY
+        found = self._fitting(pool, size)
+        if found is not None:
+            found.pool.take(found)
+        return found
+
+    def _fitting(self, pool: Pool, size: int) -> Block | None:
+        found = pool.first(size)
+        if self.settings.expandable_segments:
+            expanded = expandable_segments.best(self._expanding(pool), size)
+            if found is None or (expanded is not None and expanded.key < found.key):
+                found = expanded
+        limit = self._oversized
+        if found is None or limit is None:
+            return found
+        too_large = found.size >= (limit if size < limit else size + self.settings.max_non_split_rounding)
+        return None if too_large else found
+
+    def _expanding(self, pool: Pool) -> Pool:
+        """Return the pool of the blocks in expandable segments for the same requests."""
+        return self.pools.pool(pool.stream, pool.is_small, pool.owner, expands=True)
+
+    def _give(self, block: Block, size: int, requested: int) -> Block:
+        """Return a block that is in no pool, without what it has beyond ``size``, as one that a tensor has."""
+        pool, rest, was_split = block.pool, block.size - size, block.is_split
+        if rest and self._splits(pool, size, rest):
+            cut(block, size, FREE)
+            if not pool.expands:
+                pool.figures.split(*((0, -size) if was_split else (1, rest)))
+        elif was_split and not pool.expands:
+            pool.figures.split(-1, -block.size)
+        self.occupy(block, requested)
+        return block
+
+    def _splits(self, pool: Pool, size: int, rest: int) -> bool:
+        if pool.owner != NOBODY and not self.pools.splits(pool.owner):
+            return False
+        if pool.is_small or self.settings.expandable_segments:
+            return rest >= MINIMUM
+        return rest > SMALL and (self._oversized is None or size < self._oversized)
+
+    def occupy(self, block: Block, requested: int) -> None:
+        """Use the whole of a block that is in no pool."""
+        block.state = USED
+        block.requested = requested
+        size = block.size
+        block.pool.figures.add(size, requested)
+        if self._oversized is not None:
+            self.statistics.count_oversize("oversize_allocations", size, 1)
+
+    # ---- new segments ------------------------------------------------------------------------------------------------
+
+    def limits(self) -> Limits:
+        """Return what limits the device now."""
+        return Limits(*self._limits(self._index))
+
+    def _obtain(self, pool: Pool, size: int) -> Block:
+        """Return a block of a new segment, for which the cache is emptied if that is necessary."""
+        limits, wanted = self.limits(), self.settings.segment_size(size)
+        if limits.allowed is not None:
+            self._collect_garbage(limits.allowed)
+        found = self._new(pool, size, wanted, limits)
+        if found is None and cache_release.release_oversize(self.segments, pool, size, self._oversized):
+            found = self._new(pool, size, wanted, limits)
+        if found is None:
+            self.release_cached()
+            self.statistics.count("num_alloc_retries")
+            found = self._new(pool, size, wanted, limits) or self._borrowed(pool, size)
+        if found is None:
+            self.statistics.count("num_ooms")
+            total = limits.total or 0
+            error = self._error(wanted, self.statistics.whole.allocated, total, limits.allowed or total)
+            raise self.refusal(error or torch.OutOfMemoryError(self.out_of_memory(wanted, limits)))
+        return found
+
+    def _new(self, pool: Pool, size: int, wanted: int, limits: Limits) -> Block | None:
+        """Return a block of a new segment of ``wanted`` bytes, or of an expandable one; None without memory for it."""
+        if limits.allowed is not None and self.statistics.whole.reserved + wanted > limits.allowed:
+            return None
+        if self.settings.expandable_segments:
+            unit = self.settings.unit(is_small=pool.is_small)
+            return expandable_segments.expand(self.segments, self._expanding(pool), size, unit, limits.total)
+        return self.segments.obtain(pool, wanted, limits.total)
+
+    def _borrowed(self, pool: Pool, size: int) -> Block | None:
+        """Take a block of a private pool that serves other allocations when memory runs out."""
+        for owner in self.pools.serving_all():
+            found = self._find(self.pools.pool(pool.stream, pool.is_small, owner), size)
+            if found is not None:
+                return found
+        return None
+
+    def _collect_garbage(self, allowed: int) -> None:
+        """Release large blocks that have been free for long, where reserved memory exceeds the threshold."""
+        most = int(self.settings.garbage_collection_threshold * allowed)
+        excess = self.statistics.whole.reserved - most
+        if most and excess > 0:
+            cache_release.collect_garbage(self.segments, self.pools.large(), excess, self._searches)
+
+    def release_cached(self) -> None:
+        """Wait for the device, and return the segments without a block in use to the driver."""
+        self.statistics.count("num_sync_all_streams")
+        self.host_waited()
+        cache_release.release_all(self.segments, self.pools.unused(), self.settings)
+
+    def out_of_memory(self, wanted: int, limits: Limits) -> str:
+        """Return the text of CUDA's error where the driver was asked for ``wanted`` bytes."""
+        private, uncached = self.pools.free_in_private(), self.segments.uncached
+        return out_of_memory.text(self._index, wanted, limits, self.statistics.whole, uncached, private)
+
+    # ---- freed blocks ------------------------------------------------------------------------------------------------
+
+    def release_ended(self) -> None:
+        """Release what has ended."""
+        ended = self.ended
+        try:
+            while ended:
+                ended.popleft().release()
+        except IndexError:  # another thread was faster
+            return
+
+    def settle(self) -> None:
+        """Free the blocks that nobody has any more."""
+        while self.freed:
+            block = self.freed.popleft()
+            if block.state != USED:  # a checkpoint was restored, and the storage ended meanwhile
+                continue
+            if block.pool.owner == UNCACHED:
+                self.segments.uncached -= block.size
+                block.state = FREE
+                continue
+            if self._oversized is not None:
+                self.statistics.count_oversize("oversize_allocations", block.size, -1)
+            if block.uses:
+                block.state = PENDING
+                block.pool.figures.suspend(block.size)
+                self.pending.append(block)
+            else:
+                self.free(block)
+
+    def host_waited(self) -> None:
+        """Free the blocks that were freed while another stream used them: the host has waited for the device."""
+        self.release_ended()
+        self.settle()
+        pending, self.pending = self.pending, []
+        for block in pending:
+            block.uses = None
+            block.pool.figures.resume(block.size)
+            self.free(block)
+
+    def free(self, block: Block) -> None:
+        """Put a block into its pool, with its free neighbours."""
+        block.state = FREE  # also where its neighbour takes it in
+        pool, count, inactive = block.pool, 0, 0
+        pool.figures.remove(block.size, block.requested)
+        after, previous = block.next, block.previous
+        if after is not None and after.state == FREE:
+            pool.take(after)
+            count, inactive = -1, -after.size
+            joined(block, after)
+        if previous is not None and previous.state == FREE:
+            pool.take(previous)
+            count, inactive = count - 1, inactive - previous.size
+            block = joined(previous, block)
+        pool.put(block)
+        if block.is_split:
+            count, inactive = count + 1, inactive + block.size
+        elif self.settings.garbage_collection_threshold:
+            pool.ages[block.key] = self._searches
+        if (count or inactive) and not pool.expands:
+            pool.figures.split(count, inactive)

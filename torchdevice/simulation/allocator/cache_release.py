@@ -1,0 +1,66 @@
+"""Which free segments are returned to the driver: all, those too large to be split, those that were free for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torchdevice.simulation.allocator import expandable_segments
+from torchdevice.simulation.allocator.allocator_settings import Settings
+from torchdevice.simulation.allocator.memory_blocks import Pool
+from torchdevice.simulation.allocator.segments import Segments
+
+
+def release_all(segments: Segments, pools: Iterable[Pool], settings: Settings) -> None:
+    """Release the segments of some pools that have no block in use."""
+    for pool in pools:
+        for key in list(pool.keys):
+            block = pool.blocks[key]
+            if pool.expands:
+                expandable_segments.unmap(segments, block, settings.unit(is_small=pool.is_small))
+            elif not block.is_split:
+                segments.release(block)
+
+
+def release_oversize(segments: Segments, pool: Pool, size: int, limit: int | None) -> bool:
+    """Release blocks that are too large to be split, enough for a request. Return whether there were enough.
+
+    Args:
+        segments: The segments of the device.
+        pool: The pool that serves the request.
+        size: The bytes of the request.
+        limit: The bytes from which blocks are not split; None for no limit.
+    """
+    if limit is None:
+        return False
+    wanted = max(size, limit)
+    first = pool.first(wanted)
+    if first is not None:
+        segments.release(first)
+        return True
+    released = 0
+    for key in reversed(pool.keys):
+        block = pool.blocks[key]
+        if released >= wanted or block.size < limit:
+            break
+        released += block.size
+        if not block.is_split:
+            segments.release(block)
+    return released >= wanted
+
+
+def collect_garbage(segments: Segments, pools: Iterable[Pool], excess: int, searches: int) -> None:
+    """Release blocks that have been free for long.
+
+    Args:
+        segments: The segments of the device.
+        pools: The pools of the blocks.
+        excess: The bytes to be released.
+        searches: How many searches for large blocks there were, by which the age of a free block is counted.
+    """
+    left = {b: searches - p.ages.get(k, 0) for p in pools for k, b in p.blocks.items() if not b.is_split}
+    while excess > 0 and left:
+        mean = sum(left.values()) / len(left)
+        for block in [block for block, age in left.items() if age >= mean]:
+            excess -= block.size
+            del left[block]
+            segments.release(block)

@@ -1,0 +1,278 @@
+"""CUDA's caching allocator as a model: the memory that the tensors of a device would have on a GPU.
+
+Which block a request gets says ``block_allocation.py``. Here is what several threads may call at any time, and what is
+done after an interrupt.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from torchdevice.devices.allocation_events import Segment
+from torchdevice.devices.runtime import Memory
+from torchdevice.simulation.allocator import cache_release, out_of_memory, pool_checkpoints
+from torchdevice.simulation.allocator.allocator_settings import Settings
+from torchdevice.simulation.allocator.block_allocation import Blocks
+from torchdevice.simulation.allocator.memory_blocks import Block, Owner
+from torchdevice.simulation.allocator.pool_checkpoints import Checkpoint
+
+
+def _tell_nobody(action: str, address: int, size: int, stream: int) -> None:
+    """Ignore a change of a segment."""
+
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def _changing(method: M) -> M:
+    """Let a method of a device hold the lock, and lay the memory out anew if an interrupt ends the method.
+
+    A generator that held the lock, as a context manager, would keep it where an interrupt comes between its two halves.
+    """
+
+    @functools.wraps(method)
+    def changing(self: Device, *args: Any, **kwargs: Any) -> Any:
+        try:
+            self._blocks.release_ended()
+            # On one line: tests let interrupts come between lines, where Python lets none come between these.
+            with self._lock: return method(self, *args, **kwargs)  # noqa: E701  # fmt: skip
+        except BaseException as error:
+            self._recover_from(error)
+            raise
+
+    return changing  # type: ignore[return-value]
+
+
+class Device:
+    """The memory of one simulated device.
+
+    Storages may end, by the garbage collector, between any two lines of this class. One that ends is therefore only
+    appended to ``ended``, by a function in C, which no interrupt can come into. The next allocation or query releases
+    it, and frees its block.
+
+    Args:
+        index: The index of the device.
+        limits: Returns what limits the device; asked where a new segment is needed.
+        error: Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the
+            device and those that the program may use; None for CUDA's.
+
+    Attributes:
+        ended: What has ended, in this order. Its ``release`` appends its block to ``freed``.
+        freed: The blocks that nobody has any more, in this order.
+        tell: Called with each change of a segment: what happened, address, size and stream.
+        live: Returns the blocks that somebody has.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        limits: Callable[[int], tuple[int | None, int | None]] = lambda index: (None, None),
+        error: Callable[[int, int, int, int], Exception | None] = lambda *bytes_: None,
+    ) -> None:
+        self.index = index
+        self.tell: Callable[[str, int, int, int], None] = _tell_nobody
+        self.live: Callable[[], Collection[Block]] = tuple
+        self._blocks = Blocks(index, limits, error, lambda *change: self.tell(*change))
+        self.ended, self.freed = self._blocks.ended, self._blocks.freed
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Make a new lock."""
+        self._lock = threading.RLock()
+
+    def begin_in_child(self) -> None:
+        """Begin again in a forked child: another thread may have been in the middle of a change, which nobody ends."""
+        is_whole = self._lock.acquire(blocking=False)
+        self.renew_lock()
+        if not is_whole:
+            self._recover()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the allocator."""
+        return self._blocks.settings
+
+    def configure(self, settings: Settings) -> None:
+        """Use other settings from now on. Blocks and segments stay as they are."""
+        self._blocks.configure(settings)
+
+    # ---- interrupts --------------------------------------------------------------------------------------------------
+
+    def _recover_from(self, error: BaseException) -> None:
+        """Lay the memory out anew after an interrupt: any error but a refusal, as handlers of signals raise any."""
+        if error is not self._blocks.refused:
+            self._recover()
+        self._blocks.refused = None
+
+    def _recover(self) -> None:
+        """Lay the memory out anew after an interrupt, which may have come between any two lines of a change.
+
+        What is certain is which blocks storages have. Each becomes a segment of its own, and nothing is cached.
+        """
+        self._blocks.release_ended()
+        with self._lock: self._blocks.lay_out_anew(self.live())  # noqa: E701  # fmt: skip
+
+    # ---- blocks ------------------------------------------------------------------------------------------------------
+
+    def allocate(self, requested: int, stream: int = 0) -> Block:
+        """Return a block for a request of ``requested`` bytes on a stream.
+
+        Raises:
+            torch.OutOfMemoryError: The device has too little memory left. The text is CUDA's.
+            torch.AcceleratorError: The same, where the allocator is disabled.
+        """
+        try:  # as ``_changing`` does it, without the time of its frame
+            if self.ended:
+                self._blocks.release_ended()
+            with self._lock: return self._blocks.allocate(requested, stream)  # noqa: E701  # fmt: skip
+        except BaseException as error:  # also after the block was found: nobody has it then
+            self._recover_from(error)
+            raise
+
+    def release_ended(self) -> None:
+        """Release what has ended, so that its memory is the CPU's again, also if no further allocation comes.
+
+        The lock is not held: observers have locks of their own.
+        """
+        try:
+            self._blocks.release_ended()
+        except BaseException as error:
+            self._recover_from(error)
+            raise
+
+    def use(self, block: Block, stream: Any) -> None:
+        """Note that another stream uses a block, which defers its reuse until the host has waited for the device."""
+        if stream != (self.index, block.pool.stream):
+            block.uses = (block.uses or set()) | {stream}
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there may be blocks that another stream uses and that are freed."""
+        return bool(self._blocks.pending or self.freed or self.ended)
+
+    @_changing
+    def host_waited(self) -> None:
+        """Free the blocks that were freed while another stream used them: the host has waited for the device."""
+        self._blocks.host_waited()
+
+    @_changing
+    def empty_cache(self) -> None:
+        """Return the segments without a block in use to the driver."""
+        self._blocks.release_cached()
+
+    # ---- private pools -----------------------------------------------------------------------------------------------
+
+    @_changing
+    def keep_private(self, owner: Owner, *, serves_all: bool = False, splits: bool = True) -> None:
+        """Count one more use of a private pool, which is made if there is none of this id."""
+        self._blocks.pools.keep(owner, serves_all=serves_all, splits=splits)
+
+    @_changing
+    def release_private(self, owner: Owner) -> None:
+        """Count one use of a private pool less. Its segments may be returned to the driver after the last."""
+        self._blocks.pools.release(owner)
+
+    def uses_of(self, owner: Owner) -> int:
+        """Return how often a private pool is in use."""
+        return self._blocks.pools.uses_of(owner)
+
+    @_changing
+    def empty_private(self, owner: Owner) -> None:
+        """Return the segments of a private pool without a block in use to the driver, if the pool is not in use."""
+        blocks = self._blocks
+        blocks.host_waited()
+        unused = [pool for pool in blocks.pools.unused() if pool.owner == owner]
+        cache_release.release_all(blocks.segments, unused, blocks.settings)
+
+    @_changing
+    def route(self, owner: Owner, takes: Callable[[], bool]) -> None:
+        """Let a private pool serve the allocations of a thread where ``takes()`` is true."""
+        self._blocks.pools.routes.append((owner, takes))
+
+    @_changing
+    def unroute(self, owner: Owner) -> None:
+        """End the first route of a private pool."""
+        self._blocks.pools.unroute(owner)
+
+    @_changing
+    def checkpoint(self, owner: Owner, data: Mapping[Block, int]) -> Checkpoint:
+        """Return which blocks of a private pool are in use. ``data`` has the addresses of their values.
+
+        Raises:
+            RuntimeError: The pool does not exist, or has ended. The texts are CUDA's.
+        """
+        self._check_private(owner)
+        self._blocks.host_waited()
+        return pool_checkpoints.taken(self._blocks, owner, data)
+
+    @_changing
+    def restore(self, checkpoint: Checkpoint) -> dict[Block, int]:
+        """Free the blocks of a private pool, and use those that were in use at a checkpoint.
+
+        Returns:
+            The blocks in use, with the address of the values of each at the checkpoint.
+        """
+        self._check_private(checkpoint.owner)
+        return pool_checkpoints.restored(self._blocks, checkpoint)
+
+    @_changing
+    def in_use(self, owner: Owner) -> list[Block]:
+        """Return the blocks of a private pool that are in use."""
+        self._check_private(owner)
+        self._blocks.settle()
+        return pool_checkpoints.in_use(self._blocks, owner)
+
+    def _check_private(self, owner: Owner) -> None:
+        if not self._blocks.pools.has(owner):
+            raise self._blocks.refusal(RuntimeError("Could not find pool of id"))
+        if not self.uses_of(owner):
+            raise self._blocks.refusal(RuntimeError("Not expected to checkpoint freeable graph"))
+
+    # ---- figures -----------------------------------------------------------------------------------------------------
+
+    @property
+    def uncached(self) -> int:
+        """The bytes that tensors have from the driver directly."""
+        return self._blocks.segments.uncached
+
+    @_changing
+    def figures(self) -> Memory:
+        """Return the current values and the peaks, in bytes."""
+        self._blocks.settle()
+        return self._blocks.statistics.memory()
+
+    @_changing
+    def statistics(self) -> dict[str, Any]:
+        """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
+        self._blocks.settle()
+        return self._blocks.statistics.shown()
+
+    @_changing
+    def reset_peak(self) -> None:
+        """Reset the peaks to the current values."""
+        self._blocks.settle()
+        self._blocks.statistics.forget_peaks()
+
+    @_changing
+    def reset_accumulated(self) -> None:
+        """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0."""
+        self._blocks.settle()
+        self._blocks.statistics.forget_totals()
+
+    @_changing
+    def segments(self, data: Mapping[Block, int]) -> list[Segment]:
+        """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
+        self._blocks.settle()
+        return self._blocks.segments.shown(data)
+
+    def refusal(self, requested: int, total: int) -> str:
+        """Count a request that this machine's memory cannot serve, and return the text of CUDA's error."""
+        blocks = self._blocks
+        blocks.statistics.count("num_ooms")
+        if requested >= out_of_memory.EXBIBYTE:
+            return out_of_memory.OF_EXBIBYTES
+        wanted = blocks.settings.segment_size(blocks.settings.rounded(requested))
+        return blocks.out_of_memory(wanted, blocks.limits()._replace(total=total))

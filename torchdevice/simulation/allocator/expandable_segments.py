@@ -1,0 +1,131 @@
+"""Expandable segments of CUDA's caching allocator: ranges of addresses that get memory in units where they need it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from typing import Any
+
+from torchdevice.simulation.allocator.memory_blocks import FREE, SHIFT, UNMAPPED, Block, Pool, cut, joined
+from torchdevice.simulation.allocator.segments import Segments
+
+_UNLIMITED = 1 << 44
+"""The addresses of a segment on a device without a memory limit, in bytes."""
+
+
+def best(pool: Pool, size: int) -> Block | None:
+    """Return the free block that a request gets: the size of a block is the one that it can grow to."""
+    at = bisect_left(pool.keys, size << SHIFT)
+    if at == len(pool.keys):
+        return None
+    found = pool.blocks[pool.keys[at]]
+    for key in pool.keys[at + 1 :]:
+        other = pool.blocks[key]
+        if _reach(other) >= _reach(found):
+            break
+        found = other
+    return found
+
+
+def _reach(block: Block) -> int:
+    after = block.next
+    return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
+
+
+def expand(segments: Segments, pool: Pool, size: int, unit: int, total: int | None) -> Block | None:
+    """Return a block of at least ``size`` bytes, in no pool, for which memory is mapped in units.
+
+    Args:
+        segments: The segments of the device.
+        pool: The pool of the block.
+        size: The bytes that are needed.
+        unit: The bytes that are mapped at once, or a multiple.
+        total: The bytes of the device's memory, or None for no limit.
+
+    Returns:
+        The block; None where the driver has too little memory.
+    """
+    block: Block | None = _room(segments, pool, size, unit, total)
+    if block is not None and block.state == UNMAPPED:
+        block = _map(segments, block, min(block.size, size), unit, total)
+    while block is not None and block.size < size:
+        assert block.next is not None, "there was room for the request"
+        block = _map(segments, block.next, min(size - block.size, block.next.size), unit, total)
+    if block is not None:
+        pool.take(block)
+    return block
+
+
+def _room(segments: Segments, pool: Pool, size: int, unit: int, total: int | None) -> Block:
+    """Return the first of free and unmapped neighbours that have enough addresses, at the lowest address."""
+    for unmapped in pool.unmapped:
+        first = unmapped.previous
+        first = first if first is not None and first.state == FREE else unmapped
+        if _free_addresses(first, size) >= size:
+            return first
+    space = _UNLIMITED if total is None else total + total // 8
+    block = segments.begin(pool, -(-max(space, size) // unit) * unit, UNMAPPED, unit)
+    pool.unmapped.append(block)
+    return block
+
+
+def _free_addresses(block: Block | None, wanted: int) -> int:
+    """Return the bytes of a block and of those after it until one is in use, or until ``wanted`` are found."""
+    found = 0
+    while block is not None and block.state in (FREE, UNMAPPED) and found < wanted:
+        found += block.size
+        block = block.next
+    return found
+
+
+def _map(segments: Segments, block: Block, size: int, unit: int, total: int | None) -> Block | None:
+    """Give the beginning of an unmapped block memory. Return the free block that it is part of then."""
+    pool, mapped = block.pool, -(-size // unit) * unit
+    if not segments.reserve(pool, mapped, total):
+        return None
+    pool.unmapped.remove(block)
+    if mapped < block.size:
+        insort(pool.unmapped, cut(block, mapped, UNMAPPED), key=_address)
+    segments.tell("segment_map", block.address, mapped, pool.stream)
+    block.state = FREE
+    pool.put(block)
+    return _merged(block, FREE, pool.take, pool.put)
+
+
+def _address(block: Block) -> int:
+    return block.address
+
+
+def _merged(block: Block, state: int, take: Callable[[Block], Any], put: Callable[[Block], Any]) -> Block:
+    """Join a block with those of its neighbours that are in the same state. Return the whole."""
+    for first, second in ((block, block.next), (block.previous, block)):
+        if first is not None and second is not None and first.state == second.state == state:
+            take(first)
+            take(second)
+            block = joined(first, second)
+            put(block)
+    return block
+
+
+def unmap(segments: Segments, block: Block, unit: int) -> None:
+    """Return the whole units within a free block to the driver. What is left of the block stays free."""
+    pool = block.pool
+    start = -(-block.address // unit) * unit
+    end = (block.address + block.size) // unit * unit
+    if start >= end:
+        return
+    pool.take(block)
+    if end < block.address + block.size:
+        cut(block, end - block.address, FREE)
+    if start > block.address:
+        rest = cut(block, start - block.address, UNMAPPED)
+        pool.put(block)
+        block = rest
+    block.state = UNMAPPED
+    insort(pool.unmapped, block, key=_address)
+    segments.give_back(pool, end - start)
+    segments.tell("segment_unmap", start, end - start, pool.stream)
+    block = _merged(block, UNMAPPED, pool.unmapped.remove, lambda each: insort(pool.unmapped, each, key=_address))
+    if not block.is_split:
+        pool.unmapped.remove(block)
+        del segments.heads[block.address]

@@ -1,0 +1,156 @@
+"""Blocks of memory, the chains in which they lie in segments, and the pools of free blocks."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torchdevice.simulation.allocator.pool_stats import Figures
+
+SHIFT = 64
+"""The key of a free block is its size, shifted by so many bits, and its address: keys sort by size, then by address."""
+
+USED, FREE, PENDING, UNMAPPED = range(4)
+"""The states of a block. A pending one is free for the program, and another stream may still use it."""
+
+Owner = tuple[int, int]
+"""The id of a private pool; (0, 0) is none."""
+
+NOBODY: Owner = (0, 0)
+
+UNCACHED: Owner = (-1, -1)
+"""The owner of blocks that the driver gave directly, while the program has disabled the caching allocator."""
+
+
+class Block:
+    """A part of a segment.
+
+    Attributes:
+        address: The address in the device's memory.
+        size: The size in bytes.
+        requested: The bytes that were requested of it.
+        pool: The pool that it belongs to.
+        previous: The block before it in its segment.
+        next: The block after it in its segment.
+        state: One of the states above.
+        uses: The other streams for which ``record_stream`` was called.
+    """
+
+    __slots__ = ("address", "next", "pool", "previous", "requested", "size", "state", "uses")
+
+    def __init__(self, address: int, size: int, pool: Pool, state: int):
+        self.address = address
+        self.size = size
+        self.requested = 0
+        self.pool = pool
+        self.previous: Block | None = None
+        self.next: Block | None = None
+        self.state = state
+        self.uses: set[Any] | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is not the whole of its segment."""
+        return self.previous is not None or self.next is not None
+
+    @property
+    def key(self) -> int:
+        """The key of the block while it is free."""
+        return self.size << SHIFT | self.address
+
+
+class Pool:
+    """The free blocks of one stream, of one class of sizes.
+
+    Attributes:
+        stream: The id of the stream.
+        is_small: Whether it is for small blocks.
+        owner: The private pool that it belongs to.
+        expands: Whether its segments are expandable.
+        figures: The statistics that count its blocks.
+        keys: The keys of the free blocks, sorted.
+        blocks: Key -> free block.
+        unmapped: The parts of expandable segments that have no memory, sorted by address.
+        is_usual: Whether it is none of a private pool, and its segments do not grow.
+        ages: Key -> the searches before the block was freed, while garbage is collected.
+    """
+
+    __slots__ = ("ages", "blocks", "expands", "figures", "is_small", "is_usual", "keys", "owner", "stream", "unmapped")
+
+    def __init__(self, stream: int, is_small: bool, owner: Owner, expands: bool, figures: Figures):
+        self.stream = stream
+        self.is_small = is_small
+        self.owner = owner
+        self.expands = expands
+        self.is_usual = owner == NOBODY and not expands
+        self.figures = figures
+        self.keys: list[int] = []
+        self.blocks: dict[int, Block] = {}
+        self.unmapped: list[Block] = []
+        self.ages: dict[int, int] = {}
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        for blocks in (self.keys, self.blocks, self.unmapped, self.ages):
+            blocks.clear()  # type: ignore[attr-defined]
+
+    def put(self, block: Block) -> None:
+        """Add a free block."""
+        block.state = FREE
+        key = block.size << SHIFT | block.address
+        insort(self.keys, key)
+        self.blocks[key] = block
+
+    def take(self, block: Block) -> None:
+        """Remove a free block."""
+        key = block.size << SHIFT | block.address
+        del self.keys[bisect_left(self.keys, key)]
+        del self.blocks[key]
+
+    def first(self, size: int) -> Block | None:
+        """Return the smallest free block of at least ``size`` bytes; of several the one with the lowest address."""
+        at = bisect_left(self.keys, size << SHIFT)
+        return self.blocks[self.keys[at]] if at < len(self.keys) else None
+
+
+def chain_of(block: Block | None) -> Iterator[Block]:
+    """Yield a block and those after it."""
+    while block is not None:
+        yield block
+        block = block.next
+
+
+def runs_of(heads: Mapping[int, Block]) -> Iterator[list[Block]]:
+    """Yield the blocks that have memory, by address: those that follow each other without a gap together.
+
+    Args:
+        heads: Address -> the first block of each segment.
+    """
+    for _, head in sorted(heads.items()):
+        for is_gap, run in itertools.groupby(chain_of(head), lambda block: block.state == UNMAPPED):
+            if not is_gap:
+                yield list(run)
+
+
+def cut(block: Block, size: int, state: int) -> Block:
+    """Shorten a block to ``size`` bytes. Return the rest, a block of the same pool, with this state."""
+    rest = Block(block.address + size, block.size - size, block.pool, state)
+    rest.previous, rest.next = block, block.next
+    if block.next is not None:
+        block.next.previous = rest
+    block.next = rest
+    block.size = size
+    if state == FREE:
+        block.pool.put(rest)
+    return rest
+
+
+def joined(first: Block, second: Block) -> Block:
+    """Return two neighbours as one block, which is ``first``. So the first block of a segment stays the same object."""
+    first.size += second.size
+    first.next = second.next
+    if second.next is not None:
+        second.next.previous = first
+    return first

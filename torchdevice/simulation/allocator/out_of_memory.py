@@ -1,0 +1,62 @@
+"""What limits the memory of a device, and what CUDA's allocator says where it runs out.
+
+Source: c10/cuda/CUDACachingAllocator.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torchdevice.simulation.allocator.pool_stats import Figures
+
+EXBIBYTE = 1 << 60
+"""CUDA's allocator refuses requests of so many bytes before it looks for memory, with :data:`OF_EXBIBYTES`."""
+
+OF_EXBIBYTES = "CUDA out of memory. Tried to allocate more than 1EB memory."
+
+
+class Limits(NamedTuple):
+    """What limits a device.
+
+    Attributes:
+        total: Its memory in bytes, or None for no limit.
+        allowed: The bytes that the program allows itself, or None for no such limit.
+    """
+
+    total: int | None = None
+    allowed: int | None = None
+
+
+def text(index: int, wanted: int, limits: Limits, figures: Figures, uncached: int, private: int) -> str:
+    """Return the text of CUDA's error.
+
+    Args:
+        index: The index of the device.
+        wanted: The bytes that were wanted of the driver.
+        limits: What limits the device.
+        figures: The figures of all pools.
+        uncached: The bytes that tensors have from the driver directly.
+        private: The bytes of free blocks in private pools.
+    """
+    total = limits.total or 0
+    free = max(0, total - figures.reserved - uncached)
+    allowed = "" if limits.allowed is None else f"{written(limits.allowed)} allowed; "
+    in_private = f"with {written(private)} allocated in private pools (e.g., CUDA Graphs), " if private else ""
+    return (
+        f"CUDA out of memory. Tried to allocate {written(wanted)}. GPU {index} has a total capacity of "
+        f"{written(total)} of which {written(free)} is free. Including non-PyTorch "
+        f"memory, this process has {written(figures.reserved)} memory in use. {allowed}Of the allocated memory "
+        f"{written(figures.allocated + private)} is allocated by PyTorch, {in_private}and "
+        f"{written(figures.reserved - figures.allocated - private)} is reserved by PyTorch but unallocated. If "
+        f"reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
+        f"fragmentation.  See documentation for Memory Management  "
+        f"(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    )
+
+
+def written(size: int) -> str:
+    """Return a size as CUDA's allocator writes it."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"

@@ -1,0 +1,109 @@
+"""Which pool of free blocks serves a request: that of its stream and size, or a private pool of the program's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torchdevice.simulation.allocator.memory_blocks import NOBODY, SHIFT, Owner, Pool
+from torchdevice.simulation.allocator.pool_stats import Figures
+
+
+class _Private:
+    """A pool of the program's own, as ``torch.cuda.MemPool`` makes it.
+
+    Attributes:
+        uses: How many objects and routes keep it.
+        serves_all: Whether it serves other allocations when memory runs out.
+        splits: Whether its segments are split.
+    """
+
+    def __init__(self, serves_all: bool, splits: bool):
+        self.uses = 0
+        self.serves_all = serves_all
+        self.splits = splits
+
+
+class Pools:
+    """The pools of a device.
+
+    Args:
+        figures: What counts the blocks of the small pools, under True, and of the large ones.
+
+    Attributes:
+        routes: For each private pool that allocations go to: its id, and whether it takes those of this thread.
+    """
+
+    def __init__(self, figures: Mapping[bool, Figures]):
+        self.routes: list[tuple[Owner, Callable[[], bool]]] = []
+        self._figures = figures
+        self._privates: dict[Owner, _Private] = {}
+        self._pools: dict[tuple[int, bool, Owner, bool], Pool] = {}
+        self._usual: tuple[dict[int, Pool], dict[int, Pool]] = ({}, {})
+
+    def serving(self, stream: int, is_small: bool) -> Pool:
+        """Return the pool that serves a request of this thread."""
+        for owner, takes in self.routes:
+            if takes():
+                return self.pool(stream, is_small, owner)
+        found = self._usual[is_small].get(stream)
+        if found is None:
+            found = self._usual[is_small][stream] = self.pool(stream, is_small, NOBODY)
+        return found
+
+    def pool(self, stream: int, is_small: bool, owner: Owner, *, expands: bool = False) -> Pool:
+        """Return a pool, which is made if there is none."""
+        key = (stream, is_small, owner, expands)
+        found = self._pools.get(key)
+        return found or self._pools.setdefault(key, Pool(*key, self._figures[is_small]))
+
+    def large(self) -> list[Pool]:
+        """Return the pools of large blocks that are not private, and whose segments do not grow."""
+        return list(self._usual[False].values())
+
+    def unused(self) -> list[Pool]:
+        """Return the pools that are of no private pool in use: their segments may be returned to the driver."""
+        return [pool for pool in list(self._pools.values()) if not self.uses_of(pool.owner)]
+
+    def free_in_private(self) -> int:
+        """Return the bytes of the free blocks of private pools."""
+        return sum(key >> SHIFT for pool in self._pools.values() if pool.owner != NOBODY for key in pool.keys)
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        for pool in self._pools.values():
+            pool.clear()
+
+    # ---- private pools -----------------------------------------------------------------------------------------------
+
+    def keep(self, owner: Owner, *, serves_all: bool, splits: bool) -> None:
+        """Count one more use of a private pool, which is made if there is none of this id."""
+        self._privates.setdefault(owner, _Private(serves_all, splits)).uses += 1
+
+    def release(self, owner: Owner) -> None:
+        """Count one use of a private pool less."""
+        private = self._privates.get(owner)
+        if private is not None:
+            private.uses -= 1
+
+    def has(self, owner: Owner) -> bool:
+        """Return whether a private pool was ever made."""
+        return owner in self._privates
+
+    def uses_of(self, owner: Owner) -> int:
+        """Return how often a private pool is in use."""
+        private = self._privates.get(owner)
+        return private.uses if private is not None else 0
+
+    def splits(self, owner: Owner) -> bool:
+        """Return whether the segments of a private pool are split."""
+        return self._privates[owner].splits
+
+    def serving_all(self) -> list[Owner]:
+        """Return the private pools that serve other allocations when memory runs out."""
+        return [owner for owner, private in self._privates.items() if private.serves_all]
+
+    def unroute(self, owner: Owner) -> None:
+        """End the first route of a private pool."""
+        found = next((each for each in self.routes if each[0] == owner), None)
+        if found is not None:
+            self.routes.remove(found)

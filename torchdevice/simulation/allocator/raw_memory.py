@@ -1,0 +1,106 @@
+"""The memory of simulated devices by addresses: raw allocations, and checkpoints of private pools.
+
+A raw allocation has a block of the device's memory, and values at the address that the program gets. It stays until the
+program deletes it, also after the scope.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.devices.private_pools import PoolId
+from torchdevice.simulation import policy
+from torchdevice.simulation.allocator import storages
+from torchdevice.simulation.allocator.memory_blocks import Block
+from torchdevice.simulation.allocator.pool_checkpoints import Checkpoint
+from torchdevice.simulation.allocator.storages import Raw, raw
+
+
+class RawMemory:
+    """The memory of one device by addresses.
+
+    Args:
+        index: The index of the device.
+    """
+
+    def __init__(self, index: int):
+        self._index = index
+
+    def allocate(self, size: int, stream: int) -> int:
+        """Return the address of new memory of ``size`` bytes. ``compute="meta"`` has no values there."""
+        block = storages.device(self._index).allocate(size, stream)
+        context = thread_state.state.context
+        if context is not None and context.options.compute == "meta":
+            raw[block.address] = Raw(self._index, block)
+            return block.address
+        with torch._C.DisableTorchFunction():
+            memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+            raw[memory.data_ptr()] = Raw(self._index, block, memory)
+            return memory.data_ptr()
+
+    def delete(self, address: int) -> bool:
+        """Free memory that no storage has. Return whether there was such memory at the address."""
+        found = raw.pop(address, None)
+        if found is not None:
+            storages.device(found.device).freed.append(found.block)
+        return found is not None
+
+    def storage_at(self, original: Callable[..., Any], address: int, size: int) -> Any:
+        """Return a storage of ``size`` bytes with the memory at an address, which the storage does not free."""
+        storage = original(address, torch.device(policy.KIND, self._index), size)
+        storages.take_memory_at(storage, self._index, address)
+        return storage
+
+    def checkpoint(self, owner: PoolId) -> Checkpoint:
+        """Return which blocks of a private pool are in use."""
+        return storages.device(self._index).checkpoint(owner, storages.blocks(self._index))
+
+    def live(self, owner: PoolId) -> set[int]:
+        """Return the addresses of the blocks of a private pool that are in use."""
+        blocks = storages.device(self._index).in_use(owner)
+        known = storages.blocks(self._index)
+        return {known.get(each, each.address) for each in blocks}
+
+    def restore(self, checkpoint: Checkpoint, stale: Collection[int], adopting: Collection[int]) -> None:
+        """Let the blocks of a private pool be in use that were so at a checkpoint, and no others."""
+        device = storages.device(self._index)
+        dropped = set(device.in_use(checkpoint.owner))
+        if len({block.address for block in dropped} - checkpoint.in_use()) > len(set(stale)):
+            raise RuntimeError("Any stale tensors which are being manually freed must be passed to set checkpoint")
+        for address in [address for address, each in raw.items() if each.block in dropped]:
+            del raw[address]
+        losing = [owner for owner in storages.owners_of(self._index) if owner.block in dropped]
+        restored = device.restore(checkpoint)
+        _hand_over(losing, restored, stale)
+        _adopt(self._index, restored, adopting)
+        raw.update({address: Raw(self._index, block) for block, address in restored.items()})
+
+
+def _hand_over(losing: Iterable[Any], restored: dict[Block, int], stale: Collection[int]) -> None:
+    """Give storages whose blocks were freed the restored blocks with the same addresses, but none to stale ones."""
+    at = {block.address: block for block in restored}
+    for owner in losing:
+        storage = owner()
+        is_stale = storage is not None and storage._cdata in stale
+        owner.block = None if is_stale else at.get(owner.block.address)
+        restored.pop(owner.block, None)
+
+
+def _adopt(index: int, restored: dict[Block, int], adopting: Collection[int]) -> None:
+    at = {address: block for block, address in restored.items()}
+    for owner in storages.owners_of(index, with_block=False):
+        storage = owner()
+        if storage is not None and storage._cdata in adopting and owner.address in at:
+            owner.block = at[owner.address]
+            del restored[owner.block]
+
+
+@functools.cache
+def of_device(index: int) -> RawMemory:
+    """Return access to a device's memory, one object for each index."""
+    return RawMemory(index)

@@ -1,0 +1,115 @@
+"""The memory that the allocator of a device has from the driver: segments, each at an address of its own.
+
+The addresses are the model's own: the values of a tensor lie elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torchdevice.devices.allocation_events import Part, Segment
+from torchdevice.simulation.allocator.allocator_stats import Statistics
+from torchdevice.simulation.allocator.memory_blocks import FREE, PENDING, UNCACHED, USED, Block, Pool, runs_of
+from torchdevice.simulation.allocator.pool_stats import Figures
+
+_FIRST_ADDRESS, _ADDRESSES = 1 << 51, 1 << 45
+"""The addresses of device 0 begin at the first number, and each device has as many as the second. No process has memory
+there, so that the address of a tensor without values is never that of another.
+"""
+
+
+class Segments:
+    """The segments of one device.
+
+    Args:
+        index: The index of the device.
+        statistics: Counts the segments.
+        tell: Is called with each change of a segment: what happened, address, size and stream.
+
+    Attributes:
+        heads: Address -> the first block of each segment.
+        uncached: The bytes that tensors have from the driver directly.
+    """
+
+    def __init__(self, index: int, statistics: Statistics, tell: Callable[[str, int, int, int], None]):
+        self.index, self.tell = index, tell
+        self.heads: dict[int, Block] = {}
+        self.uncached = 0
+        self._statistics = statistics
+        self._outside: dict[int, Pool] = {}
+        self._end = self._first = _FIRST_ADDRESS + index * _ADDRESSES
+
+    def _has(self, size: int, total: int | None) -> bool:
+        """Return whether the driver has so much memory left, of ``total`` bytes or without a limit."""
+        return total is None or self._statistics.whole.reserved + self.uncached + size <= total
+
+    def outside(self, size: int, stream: int, total: int | None) -> Block | None:
+        """Return a block that no statistics count, as ``cudaMalloc`` gives it to a disabled allocator; None without
+        memory for it.
+        """
+        if not self._has(size, total):
+            return None
+        pool = self._outside.get(stream)
+        if pool is None:
+            pool = self._outside[stream] = Pool(stream, False, UNCACHED, False, Figures())
+        self.uncached += size
+        block = Block(self._end, size, pool, USED)
+        self._end += size
+        return block
+
+    def obtain(self, pool: Pool, size: int, total: int | None) -> Block | None:
+        """Return a block of a pool that is a whole new segment; None without memory for it."""
+        if not self.reserve(pool, size, total):
+            return None
+        pool.figures.change("segments", 1)
+        self._statistics.count_oversize("oversize_segments", size, 1)
+        block = self.begin(pool, size, USED)
+        self.tell("segment_alloc", block.address, size, pool.stream)
+        return block
+
+    def begin(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
+        """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
+        if not self.heads and not self.uncached:
+            self._end = self._first
+        self._end = -(-self._end // unit) * unit
+        block = self.heads[self._end] = Block(self._end, size, pool, state)
+        self._end += size
+        return block
+
+    def release(self, block: Block) -> None:
+        """Return a free block that is a whole segment to the driver."""
+        pool = block.pool
+        pool.take(block)
+        pool.ages.pop(block.key, None)
+        self.give_back(pool, block.size)
+        pool.figures.change("segments", -1)
+        self._statistics.count_oversize("oversize_segments", block.size, -1)
+        del self.heads[block.address]
+        self.tell("segment_free", block.address, block.size, pool.stream)
+
+    def reserve(self, pool: Pool, size: int, total: int | None) -> bool:
+        """Count memory that a pool gets from the driver. Return whether the driver has as much."""
+        if not self._has(size, total):
+            return False
+        self._statistics.count("num_device_alloc")
+        pool.figures.change("reserved", size)
+        return True
+
+    def give_back(self, pool: Pool, size: int) -> None:
+        """Count memory that a pool returns to the driver."""
+        self._statistics.count("num_device_free")
+        pool.figures.change("reserved", -size)
+
+    def shown(self, data: Mapping[Block, int]) -> list[Segment]:
+        """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
+        return [self._shown(run, data) for run in runs_of(self.heads)]
+
+    def _shown(self, blocks: Sequence[Block], data: Mapping[Block, int]) -> Segment:
+        pool = blocks[0].pool
+        parts = [
+            Part(each.address, each.size, each.requested, _STATES[each.state], data.get(each, 0)) for each in blocks
+        ]
+        return Segment(self.index, pool.stream, not pool.is_small, pool.expands, pool.owner, tuple(parts))
+
+
+_STATES = {USED: "active_allocated", PENDING: "active_pending_free", FREE: "inactive"}

@@ -1,0 +1,569 @@
+"""The storages of simulated devices: the block of each, and the CPU tensor behind each tensor of a device.
+
+Every result of an operator gets a block of the device's memory before the program gets the result, and loses it when
+its storage is freed. So the figures of the device's allocator are those of the memory that the program holds; they
+exclude what a kernel needs while it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.devices.allocation_events import Block, Observer
+from torchdevice.errors import NoValueError
+from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.lowlevel.dlpack_alias import on_cpu, on_device, without_values
+from torchdevice.simulation import policy
+from torchdevice.simulation.allocator import memory_blocks
+from torchdevice.simulation.allocator.caching_allocator import Device
+
+_conj = torch._C._VariableFunctions._conj
+
+
+_neg_view = torch._C._VariableFunctions._neg_view
+
+
+_as_strided = torch._C._VariableFunctions.as_strided
+
+
+_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
+
+
+_devices: dict[int, Device] = {}
+
+
+def device(index: int) -> Device:
+    """Return the memory of the device with this index."""
+    found = _devices.get(index)
+    if found is None:
+        found = Device(index, policy.memory_limits, policy.error_of_mps)
+        found.tell = functools.partial(_tell, index)
+        found.live = functools.partial(blocks, index)
+        found = _devices.setdefault(index, found)
+    return found
+
+
+def _tell(index: int, action: str, address: int, size: int, stream: int) -> None:
+    for observer in observers:
+        observer.segment_changed(action, Block(index, address, size, size), stream)
+
+
+def devices() -> list[Device]:
+    """Return the memory of each device that was used."""
+    return list(_devices.values())
+
+
+def host_waited() -> None:
+    """Note that the host has waited for a device: memory that other streams used may be reused."""
+    for each in _devices.values():
+        if each.has_pending:
+            each.host_waited()
+
+
+def _begin_in_child() -> None:
+    for each in devices():
+        each.begin_in_child()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_in_child)
+
+
+class _Owner(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a storage of the device, with the CPU tensor whose memory the storage has.
+
+    Make it by :func:`_owner_of`, which lets the device note the end of the storage.
+
+    Every CPU tensor that a kernel gets for a tensor of this storage is ``tensor`` or a view of it. So torch's kernels
+    see which of their arguments overlap, and refuse or copy as they do on the CPU.
+
+    Attributes:
+        address: The address of the memory; for a storage that was resized to 0 a negative number of its own.
+        block: The block of the device's memory; None for a storage that was resized to 0.
+        freed: ``Device.freed`` of the storage's device.
+        index: The index of the storage's device.
+        tensor: The CPU tensor.
+        view: The last view of ``tensor`` that a kernel got.
+        viewer: The ``_cdata`` of the only tensor of the device that may get ``view`` again; 0 where every tensor with
+            the view's address, dtype, shape and strides may.
+        watcher: Another reference, by which observers are told at once of the end of the storage.
+    """
+
+    __slots__ = ("address", "block", "freed", "index", "tensor", "view", "viewer", "watcher")
+    address: int
+    block: memory_blocks.Block | None
+    freed: deque[memory_blocks.Block]
+    index: int
+    tensor: torch.Tensor
+    view: torch.Tensor
+    viewer: int
+    watcher: Any
+
+    def release(self) -> None:
+        """Give the memory and the block back: the storage has ended."""
+        if _owners.get(self.address) is self:
+            _give_up(self.address)
+        _freed(self)
+
+
+class _Twin(_Owner):
+    """The same for a storage without a block, which has the memory of another one (:func:`twin`)."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        for table in (_twins, _owners):
+            if table.get(self.address) is self:
+                del table[self.address]
+
+
+class _Dataless(_Owner):
+    """The same for a storage without values.
+
+    Attributes:
+        meta: A tensor of torch's meta device, in the place of the CPU tensor.
+    """
+
+    __slots__ = ("meta",)
+    meta: torch.Tensor
+
+    def release(self) -> None:
+        _by_meta.pop(self.meta.untyped_storage()._cdata, None)
+        super().release()
+
+
+def _owner_of(storage: Any, on: Device, kind: type[_Owner] = _Owner) -> Any:
+    """Return the reference to a storage of a device.
+
+    What Python calls at the end of the storage is a function in C: an interrupt would be lost in a function in Python,
+    and the block with it. Where somebody observes, a second reference calls one besides. It was made before the first,
+    so Python calls it after.
+    """
+    watcher = weakref.ref(storage, lambda _: on.release_ended()) if observers else None
+    owner = kind(storage, on.ended.append)
+    owner.watcher = watcher
+    return owner
+
+
+_owners: dict[int, _Owner] = {}
+"""Address of the memory -> its storage on the device."""
+
+
+observers: list[Observer] = []
+"""The observers of every allocation and deallocation, called in the thread where it happens."""
+
+
+def observe(observer: Observer) -> None:
+    """Add an observer. What has ended before is none of its business."""
+    for each in devices():
+        each.release_ended()
+    observers.append(observer)
+
+
+def forget(observer: Observer) -> None:
+    """Remove an observer."""
+    observers[:] = [each for each in observers if each is not observer]
+
+
+def _give_up(address: int) -> None:
+    """Let the twin of a storage, where it has one, be the only storage with its memory."""
+    other = _twins.get(address)
+    if other is not None and other() is not None:
+        _owners[address] = other
+    else:
+        del _owners[address]
+
+
+_twins: dict[int, _Owner] = {}
+"""Address of the memory -> a storage with the same memory and without a block (:func:`twin`)."""
+
+
+def twin(tensor: torch.Tensor) -> torch.Tensor:
+    """Return another tensor of the device with the memory of ``tensor``, which keeps the values and not the block.
+
+    So a graph has its values as long as it may be replayed, and the allocator sees memory as freed when the program
+    has dropped it. A tensor of another device, layout or without values is returned detached.
+    """
+    index = tensor.get_device()
+    plain = index >= 0 and tensor.layout is torch.strided and not tensor.is_quantized
+    owner = _owners.get(tensor.untyped_storage().data_ptr()) if plain else None
+    if owner is None or owner.index != index or isinstance(owner, _Dataless):
+        return tensor.detach()
+    storage = _twin_storage(owner)
+    with torch.inference_mode(tensor.is_inference()):
+        other = on_device(torch.empty(0, dtype=tensor.dtype, device="cpu"), owner.index)
+        other = set_storage(other, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return with_bits(other, tensor)
+
+
+def _twin_storage(owner: _Owner) -> Any:
+    known = _twins.get(owner.address)
+    storage = known() if known is not None else None
+    if storage is None:
+        storage = on_device(owner.tensor, owner.index).untyped_storage()
+        new = _twins[owner.address] = _owner_of(storage, device(owner.index), _Twin)
+        new.address, new.block, new.freed, new.index = owner.address, None, owner.freed, owner.index
+        new.tensor = new.view = owner.tensor
+        new.viewer = 0
+    return storage
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor of a device that has no block of the device's memory.
+
+    A tensor of another device or layout is cloned, and one without values detached: there is nothing to copy.
+    """
+    index = tensor.get_device()
+    if index < 0 or tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor.clone()
+    if has_no_values(tensor.untyped_storage()):
+        return tensor.detach()
+    return with_bits(on_device(memory_of(tensor).clone(), index), tensor)
+
+
+def _freed(owner: _Owner) -> None:
+    block, owner.block = owner.block, None
+    if block is None:
+        return
+    owner.freed.append(block)
+    for observer in observers:
+        observer.freed(owner.address)
+
+
+def owners_of(index: int, *, with_block: bool = True) -> list[_Owner]:
+    """Return the storages of a device that have a block, or those that have none."""
+    device(index).release_ended()
+    found = []
+    for owner in [each for each in list(_owners.values()) if each.index == index]:
+        if owner() is None:
+            owner.release()  # an interrupt came into the first attempt
+        elif (owner.block is not None) is with_block:
+            found.append(owner)
+    return found
+
+
+def blocks(index: int) -> dict[memory_blocks.Block, int]:
+    """Return the blocks of a device that are in use, with the address of the values of each."""
+    of_storages = {owner.block: owner.address for owner in owners_of(index) if owner.block is not None}
+    return of_storages | {each.block: address for address, each in raw.items() if each.device == index}
+
+
+class Raw(NamedTuple):
+    """A block in use that no storage has.
+
+    Attributes:
+        device: The index of its device.
+        block: The block.
+        memory: The CPU tensor with its values; None where there are none.
+    """
+
+    device: int
+    block: memory_blocks.Block
+    memory: torch.Tensor | None = None
+
+
+raw: dict[int, Raw] = {}
+"""Address of the values -> a block in use that no storage has."""
+
+
+def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
+    """Return a block in use as observers see it."""
+    return Block(index, address, block.size, block.requested, block.address)
+
+
+def block_of(storage: Any) -> memory_blocks.Block | None:
+    """Return the block of a storage; None where it has no memory of a device."""
+    owner = _owners.get(storage.data_ptr())
+    return None if owner is None else owner.block
+
+
+class _Meant(threading.local):
+    """The device that C++ means where it names none: while it makes a sparse tensor, that of the tensor."""
+
+    index = 0
+
+
+meant = _Meant()
+
+
+@block
+def meaning(index: int) -> Iterator[None]:
+    """Let a device without an index be this one, for this thread."""
+    before, meant.index = meant.index, index
+    try:
+        yield
+    finally:
+        meant.index = before
+
+
+def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
+    """Return a new tensor of device ``index`` in the memory of ``result``, a CPU tensor that nobody else uses.
+
+    Raises:
+        TypeError: The active profile does not support the dtype.
+        torch.OutOfMemoryError: The tensor would exceed the active scope's memory limit.
+    """
+    if policy.watching:
+        policy.check_dtype(result.dtype)
+    if result.dtype in _COMPLEX and result.is_conj():
+        return _conj(fresh(_conj(result), index))
+    requested = result.nbytes
+    if not requested:
+        return on_device(_emptied(result) if result.is_meta else result, index)
+    if result.is_meta:
+        return _fresh_without_values(result, index)
+    address = result.data_ptr()
+    known = _owners.get(address)
+    if known is not None:
+        storage, view = known(), on_device(result, index)
+        if storage is not None and view.untyped_storage().nbytes() <= storage.nbytes():
+            # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
+            return set_storage(view, storage, 0, result.shape, result.stride())
+    on = _devices.get(index) or device(index)
+    block = None
+    try:
+        block = on.allocate(requested, _stream(index))
+        tensor = on_device(result, index)
+        _own(_owner_of(tensor.untyped_storage(), on), on, result, address, block)
+        return tensor
+    except BaseException:
+        _free_unowned(on, block)
+        raise
+
+
+def _emptied(meta: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device="cpu")
+
+
+def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
+    """Do as :func:`fresh` does, for a tensor of torch's meta device."""
+    of = _by_meta.get(meta.untyped_storage()._cdata)
+    storage = of() if of is not None else None
+    if storage is not None:  # the result is a view of an argument
+        view = on_device(torch.empty(0, dtype=meta.dtype, device="cpu"), index)
+        return set_storage(view, storage, meta.storage_offset(), meta.shape, meta.stride())
+    on = device(index)
+    block = None
+    try:
+        block = on.allocate(meta.nbytes, _stream(index))
+        tensor = without_values(meta, block.address, index)
+        owner = _owner_of(tensor.untyped_storage(), on, _Dataless)
+        owner.meta = meta
+        _own(owner, on, _NOTHING, block.address, block)
+        _by_meta[meta.untyped_storage()._cdata] = owner
+        return tensor
+    except BaseException:
+        _free_unowned(on, block)
+        raise
+
+
+def _free_unowned(on: Device, block: memory_blocks.Block | None) -> None:
+    """Free a block for a storage of which an interrupt came before it had the block."""
+    if block is not None and all(each.block is not block for each in list(_owners.values())):
+        on.freed.append(block)
+
+
+_NOTHING = torch.empty(0, device="cpu")
+
+_by_meta: dict[int, _Dataless] = {}
+"""The storage on torch's meta device -> the storage on the device."""
+
+
+def meta_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of torch's meta device in the place of a simulated or CPU tensor."""
+    owner = _owners.get(tensor.untyped_storage().data_ptr())
+    if isinstance(owner, _Dataless) and owner.index == tensor.get_device():
+        meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+        storage = owner.meta.untyped_storage()
+        meta = _set_meta(meta, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return with_bits(meta, tensor)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+_set_meta = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.Meta)
+
+
+def _stream(index: int) -> int:
+    """Return the id of this thread's current stream on a device."""
+    context = thread_state.state.context
+    return context.thread.streams.get(index, 0) if context is not None else 0
+
+
+def _own(owner: _Owner, on: Device, memory: torch.Tensor, address: int, block: memory_blocks.Block | None) -> None:
+    """Note that a storage of a device has the memory of a CPU tensor, which begins at ``address``."""
+    owner.address = address
+    owner.index = on.index
+    owner.block = block
+    owner.freed = on.freed
+    owner.tensor = owner.view = memory
+    owner.viewer = 0
+    _owners[address] = owner
+    if observers and block is not None and block.pool.owner != memory_blocks.UNCACHED:
+        seen = shown(on.index, block, address)
+        for observer in observers:
+            observer.allocated(seen)
+
+
+def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.Tensor | None, int]:
+    """Count a storage of device ``index`` as having the memory of ``memory``, a CPU or meta tensor, from now on.
+
+    Returns:
+        The CPU tensor whose memory it had, None where it had none, and the address of its memory now.
+
+    Raises:
+        torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
+    """
+    on = device(index)
+    on.release_ended()  # a storage that ended may have had this one's negative number
+    block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
+    emptied = -storage._cdata
+    owner = _owners.get(storage.data_ptr() or emptied)
+    if owner is not None:
+        _give_up(owner.address)
+    if owner is None:
+        owner, old = _owner_of(storage, on), None
+    else:
+        old = owner.tensor
+        _freed(owner)
+    address = 0 if block is None else block.address if memory.is_meta else memory.data_ptr()
+    if isinstance(owner, _Dataless):
+        _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
+        owner.meta, memory, old = memory, _NOTHING, None
+        _by_meta[owner.meta.untyped_storage()._cdata] = owner
+    _own(owner, on, memory, address or emptied, block)
+    return old, address
+
+
+def take_memory_at(storage: Any, index: int, address: int) -> None:
+    """Note that a storage was made of an address. It has the memory of a graph's storage or of a raw allocation there.
+
+    Where a tensor has that memory, nothing is to be noted: kernels find the tensor's by the address.
+    """
+    device(index).release_ended()
+    known = _owners.get(address)
+    if known is None and address in raw:
+        memory = raw[address].memory
+    else:
+        memory = known.tensor if known is not None and known.block is None else None
+    if memory is not None:
+        _own(_owner_of(storage, device(index)), device(index), memory, address, None)
+
+
+def has_no_values(storage: Any) -> bool:
+    """Return whether a storage of the device is one without values."""
+    owner = _owners.get(storage.data_ptr() or -storage._cdata)
+    return isinstance(owner, _Dataless) and owner() is not None
+
+
+def forget_values(storage: Any) -> None:
+    """Let a storage of the device have no values from now on."""
+    address = storage.data_ptr()
+    owner = _owners.get(address)
+    if owner is None or isinstance(owner, _Dataless):
+        return
+    new = _owner_of(storage, device(owner.index), _Dataless)
+    new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+    new.address, new.block, new.freed, new.index = address, owner.block, owner.freed, owner.index
+    new.tensor = new.view = _NOTHING
+    new.viewer = 0
+    owner.block = None
+    _owners[address] = new
+    _by_meta[new.meta.untyped_storage()._cdata] = new
+
+
+set_storage = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.CPU)
+"""``Tensor.set_`` with a storage, by its CPU kernel, which accepts tensors of the device too."""
+
+
+def with_bits(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a view of ``memory`` with the conjugate and negative bits of ``like``."""
+    if like.is_conj():
+        memory = _conj(memory)
+    return _neg_view(memory) if like.is_neg() else memory
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and negative bits.
+
+    The caller must not resize the result: it may be the tensor that owns the memory.
+    """
+    address, dtype, shape, stride = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    owner = _owners.get(address)
+    if owner is not None:
+        own = owner.tensor
+        if own.dtype is dtype and own.shape == shape and own.stride() == stride:
+            return own
+    else:
+        owner = _owners.get(tensor.untyped_storage().data_ptr())
+        if owner is None:  # a storage without memory
+            return on_cpu(tensor)
+    view = owner.view
+    alike = view.data_ptr() == address and view.dtype is dtype and view.shape == shape and view.stride() == stride
+    if alike and (not owner.viewer or owner.viewer == tensor._cdata):
+        return view
+    view = owner.view = _view(owner, tensor)
+    owner.viewer = 0 if _is_dense(view) else tensor._cdata
+    return view
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether torch's overlap checks compare this tensor with others by memory range.
+
+    They compare a tensor with gaps between its elements by identity alone, so it needs a view of its own. The result
+    may be False for a dense tensor, which then gets its own view too.
+    """
+    return tensor.is_contiguous() or (tensor.dim() == 2 and tensor.stride() == (1, tensor.shape[0]))
+
+
+def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a new CPU tensor that shares memory with a simulated tensor, for a kernel that may resize it.
+
+    The memory cannot grow: a kernel that needs more than the block holds raises an error with the text
+    :data:`CANNOT_GROW`.
+    """
+    owner = _owners.get(tensor.untyped_storage().data_ptr())
+    if owner is None:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    _fix(owner)
+    return _view(owner, tensor)
+
+
+CANNOT_GROW = "Trying to resize storage that is not resizable"
+"""The beginning of torch's error for a resize of memory that cannot be resized."""
+
+
+def _fix(owner: _Owner) -> None:
+    """Make the memory of a block impossible to resize, by a DLPack import: torch never resizes imported memory."""
+    if owner.tensor.untyped_storage().resizable():
+        _import_again(owner)
+
+
+def _import_again(owner: _Owner) -> None:
+    """Import a block's CPU tensor by DLPack: the new storage begins where the tensor begins and cannot be resized."""
+    with torch.inference_mode(owner.tensor.is_inference()):
+        owner.tensor = owner.view = on_cpu(owner.tensor)
+    owner.viewer = 0
+
+
+def _view(owner: _Owner, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a block's CPU tensor with the dtype, shape, strides and offset of a simulated tensor."""
+    if isinstance(owner, _Dataless):
+        raise NoValueError("a kernel of the CPU")
+    if owner.tensor.storage_offset():  # the kernel's result was part of a larger storage, and the block begins there
+        _import_again(owner)
+    own = owner.tensor
+    if own.is_inference() and not tensor.is_inference():  # torch refuses writes to views of an inference tensor
+        return on_cpu(tensor)
+    if own.dtype is tensor.dtype:
+        return _as_strided(own, tensor.shape, tensor.stride(), tensor.storage_offset())
+    view = torch.empty(0, dtype=tensor.dtype)
+    return set_storage(view, own.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

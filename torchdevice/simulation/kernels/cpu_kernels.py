@@ -1,0 +1,473 @@
+"""Runs operators on the simulated device by torch's CPU kernels, on CPU tensors that share the memory.
+
+:func:`kernel_of` makes a kernel from an operator's schema. There are four kinds of operators: views (their CPU kernel
+runs on the device's tensors themselves), factories, operators that write to their arguments or make new tensors, and
+operators with ``out``. Operators that need more are in ``handwritten_kernels.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch.autograd.graph import increment_version
+
+from torchdevice.core import thread_state
+from torchdevice.devices.sparse_parts import parts_of
+from torchdevice.engines import dtype_gaps
+from torchdevice.errors import NoValueError
+from torchdevice.foundation.torch_internals import require
+from torchdevice.simulation import device_generators as device_random
+from torchdevice.simulation import policy, storage_resizing
+from torchdevice.simulation.allocator.storages import (
+    CANNOT_GROW,
+    fresh,
+    host_waited,
+    meaning,
+    memory_of,
+    resizable_memory_of,
+    set_storage,
+    with_bits,
+)
+from torchdevice.simulation.kernels import device_mismatch
+
+Kernel = Callable[..., Any]
+
+
+_Tensor = torch.Tensor
+
+
+_CPU = torch.device("cpu")
+
+
+_CPU_KEYS = torch._C.DispatchKeySet(DispatchKey.CPU)
+
+
+_STRIDED = torch.strided
+
+
+NUMBERS = frozenset({bool, int, float, complex})
+
+
+_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+
+
+_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+
+
+_takes_numbers = require(torch._C, "_should_allow_numbers_as_tensors")
+"""Whether torch itself makes a tensor of a number in the place of one, for an operator of this name."""
+
+
+_TENSOR = torch._C.TensorType.get()
+
+
+index_of = torch.Tensor.get_device
+"""The index of a tensor's device; -1 for a CPU tensor."""
+
+
+def kernel_of(op: Any) -> Kernel:
+    """Return the kernel of an operator."""
+    schema = op._schema
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if not written and any(r.alias_info is not None for r in schema.returns):
+        return view_of(op)
+    if not any(_holds_tensors(a.type) for a in schema.arguments):
+        return without_mode(_factory(op))
+    resizable = frozenset(a.name for a in written if a.kwarg_only or a.is_out)
+    return without_mode(_Outgoing(op, resizable).run) if resizable else _plain(op)
+
+
+def view_of(op: Any) -> Kernel:
+    """Return the kernel of an operator that returns a view: the CPU's, which reads no memory.
+
+    ``call_boxed`` takes two thirds of the time of ``_op_dk``, but keeps Python's global lock while the kernel runs.
+    """
+    kernel = torch.library.get_kernel(op, "CPU")
+    return functools.partial(kernel.call_boxed, _CPU_KEYS)
+
+
+def without_mode(kernel: Kernel) -> Kernel:
+    """Return a kernel that runs without function modes, because autograd calls kernels with modes on the stack."""
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _mode_enabled():
+            with torch._C.DisableTorchFunction():
+                return kernel(*args, **kwargs)
+        return kernel(*args, **kwargs)
+
+    return run
+
+
+def watched(op: Any, kernel: Kernel) -> Kernel:
+    """Return a handwritten kernel that does first what every kernel of :func:`kernel_of` does.
+
+    A kernel that makes new tensors checks for itself whether they can be made.
+    """
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if policy.watching:
+            if any(isinstance(each, _Tensor) and index_of(each) >= 0 for each in args):
+                policy.check_alive()
+            recorder = policy.recorder()
+            if recorder is not None:
+                return policy.record(recorder, op, kernel, args, kwargs)
+        try:
+            return kernel(*args, **kwargs)
+        except NoValueError:
+            raise NoValueError(op._schema.name) from None
+
+    return without_mode(run)
+
+
+def aliased(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor that shares memory with a simulated tensor, with conjugate and negative bits."""
+    return with_bits(memory_of(tensor), tensor)
+
+
+def wrapped(result: Any, index: int) -> Any:
+    """Return the results of a CPU kernel, each tensor as a new tensor of device ``index``."""
+    if isinstance(result, _Tensor):
+        if result.layout is torch.strided:
+            return fresh(result, index)
+        return fresh_sparse(result, index)
+    if isinstance(result, (tuple, list)):
+        return type(result)(wrapped(each, index) for each in result)
+    host_waited()  # for the number
+    return result
+
+
+def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor that nobody else uses."""
+    with meaning(index):
+        if tensor.layout is not torch.sparse_coo:
+            return make_compressed([fresh(part, index) for part in parts_of(tensor)], tensor)
+        return make_coo([fresh(part, index) for part in parts_of(tensor)], tensor)
+
+
+def make_coo(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return a COO tensor of its indices and values, on their device, with the shape of ``like``."""
+    indices, values = parts
+    return _make_sparse(
+        like.sparse_dim(),
+        like.dense_dim(),
+        like.shape,
+        indices,
+        values,
+        dtype=values.dtype,
+        layout=torch.sparse_coo,
+        device=_CPU if index_of(values) < 0 else torch.device(policy.KIND, index_of(values)),
+        is_coalesced=like.is_coalesced(),
+    )
+
+
+def make_compressed(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return a compressed tensor of its indices and values, on their device, with the shape of ``like``."""
+    compressed, plain, values = parts
+    return torch.ops.aten._sparse_compressed_tensor_unsafe(
+        compressed, plain, values, like.shape, dtype=values.dtype, layout=like.layout, device=values.device
+    )
+
+
+_make_sparse = functools.partial(
+    torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default._op_dk, DispatchKey.SparseCPU
+)
+
+
+def _holds_tensors(kind: Any) -> bool:
+    return kind.isSubtypeOf(_TENSOR) or (hasattr(kind, "getElementType") and _holds_tensors(kind.getElementType()))
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+class _Arguments:
+    """Converts the arguments of an operator's calls to CPU tensors."""
+
+    def __init__(self, op: Any):
+        self.op = op
+        keeps_bits = _has_kernel(op.name(), "Conjugate") or _has_kernel(op.name(), "Negative")
+        self.alias = aliased if keeps_bits else memory_of
+        self.scalars = device_mismatch.accepts_cpu_scalars(op)
+        self.names = [argument.name for argument in op._schema.arguments]
+        takes_numbers = _takes_numbers(op._schema.name.removeprefix("aten::"))
+        self.for_tensors = {
+            i for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor" and not takes_numbers
+        }
+
+    def take(self, args: Any, index: int = -1) -> tuple[list[Any], int, bool]:
+        """Return the arguments with CPU tensors, the index of their device, and whether :meth:`look_again` is needed.
+
+        It is where tensors may be on several devices, or where a number stands in the place of a tensor.
+        """
+        alias, scalars = self.alias, self.scalars
+        odd = False
+        taken: list[Any] = []
+        for value in args:
+            if isinstance(value, _Tensor):
+                where = index_of(value)
+                if where < 0:
+                    odd = odd or not scalars or value.dim() > 0
+                else:
+                    if where != index:
+                        odd = odd or index >= 0
+                        index = where
+                    try:
+                        value = alias(value)
+                    except NoValueError:
+                        raise NoValueError(self.op._schema.name) from None
+            elif value.__class__ is list:
+                if value and value[0].__class__ not in NUMBERS:
+                    value, index, within = self.take(value, index)
+                    odd = odd or within
+            elif value.__class__ in NUMBERS:
+                odd = odd or len(taken) in self.for_tensors
+            taken.append(value)
+        return taken, index, odd
+
+    def take_named(self, kwargs: dict[str, Any], index: int) -> tuple[dict[str, Any], int, bool]:
+        """Convert keyword arguments as :meth:`take` does. The index is that of ``device`` where it is given."""
+        values, index, odd = self.take(kwargs.values(), index)
+        named = dict(zip(kwargs, values, strict=True))
+        device = named.get("device")
+        if device is not None:
+            is_own = device.type == policy.KIND
+            index, named["device"] = (device.index or 0, _CPU) if is_own else (-1, device)
+        return named, index, odd
+
+    def look_again(self, taken: list[Any], args: Any, kwargs: Any, index: int) -> bool:
+        """Return whether a number stands in the place of a tensor: torch unwraps a wrapped number for a kernel.
+
+        Raises:
+            RuntimeError: Tensors are on several devices, where CUDA requires one.
+        """
+        if index >= 0:
+            device_mismatch.check(self.op, args, kwargs)
+        return any(taken[i].__class__ in NUMBERS for i in self.for_tensors if i < len(taken))
+
+
+def on_cpu_as(op: Any) -> Callable[..., Any]:
+    """Return a function that runs an operator on CPU tensors: its CPU kernel, or the dispatcher if it has none."""
+    return functools.partial(op._op_dk, DispatchKey.CPU) if _has_kernel(op.name(), "CPU") else op._op
+
+
+# ---- kinds of operators ----------------------------------------------------------------------------------------------
+
+
+def _plain(op: Any) -> Kernel:
+    """Return the kernel of an operator that makes new tensors, or writes to arguments and never resizes them.
+
+    Examples are ``add`` and ``add_``.
+    """
+    arguments, run, random = _Arguments(op), on_cpu_as(op), device_random.kind_of(op)
+    take, packet, results = arguments.take, op._overloadpacket, Results(op)
+    only_new = results.only_new
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if _mode_enabled():
+            with torch._C.DisableTorchFunction():
+                return plain(*args, **kwargs)
+        if policy.watching and policy.falls_back(op):
+            return policy.run_fallback(op, plain, args, kwargs)
+        taken, index, odd = take(args)
+        named = kwargs
+        if kwargs:
+            named, index, within = arguments.take_named(kwargs, index)
+            odd = odd or within
+        call = packet if odd and arguments.look_again(taken, args, kwargs, index) else run
+        try:
+            result = random(call, index, taken, named) if random is not None else call(*taken, **named)
+        except RuntimeError as error:
+            result = _again(error, op, call, taken, named)
+        if not only_new:
+            return results.of(result, index, args, kwargs)
+        if index < 0:  # a device of another type was given
+            return result
+        if result.__class__ is _Tensor and result.layout is _STRIDED:
+            return fresh(result, index)
+        return wrapped(result, index)
+
+    return plain
+
+
+def _again(error: RuntimeError, op: Any, call: Kernel, taken: list[Any], named: dict[str, Any]) -> Any:
+    """Return what an operator gives in a dtype that only CUDA has a kernel for; raise any other error again."""
+    lacked = dtype_gaps.lacking(error)
+    if lacked is None:
+        raise error
+    name = op._schema.name.removeprefix("aten::")
+    return dtype_gaps.compute(thread_state.state.context, lacked, call, name, taken, named)
+
+
+def _factory(op: Any) -> Kernel:
+    """Return the kernel of an operator without tensor arguments: ``zeros``."""
+    run, random = on_cpu_as(op), device_random.kind_of(op)
+
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        policy.check_scope()
+        if policy.watching and policy.falls_back(op):
+            return policy.run_fallback(op, factory, args, kwargs)
+        index = kwargs["device"].index or 0
+        kwargs = {**kwargs, "device": _CPU}
+        if "pin_memory" in kwargs:
+            kwargs["pin_memory"] = False
+        return wrapped(random(run, index, list(args), kwargs) if random is not None else run(*args, **kwargs), index)
+
+    return factory
+
+
+class _Outgoing:
+    """The kernel of an operator with ``out`` arguments, which the CPU kernel may resize.
+
+    The CPU kernel writes to the memory of ``out``. If it raises because that memory is too small for the result, it is
+    called again with a new CPU tensor in the place of ``out``.
+    """
+
+    def __init__(self, op: Any, resizable: frozenset[str]):
+        self._op = op
+        self._resizable = resizable
+        self._arguments = _Arguments(op)
+        self._run, self._random = on_cpu_as(op), device_random.kind_of(op)
+        self._results = Results(op)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        if policy.watching and policy.falls_back(self._op):
+            return policy.run_fallback(self._op, self.run, args, kwargs)
+        given = {**dict(zip(self._arguments.names, args, strict=False)), **kwargs}
+        outs = _Outs()
+        while True:
+            try:
+                result, index = self._call(given, len(args), outs)
+                break
+            except RuntimeError as error:
+                if not (str(error).startswith(CANNOT_GROW) and outs.let_grow()):
+                    raise
+        outs.settle()
+        return self._results.of(result, index, args, kwargs)
+
+    def _call(self, given: dict[str, Any], positional: int, outs: _Outs) -> tuple[Any, int]:
+        """Run the CPU kernel. Return its results and the index of the device."""
+        own = {name: outs.take(given[name]) for name in self._resizable & given.keys()}
+        named, index, odd = self._arguments.take_named(given, -1)
+        if odd:
+            device_mismatch.check(self._op, (), given)
+        named.update(own)
+        named.update({name: outs.same(value, named[name]) for name, value in given.items() if name not in own})
+        taken = [named.pop(name) for name in self._arguments.names[:positional]]
+        try:
+            result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
+        except RuntimeError as error:
+            result = _again(error, self._op, self._run, taken, named)
+        return result, index
+
+
+class _Outs:
+    """The ``out`` arguments of a call, each with the CPU tensor that the CPU kernel writes to in its place."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def take(self, value: Any) -> Any:
+        """Return the CPU tensor for an ``out`` argument: in its memory, or empty if that memory was too small.
+
+        For a list of tensors, return a list.
+        """
+        if isinstance(value, (list, tuple)):
+            return [self.take(each) for each in value]
+        if index_of(value) < 0:
+            return value
+        known = self._written.get(id(value))
+        grows = known is not None and known[1].untyped_storage().resizable()
+        own = torch.empty(0, dtype=value.dtype) if grows else resizable_memory_of(value)
+        self._written[id(value)] = value, own
+        return own
+
+    def same(self, value: Any, taken: Any) -> Any:
+        """Return what an argument that is written to as ``out`` too must be: torch refuses to resize what it reads."""
+        known = self._written.get(id(value))
+        return taken if known is None or value.is_conj() or value.is_neg() else known[1]
+
+    def let_grow(self) -> bool:
+        """Give each argument whose memory was too small a CPU tensor that can grow. Return whether there was one.
+
+        Torch sets the size of ``out`` before it resizes the memory, so a tensor that exceeds its storage was too small.
+        The new tensors are empty, because torch warns when it resizes an ``out`` that is not.
+        """
+        small = [(value, own) for value, own in self._written.values() if not _fits(own)]
+        self._written.update({id(value): (value, torch.empty(0, dtype=value.dtype)) for value, _ in small})
+        return bool(small)
+
+    def settle(self) -> None:
+        """Give each argument what the CPU kernel wrote in its place."""
+        for value, own in self._written.values():
+            _settle(value, own)
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor lies within its storage."""
+    return _end(tensor, tensor.storage_offset()) <= tensor.untyped_storage().nbytes()
+
+
+def _end(tensor: torch.Tensor, offset: Any) -> int:
+    """Return the bytes of a storage in which a tensor of this shape just fits, ``offset`` elements from the start."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (offset + last + 1) * tensor.itemsize
+
+
+def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
+    """Give an ``out`` argument of the device the shape and values of ``own``, the CPU tensor in its place."""
+    memory = memory_of(given)
+    if own.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr():
+        if own.shape != given.shape or own.stride() != given.stride():
+            set_storage(given, given.untyped_storage(), given.storage_offset(), own.shape, own.stride())
+        return
+    if given.shape != own.shape:
+        storage, offset = given.untyped_storage(), given.storage_offset()
+        if _end(own, offset) > storage.nbytes():
+            storage_resizing.resize(storage, _end(own, offset))  # every tensor that has the storage sees the change
+        set_storage(given, storage, offset, own.shape, own.stride())
+    if own.numel():
+        memory_of(given).copy_(own)
+
+
+class Results:
+    """Which results of an operator are its arguments, and which are new tensors.
+
+    Attributes:
+        only_new: Whether all results are new tensors.
+    """
+
+    def __init__(self, op: Any):
+        arguments = {_alias_set(a): (i, a.name) for i, a in enumerate(op._schema.arguments) if _alias_set(a)}
+        self._given = [arguments.get(_alias_set(r)) for r in op._schema.returns]
+        self.only_new = bool(self._given) and not any(self._given)
+        written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        self._counted = written if op._schema.name.startswith("aten::_foreach_") else []
+
+    def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:
+        """Return the results of a call: an argument itself where the schema says so, else a new tensor."""
+        if not self._given:
+            for position in self._counted:  # autograd counts writes to results only, so CUDA's kernels count these
+                increment_version([each for each in args[position] if not each.is_inference()])
+            return None
+        results = [result] if len(self._given) == 1 else result
+        found = [
+            wrapped(each, index) if known is None else kwargs[known[1]] if known[1] in kwargs else args[known[0]]
+            for known, each in zip(self._given, results, strict=True)
+        ]
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+def _alias_set(value: Any) -> str | None:
+    """Return the alias set of an argument or result, which an argument shares with the result that is the argument.
+
+    None stands for a value without an alias set, and for a list.
+    """
+    return next(iter(value.alias_info.before_set), None) if value.alias_info is not None else None

@@ -1,0 +1,88 @@
+"""CUDA's errors for a call whose tensors are on several devices, and the calls that CUDA accepts nevertheless.
+
+Torch generates a device check for most CUDA kernels. The kernels that use its tensor iterator check for themselves and
+accept CPU tensors without dimensions as scalars: native_functions.yaml marks them ``device_check: NoCheck``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from torchdevice.simulation import policy
+from torchdevice.simulation.profiles import is_structured, unchecked_operators
+
+
+def accepts_cpu_scalars(op: Any) -> bool:
+    """Return whether CUDA accepts a CPU tensor without dimensions among an operator's arguments."""
+    return _name(op) in unchecked_operators()
+
+
+def check(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise CUDA's RuntimeError if the tensors of a call are on several devices and CUDA does not accept that.
+
+    CUDA compares each tensor with the first; the error names the first tensor that is on another device.
+    """
+    scalars = accepts_cpu_scalars(op)
+    placed = [
+        (name, tensor.get_device())
+        for name, tensor in _tensors(op, args, kwargs)
+        if not (scalars and tensor.is_cpu and not tensor.dim())
+    ]
+    first = placed[0][1]
+    for name, index in placed:
+        if index != first:
+            _refuse(op, name, index, first)
+
+
+def _tensors(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    names = [argument.name for argument in op._schema.arguments]
+    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(each, torch.Tensor):
+                yield name, each
+
+
+def _refuse(op: Any, name: str, index: int, first: int) -> None:
+    """Raise the error of the operator's own check, of the tensor iterator's, or of the generated one."""
+    its, on = _spelled(index), _spelled(first)
+    base = op._schema.name.removeprefix("aten::").strip("_").removesuffix("_impl")
+    if base in ("index", "index_put") and index < 0 and name == "indices":
+        return
+    if base in ("index", "index_put") and first < 0:
+        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+    if base == "masked_fill" and name == "mask":
+        raise RuntimeError(f"expected self and mask to be on the same device, but got mask on {its} and self on {on}")
+    if accepts_cpu_scalars(op):
+        _refuse_in_iterator(*((its, on) if first < 0 else (on, its)))
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but got {name} is on {its}, different from other tensors on "
+        f"{on} (when checking argument in method wrapper_CUDA_{_wrapper_name(op)})"
+    )
+
+
+def _refuse_in_iterator(one: str, other: str) -> NoReturn:
+    """Raise the error of the tensor iterator, which names the accelerator first."""
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, {one} and {other}!"
+    )
+
+
+def _spelled(index: int) -> str:
+    return "cpu" if index < 0 else policy.spelled(index)
+
+
+def _name(op: Any) -> str:
+    name = op._schema.name.removeprefix("aten::")
+    return name if op._overloadname == "default" else f"{name}.{op._overloadname}"
+
+
+def _wrapper_name(op: Any) -> str:
+    """Return the name of CUDA's wrapper: ``name_overload`` for a structured operator, else ``overload_name``."""
+    name = op._schema.name.removeprefix("aten::")
+    overload = "" if op._overloadname == "default" else op._overloadname
+    if is_structured(_name(op)):
+        return f"{name}_{overload}" if overload else name
+    return f"{overload}_{name}"

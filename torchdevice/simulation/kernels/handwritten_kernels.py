@@ -1,0 +1,364 @@
+"""Kernels that do more than the operator's CPU kernel: allocation, copies, resizing, and what only accelerators do.
+
+:data:`SPECIAL` maps names with overload to kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.attention
+from torch._C import DispatchKey
+
+from torchdevice.core import thread_state
+from torchdevice.simulation import device_generators, policy
+from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant
+from torchdevice.simulation.kernels import recurrent_cells
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, kernel_of, without_mode
+from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
+from torchdevice.simulation.storage_resizing import resize
+from torchdevice.torch_apis.distributed import sharded_attention
+
+SPECIAL: dict[str, Callable[..., Any]] = {}
+
+
+copies: Counter[tuple[str, str]] = Counter()
+"""(source, destination) -> number of copies between these devices."""
+
+
+copied_bytes: Counter[tuple[str, str]] = Counter()
+"""(source, destination) -> bytes copied between these devices."""
+
+
+_aten = torch.ops.aten
+
+
+_CPU = torch.device("cpu")
+
+
+# Torch's own functions behind ``torch.ops``: they take half of the time, because no Python frame chooses an overload.
+_new_empty = _aten.empty.memory_format._op
+_new_clone = _aten.clone.default._op
+_new_copy = _aten._to_copy.default._op
+_copy = _aten.copy_.default._op
+
+
+def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that registers a kernel for the named operators."""
+
+    def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            SPECIAL[name] = without_mode(kernel)
+        return kernel
+
+    return register
+
+
+# ---- allocation ------------------------------------------------------------------------------------------------------
+
+
+def _index(device: torch.device | None) -> int:
+    return meant.index if device is None or device.index is None else device.index
+
+
+@special("empty.memory_format")
+def _empty(size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any = None, **options: Any) -> Any:
+    policy.check_scope()
+    return fresh(_new_empty(size, device=_CPU, **options), _index(device))
+
+
+@special("empty_strided")
+def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+    policy.check_scope()
+    return fresh(_aten.empty_strided(size, stride, dtype=dtype, device=_CPU), _index(device))
+
+
+@special("_efficientzerotensor")
+def _efficient_zeros(size: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+    policy.check_scope()
+    return fresh(torch.zeros(size, dtype=dtype, device=_CPU), _index(device))
+
+
+@special("clone")
+def _clone(self: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
+    return fresh(_new_clone(aliased(self), memory_format=memory_format), index_of(self))
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+def _name(index: int) -> str:
+    return "cpu" if index < 0 else f"{policy.KIND}:{index}"
+
+
+def count_copy(source: torch.Tensor, destination: torch.Tensor, *, waits: bool = True) -> None:
+    """Count a copy between devices. One to the host makes the host wait, unless the program asked for another."""
+    one, other = index_of(source), index_of(destination)
+    if one != other:
+        if other < 0 and waits:
+            host_waited()
+        route = (_name(one), _name(other))
+        copies[route] += 1
+        copied_bytes[route] += destination.nbytes
+
+
+@special("_to_copy")
+def _to_copy(
+    self: torch.Tensor, *, device: Any = None, pin_memory: Any = None, non_blocking: bool = False, **options: Any
+) -> torch.Tensor:
+    if index_of(self) < 0:
+        policy.check_scope()
+    result = _new_copy(_memory(self), device=_CPU, **options)
+    if device is not None and device.type != policy.KIND:
+        destination = _pinned(result) if non_blocking else result
+    else:
+        destination = fresh(result, index_of(self) if device is None else _index(device))
+    count_copy(self, destination, waits=not non_blocking)
+    return destination
+
+
+def _pinned(result: torch.Tensor) -> torch.Tensor:
+    """Return the result of a copy that the host does not wait for as page-locked, as torch allocates it for CUDA."""
+    context = thread_state.state.context
+    return result if context is None or context.options.written_for == "mps" else context.pin(result)
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if index_of(tensor) < 0 else aliased(tensor)
+
+
+def _is_page_locked(tensor: torch.Tensor) -> bool:
+    context = thread_state.state.context
+    return context is not None and context.is_pinned(tensor)
+
+
+@special("copy_")
+def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    count_copy(source, self, waits=not (non_blocking and _is_page_locked(self)))
+    _copy(_memory(self), _memory(source))
+    return self
+
+
+# ---- sizes and storages ----------------------------------------------------------------------------------------------
+
+
+@special("resize_")
+def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+    """Resize a tensor, and its storage where that is too small. The storage keeps its contents."""
+    wanted = torch.empty(size, dtype=self.dtype, device="meta", **_format(memory_format))
+    storage = self.untyped_storage()
+    offset = self.storage_offset()
+    last = sum((n - 1) * s for n, s in zip(wanted.shape, wanted.stride(), strict=True)) if wanted.numel() else -1
+    needed = (offset + last + 1) * self.itemsize
+    if needed > storage.nbytes():
+        resize(storage, int(needed))
+    return _set(self, storage, offset, wanted.shape, wanted.stride())
+
+
+def _format(memory_format: Any) -> dict[str, Any]:
+    return {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor with the device and dtype of ``tensor``."""
+    return fresh(torch.empty(0, dtype=tensor.dtype), index_of(tensor))
+
+
+_set_storage = _aten.set_.source_Storage_storage_offset
+
+
+def _set(self: torch.Tensor, storage: Any, offset: Any, size: Any, stride: Any) -> torch.Tensor:
+    return _set_storage._op_dk(DispatchKey.CPU, self, storage, offset, size, stride)
+
+
+@special("set_.source_Storage_storage_offset")
+def _set_from_storage(self: Any, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
+    if not stride:
+        stride = torch.empty(size, device="meta").stride()
+    return _set(self, source, storage_offset, size, stride)
+
+
+@special("set_.source_Storage")
+def _set_from_whole_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
+    return _set(self, source, 0, (source.nbytes() // self.itemsize,), (1,))
+
+
+@special("set_.source_Tensor")
+def _set_from_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return _set(self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
+
+
+@special("set_")
+def _set_to_nothing(self: torch.Tensor) -> torch.Tensor:
+    return _set(self, _like(self).untyped_storage(), 0, (0,), (1,))
+
+
+@special("is_set_to")
+def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
+    same_memory = self.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    same_view = (self.shape, self.stride(), self.storage_offset()) == (
+        tensor.shape,
+        tensor.stride(),
+        tensor.storage_offset(),
+    )
+    return same_memory and same_view
+
+
+@special("record_stream")
+def _record_stream(self: torch.Tensor, s: Any) -> None:
+    """Do nothing: the call has told the observers of streams (``stream_uses.py``)."""
+
+
+# ---- operators that accelerators compute in another way than the CPU -------------------------------------------------
+
+
+@special("native_dropout")
+def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dropout in the CPU's arithmetic, so that a seed gives the CPU's results to the bit."""
+    index, memory = index_of(input), aliased(input)
+    if train is False or p == 0 or not memory.numel():
+        return fresh(memory.clone(), index), fresh(torch.ones_like(memory, dtype=torch.bool), index)
+    if p == 1:
+        return fresh(torch.zeros_like(memory), index), fresh(torch.zeros_like(memory, dtype=torch.bool), index)
+    noise = torch.empty_like(memory)
+    noise.bernoulli_(1 - p, generator=device_generators.next_numbers(device_generators.default_generator(index)))
+    mask = noise.bool()
+    return fresh(memory * noise.div_(1 - p), index), fresh(mask, index)
+
+
+@special("native_dropout_backward")
+def _native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    memory = aliased(grad_output)
+    noise = aliased(mask).to(memory.dtype)
+    return fresh(memory * (noise.div_(1 / scale) if scale else noise), index_of(grad_output))
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """``scaled_dot_product_attention`` by the kernel that torch would choose on the CPU.
+
+    For an out-of-tree device torch itself has a single choice. This kernel is registered above autograd, which
+    differentiates the chosen kernel. Torch's own composite kernel runs in all other cases, and checks the arguments.
+    """
+    with torch._C.DisableTorchFunction():
+        plain = attn_mask is None and not dropout_p and not enable_gqa
+        if plain and sharded_attention.is_divided(query, key, value):
+            return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
+            map(_is_real, tensors)
+        )
+        free = same and not (attn_mask is not None and attn_mask.requires_grad) and policy.provides(_FLASH_KERNEL)
+        if free and _chooses_flash(tensors, dropout_p, is_causal, **options):
+            if attn_mask is not None and attn_mask.dtype is torch.bool:
+                zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
+                attn_mask = zeros.masked_fill(attn_mask.logical_not(), -math.inf)
+            return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+        return _aten.scaled_dot_product_attention.default.decompose(
+            query, key, value, attn_mask, dropout_p, is_causal, **options
+        )
+
+
+def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causal: bool, **options: Any) -> bool:
+    """Return whether torch would choose the CPU's flash kernel for a query, a key, a value and perhaps a mask."""
+    if any(has_no_values(each.untyped_storage()) for each in tensors if index_of(each) >= 0):
+        query, _, value = tensors[:3]
+        return not (dropout_p or options["enable_gqa"]) and query.dim() == 4 and query.shape[-1] == value.shape[-1]
+    memory: list[Any] = [_memory(each.detach()) for each in tensors]
+    mask = memory[3] if len(memory) > 3 else None
+    return bool(_aten._fused_sdp_choice(*memory[:3], mask, dropout_p, is_causal, **options) == _FLASH)
+
+
+_run_convolution = kernel_of(_aten.convolution.default)
+
+
+@special("convolution")
+def _convolution_above(*args: Any) -> torch.Tensor:
+    """TorchScript's tracer knows convolutions by the operator within."""
+    if torch._C._get_tracing_state() is not None:
+        return _aten._convolution.default(*args, False, False, True, True)
+    return _run_convolution(*args)
+
+
+@special("_convolution", "_convolution.deprecated")
+def _convolution(*args: Any) -> torch.Tensor:
+    """What traced programs call: a convolution with settings for cuDNN behind its own arguments."""
+    return _run_convolution(*args[:9])
+
+
+def convolve(*args: Any) -> torch.Tensor:
+    """``_convolution`` above autograd, which differentiates ``convolution``."""
+    with torch._C.DisableTorchFunction():
+        return _aten.convolution(*args[:9])
+
+
+def _ctc(overload: str) -> Callable[..., Any]:
+    run = kernel_of(getattr(_aten._ctc_loss, overload))
+
+    def kernel(log_probs: torch.Tensor, targets: torch.Tensor, *lengths_and_options: Any, **options: Any) -> Any:
+        """Torch's kernels do not look at the targets: the CPU's ends the process where one is far out of range."""
+        used = _used_targets(aliased(targets), lengths_and_options[1])
+        wrong = used[(used < 0) | (used >= log_probs.shape[-1])]
+        if wrong.numel():
+            raise _illegal_address(f"Target {wrong[0].item()} of ctc_loss is not in [0, {log_probs.shape[-1]}).")
+        return run(log_probs, targets, *lengths_and_options, **options)
+
+    return kernel
+
+
+def _used_targets(targets: torch.Tensor, lengths: Any) -> torch.Tensor:
+    """Return the targets without those that only fill a row."""
+    count = torch.as_tensor(_memory(lengths) if isinstance(lengths, torch.Tensor) else lengths)
+    if targets.dim() < 2:
+        return targets[: max(0, int(count.sum()))]
+    return targets[torch.arange(targets.shape[1]) < count.reshape(-1, 1)[: len(targets)]]
+
+
+def _illegal_address(why: str) -> Exception:
+    if not policy.stands_for_cuda():
+        return IndexError(why)
+    policy.lose(why, ILLEGAL_ADDRESS)
+    return cuda_error(ILLEGAL_ADDRESS, why)
+
+
+SPECIAL["_ctc_loss"], SPECIAL["_ctc_loss.Tensor"] = _ctc("default"), _ctc("Tensor")
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has memory; the fake tensors of compilers have none."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(tensor)
+
+
+_FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+_FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
+
+
+# ---- recurrent cells, which only accelerators fuse -------------------------------------------------------------------
+
+
+def _computed(formula: Callable[..., recurrent_cells.Results]) -> Callable[..., recurrent_cells.Results]:
+    def kernel(*args: Any) -> recurrent_cells.Results:
+        index = next(index_of(each) for each in args if isinstance(each, torch.Tensor))
+        results = formula(*(aliased(each) if isinstance(each, torch.Tensor) else each for each in args))
+        return tuple(None if each is None else fresh(each, index) for each in results)
+
+    return kernel
+
+
+SPECIAL.update({name: without_mode(_computed(formula)) for name, formula in recurrent_cells.FORMULAS.items()})

@@ -1,0 +1,237 @@
+"""Sparse tensors of the device (COO, CSR, CSC, BSR, BSC): torch's own, whose indices and values are on the device.
+
+Operators that only take or return indices and values run on the tensor itself; the others run on a sparse CPU tensor
+that shares the memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch.utils import _pytree as pytree
+
+from torchdevice.devices.sparse_parts import parts_of
+from torchdevice.lowlevel.dlpack_alias import on_cpu
+from torchdevice.simulation import policy
+from torchdevice.simulation.allocator.storages import fresh, meaning, with_bits
+from torchdevice.simulation.kernels import device_mismatch
+from torchdevice.simulation.kernels.cpu_kernels import (
+    aliased,
+    fresh_sparse,
+    index_of,
+    make_compressed,
+    make_coo,
+    without_mode,
+)
+from torchdevice.simulation.kernels.overloads import overload_of, shadowed
+from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
+
+_aten = torch.ops.aten
+
+
+_CPU = torch.device("cpu")
+
+
+_OF_PARTS = (
+    "_sparse_coo_tensor_with_dims_and_tensors",
+    "_sparse_coo_tensor_with_dims",
+    "_indices",
+    "_values",
+    "indices",
+    "values",
+    "_nnz",
+    "sparse_dim",
+    "dense_dim",
+    "_dimI",
+    "_dimV",
+    "is_coalesced",
+    "_coalesced_",
+    "sparse_resize_",
+    "sparse_resize_and_clear_",
+)
+"""Operators that make sparse tensors from indices and values, or return these, and read no memory."""
+
+
+_OF_COMPRESSED_PARTS = (
+    "crow_indices",
+    "col_indices",
+    "ccol_indices",
+    "row_indices",
+    "values",
+    "_nnz",
+    "sparse_dim",
+    "dense_dim",
+)
+"""The same for the compressed layouts. Torch itself makes such tensors for any device."""
+
+
+_RUN_WHOLE = {"clone", "copy_", "zero_", "empty_like"}
+
+
+_COPIES = (_aten.copy_.default, _aten.copy_sparse_to_sparse_.default, _aten.resize_as_sparse_.default)
+"""Operators that take tensors on several devices."""
+
+
+_COMPOSED = {"is_pinned"}
+"""Operators that torch's composite kernels do on the parts of a compressed tensor, whatever device these are on."""
+
+
+def register() -> list[torch.library.Library]:
+    """Register the kernels with torch. Return the libraries, which unregister their kernels when they end."""
+    aten = torch.library.Library("aten", "IMPL")
+    fallbacks = [
+        _register_layout(aten, "SparsePrivateUse1", DispatchKey.SparseCPU, _OF_PARTS, set()),
+        _register_layout(aten, "SparseCsrPrivateUse1", DispatchKey.SparseCsrCPU, _OF_COMPRESSED_PARTS, _COMPOSED),
+    ]
+    return [*fallbacks, aten]
+
+
+def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: tuple[str, ...], composed: set[str]) -> Any:
+    """Register the kernels for a dispatch key, for which the CPU has ``of_cpu``. Return the library of the fallback."""
+    fallback = torch.library.Library("_", "IMPL")
+    fallback.fallback(without_mode(_run), key)
+    aten.impl("_to_copy", without_mode(_to_copy), key)
+    for name in of_parts:
+        aten.impl(name, without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
+    names = shadowed(of_cpu.name) | _RUN_WHOLE
+    for name in sorted(names.difference(of_parts, composed, {"_to_copy"})):
+        aten.impl(name, without_mode(functools.partial(_run, overload_of(name))), key)
+    return fallback
+
+
+def _of_parts(op: Any, key: Any = DispatchKey.SparseCPU) -> Callable[..., Any]:
+    run = functools.partial(op._op_dk, key)
+    if not any(argument.name == "device" for argument in op._schema.arguments):
+        return run
+
+    def make(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or device.index is None:
+            return run(*args, device=device, **kwargs)
+        with meaning(device.index):
+            return run(*args, device=device, **kwargs)
+
+    return make
+
+
+def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator on CPU tensors, while somebody looks where somebody does, or raise what CUDA raises for it."""
+    if op.name().removeprefix("aten::") in cpu_only_sparse_operators() and policy.stands_for_cuda():
+        raise NotImplementedError(missing_on_cuda(op.name(), "SparseCsrCUDA"))
+    return _watched(op, functools.partial(_run_on_cpu, op), args, kwargs)
+
+
+def _watched(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a kernel, while somebody looks where somebody does."""
+    if policy.watching:
+        if any(index_of(each) >= 0 for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)):
+            policy.check_alive()
+        looking = policy.recorder()
+        if looking is not None:
+            return policy.record(looking, op, kernel, args, kwargs)
+    return kernel(*args, **kwargs)
+
+
+def _to_copy(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _watched(_aten._to_copy.default, _copy_parts, args, kwargs)
+
+
+def _copy_parts(
+    self: torch.Tensor, *, dtype: Any = None, device: Any = None, non_blocking: bool = False, **options: Any
+) -> torch.Tensor:
+    """Copy a sparse tensor by its indices and values, as torch does on CUDA."""
+    *indices, values = parts_of(self)
+    where = {"device": device, "non_blocking": non_blocking}
+    copied = [*(_aten._to_copy(part, **where) for part in indices), _aten._to_copy(values, dtype=dtype, **where)]
+    if not self.is_sparse:
+        return make_compressed(copied, self)
+    with meaning(max(0, index_of(copied[-1]))):
+        return make_coo(copied, self)
+
+
+def _run_on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator on CPU tensors that share the memory, and update the sparse tensors that it wrote to."""
+    leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    index = max((index_of(each) for each in leaves), default=-1)
+    device = kwargs.get("device")
+    if device is not None:
+        index = -1 if device.type == "cpu" else device.index or 0
+        kwargs = {**kwargs, "device": _CPU}
+    if len({index_of(each) for each in leaves}) > 1 and op not in _COPIES:
+        device_mismatch.check(op, args, kwargs)
+    aliases = {id(each): _alias(each) for each in leaves}  # one for a tensor given twice, which some kernels look for
+    on_cpu = pytree.tree_map_only(torch.Tensor, lambda each: aliases[id(each)], (args, kwargs))
+    result = op(*on_cpu[0], **on_cpu[1])
+    given = dict(zip(map(id, pytree.tree_leaves(on_cpu)), pytree.tree_leaves((args, kwargs)), strict=True))
+    written = {a.name: i for i, a in enumerate(op._schema.arguments) if a.alias_info and a.alias_info.is_write}
+    for name, position in written.items():
+        target = kwargs.get(name) if name in kwargs else args[position]
+        if isinstance(target, torch.Tensor) and target.layout is not torch.strided:
+            _replace(target, _alias_of(target, on_cpu, name, position), index)
+    return pytree.tree_map_only(torch.Tensor, lambda each: _wrapped(each, given, index), result)
+
+
+def _alias_of(target: torch.Tensor, on_cpu: Any, name: str, position: int) -> torch.Tensor:
+    return on_cpu[1][name] if name in on_cpu[1] else on_cpu[0][position]
+
+
+def _wrapped(result: torch.Tensor, given: dict[int, Any], index: int) -> torch.Tensor:
+    if id(result) in given:
+        return given[id(result)]
+    if index < 0:
+        return result
+    return fresh(result, index) if result.layout is torch.strided else fresh_sparse(result, index)
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    if index_of(tensor) < 0:
+        return tensor
+    if tensor.layout is torch.strided:
+        return aliased(tensor)
+    if not tensor.is_sparse:
+        return make_compressed([with_bits(on_cpu(part), part) for part in parts_of(tensor)], tensor)
+    parts = _parts(tensor)  # imported by DLPack below, so that an in-place operator cannot resize them
+    return _aten._sparse_coo_tensor_unsafe(
+        *(with_bits(on_cpu(part), part) for part in parts), tensor.shape, is_coalesced=_is_coalesced(tensor)
+    )
+
+
+_indices, _values = _of_parts(_aten._indices.default), _of_parts(_aten._values.default)
+
+
+_is_coalesced = _of_parts(_aten.is_coalesced.default)
+
+
+_take_parts = _of_parts(_aten.copy_sparse_to_sparse_.default)
+
+
+_set_coalesced = _of_parts(_aten._coalesced_.default)
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _indices(tensor), _values(tensor)
+
+
+def _replace(target: torch.Tensor, own: torch.Tensor, index: int) -> None:
+    """Give ``target``, a sparse tensor that was written to, the indices and values of ``own``, its CPU tensor."""
+    if not target.is_sparse:
+        _replace_compressed(target, own)
+        return
+    _take_parts(target, fresh_sparse(own, index))
+    _set_coalesced(target, own.is_coalesced())
+
+
+_resize_as = _of_parts(_aten.resize_as_sparse_.default, DispatchKey.SparseCsrCPU)
+
+
+def _replace_compressed(target: torch.Tensor, own: torch.Tensor) -> None:
+    """Do the same for a compressed layout, unless ``own`` still has the memory of ``target``."""
+    pairs = list(zip(parts_of(target), parts_of(own), strict=True))
+    if all(old.data_ptr() == new.data_ptr() and old.shape == new.shape for old, new in pairs):
+        return
+    _resize_as(target, own)
+    for old, new in zip(parts_of(target), parts_of(own), strict=True):
+        old.copy_(new)

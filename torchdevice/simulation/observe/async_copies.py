@@ -1,0 +1,208 @@
+"""Copies that go on after their call (``asynchronous=True``): of page-locked memory, with ``non_blocking=True``.
+
+Until the host has waited for a copy to the host, its destination holds garbage. A copy to the device takes the values
+of its source as late as it can: where a kernel that is ordered after it reads the destination, or where the host has
+waited for it; what reads the destination in no order reads garbage, and raises :class:`IndicesInFlightError` where the
+destination is the indices of a sparse tensor. Where the host has written to the source after a kernel had read the
+copy, and before it had waited for it, the wait raises :class:`CopyInFlightError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.core.context import Context
+from torchdevice.devices.sparse_parts import plain_parts
+from torchdevice.devices.stream_order import Stream
+from torchdevice.errors import CopyInFlightError, IndicesInFlightError
+from torchdevice.foundation.torch_internals import require
+from torchdevice.journal.callers import program_line, site_of
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
+from torchdevice.simulation.observe.garbage_values import garbage_for, of_values
+from torchdevice.simulation.observe.happens_before import (
+    Order,
+    host_side,
+    host_waits,
+    is_in_flight,
+    knows,
+    of_device,
+    sparse_indices,
+    touched,
+)
+
+_preserve_version = require(torch.autograd.grad_mode, "_unsafe_preserve_version_counter")
+
+
+class _Copy:
+    """A copy in flight.
+
+    Args:
+        stream: The stream on which it runs.
+        number: Its number among the kernels.
+        destination: Where it writes, as CPU tensor.
+    """
+
+    def __init__(self, stream: Stream, number: int, destination: torch.Tensor):
+        self.stream = stream
+        self.number = number
+        self.destination = destination
+        self.site = site_of(program_line())
+
+    def write(self, values: torch.Tensor) -> None:
+        """Write to the destination. Autograd does not count this: the call itself was counted."""
+        with torch._C.DisableTorchFunction(), torch.no_grad(), _preserve_version(self.destination):
+            self.destination.copy_(values)
+
+    def finish(self) -> None:
+        """Do what is left, when the host has waited."""
+        raise NotImplementedError
+
+
+class _ToHost(_Copy):
+    """A copy to the host. Its values are known; the destination gets them when the host has waited."""
+
+    def __init__(self, stream: Stream, number: int, destination: torch.Tensor, garbage: torch.Tensor):
+        super().__init__(stream, number, destination)
+        self._values = destination.detach().clone()
+        self.write(garbage)
+
+    def finish(self) -> None:
+        self.write(self._values)
+
+
+class _ToDevice(_Copy):
+    """A copy to the device.
+
+    Args:
+        block: The address of the memory on the device.
+        source: The page-locked memory.
+    """
+
+    def __init__(self, stream: Stream, number: int, destination: torch.Tensor, block: int, source: torch.Tensor):
+        super().__init__(stream, number, destination)
+        self.block = block
+        self._source = source.detach()
+        self._taken: torch.Tensor | None = None
+        self.write(of_values(destination))
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a kernel needed the values."""
+        return self._taken is not None
+
+    def run(self) -> None:
+        """Take the source's values, because a kernel needs them."""
+        if self._taken is None:
+            self._taken = self._source.clone()
+            self.write(self._source)
+
+    def finish(self) -> None:
+        taken = self._taken
+        if taken is None:
+            self.write(self._source)
+        elif not _same(taken, self._source):
+            raise CopyInFlightError(self.site, self.stream)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same bits."""
+    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+
+
+class InFlight(Order):
+    """The copies in flight of one context.
+
+    Args:
+        context: The context.
+    """
+
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self._copies: list[_Copy] = []
+
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel after the copies that it needs, or begin a copy.
+
+        Raises:
+            CopyInFlightError: The call waits for a copy whose source was written too early.
+            IndicesInFlightError: The kernel reads indices of a sparse tensor before its stream has waited for them.
+        """
+        if self._copies:
+            with torch._C.DisableTorchFunction(), self.lock:
+                self._run_needed(args, kwargs)
+        result = kernel(*args, **kwargs)
+        with torch._C.DisableTorchFunction(), self.lock:
+            indices = {index_of(tensor) for tensor, _ in touched(op, args, kwargs, result)}
+            if not indices:
+                return result
+            self.submit(indices)
+            if is_in_flight(self.context, op, args, kwargs, result):
+                self._begin(op, args, result, indices.pop())
+            elif host_waits(self.context, op, args, kwargs, result):
+                self.host_waited(indices)
+        return result
+
+    def _begin(self, op: Any, args: tuple[Any, ...], result: torch.Tensor, index: int) -> None:
+        host = host_side(op, args, result)
+        assert host is not None
+        stream = self.current(index)
+        if result is host:
+            self._copies.extend(_ToHost(stream, self.number, *each) for each in garbage_for(host))
+            return
+        for source, destination in zip(plain_parts(host), plain_parts(result), strict=True):
+            if destination.numel():
+                block = destination.untyped_storage().data_ptr()
+                self._copies.append(_ToDevice(stream, self.number, aliased(destination), block, source))
+
+    def _run_needed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the copies whose destinations a kernel uses, if its stream has waited for them.
+
+        Raises:
+            IndicesInFlightError: It has not, and a destination is the indices of a sparse tensor.
+        """
+        used = {each.untyped_storage().data_ptr(): index_of(each) for each in of_device((args, kwargs))}
+        needed = [copy for copy in self._copies if isinstance(copy, _ToDevice) and copy.block in used]
+        trusted = {each.untyped_storage().data_ptr() for each in sparse_indices((args, kwargs))} if needed else set()
+        for copy in needed:
+            stream = self.current(used[copy.block])
+            if knows(self.clock(stream), copy.stream, copy.number):
+                copy.run()
+            elif copy.block in trusted and not copy.has_run:  # kernels of the CPU do not look whether they are valid
+                raise IndicesInFlightError(copy.site, copy.stream, stream)
+
+    def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
+        with torch._C.DisableTorchFunction(), self.lock:
+            self._run_needed((tensor,), {})
+
+    def backward_began(self) -> None:
+        """Order backward after all copies, as torch orders it after the forward, and run these."""
+        super().backward_began()
+        with self.lock:
+            for copy in self._copies:
+                if isinstance(copy, _ToDevice):
+                    copy.run()
+
+    def host_learned(self) -> None:
+        """Finish the copies that the host has waited for."""
+        done = [copy for copy in self._copies if knows(self.host, copy.stream, copy.number)]
+        self._copies = [copy for copy in self._copies if copy not in done]
+        errors = []
+        for copy in done:
+            try:
+                copy.finish()
+            except CopyInFlightError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def land(self) -> None:
+        """Finish all copies, when the scope is left."""
+        copies, self._copies = self._copies, []
+        for copy in copies:
+            try:
+                copy.finish()
+            except CopyInFlightError:  # the program never waited, so that nothing is wrong before its end
+                continue

@@ -1,0 +1,226 @@
+"""The order of the kernels of one context: which work is known to be done before which.
+
+Each stream has a clock: for every stream, the last of its kernels that is known to have finished before the stream's
+next kernel begins. Events carry a clock from one stream to another, and the host has a clock too: what it has waited
+for is done before anything that it submits afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from torchdevice.core.context import Context
+from torchdevice.devices.sparse_parts import parts_of, plain_parts
+from torchdevice.devices.stream_order import COLLECTIVES, Stream, StreamObserver
+from torchdevice.simulation.kernels.cpu_kernels import index_of
+
+Clock = dict[Stream, int]
+
+COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
+
+_METADATA_ONLY = re.compile(r"aten::(new_\w+|\w+_like)")
+"""Operators that look at no element of the tensors they are given."""
+
+_WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+"""Tags of the operators whose result the host has to wait for: a shape or a number that depends on values."""
+
+
+def merge(clock: Clock, other: Mapping[Stream, int]) -> None:
+    """Let a clock know what another knows."""
+    for stream, number in other.items():
+        if clock.get(stream, 0) < number:
+            clock[stream] = number
+
+
+def knows(clock: Clock, stream: Stream, number: int) -> bool:
+    """Return whether a kernel of a stream is known to be done."""
+    return clock.get(stream, 0) >= number
+
+
+class Order(StreamObserver):
+    """The clocks of a context's streams, events and host.
+
+    Args:
+        context: The context.
+    """
+
+    def __init__(self, context: Context):
+        self.context = context
+        self.lock = threading.RLock()
+        self.number = 0
+        self._clocks: dict[Stream, Clock] = {}
+        self._events: dict[int, Clock] = {}
+        self.host: Clock = {}
+
+    def clock(self, stream: Stream) -> Clock:
+        """Return a stream's clock, which knows what the host knows."""
+        clock = self._clocks.setdefault(stream, {})
+        merge(clock, self.host)
+        return clock
+
+    def current(self, index: int) -> Stream:
+        """Return this thread's current stream on a device."""
+        return index, self.context.thread.streams.get(index, 0)
+
+    def submit(self, indices: set[int]) -> None:
+        """Count a kernel on the current stream of each device that it works on. These streams wait for each other."""
+        clocks = [self.clock(self.current(index)) for index in indices]
+        for clock in clocks[1:]:
+            merge(clocks[0], clock)
+        for clock in clocks[1:]:
+            merge(clock, clocks[0])
+        self.number += 1
+        for index in indices:
+            for clock in clocks:
+                clock[self.current(index)] = self.number
+
+    def host_waited(self, indices: set[int]) -> None:
+        """Note that the host has waited for the current stream of each device."""
+        for index in indices:
+            self.stream_synchronized(self.current(index))
+
+    def host_learned(self) -> None:
+        """Do what follows where the host has waited for something."""
+
+    def event_recorded(self, event: int, stream: Stream) -> None:
+        with self.lock:
+            self._events[event] = dict(self.clock(stream))
+
+    def event_deleted(self, event: int) -> None:
+        with self.lock:
+            self._events.pop(event, None)
+
+    def event_waited(self, event: int, stream: Stream) -> None:
+        with self.lock:
+            merge(self.clock(stream), self._events.get(event, {}))
+
+    def event_synchronized(self, event: int) -> None:
+        with self.lock:
+            merge(self.host, self._events.get(event, {}))
+            self.host_learned()
+
+    event_queried = event_synchronized
+
+    def stream_synchronized(self, stream: Stream) -> None:
+        with self.lock:
+            merge(self.host, self.clock(stream))
+            self.host_learned()
+
+    stream_queried = stream_synchronized
+
+    def device_synchronized(self, index: int) -> None:
+        with self.lock:
+            for stream in list(self._clocks):
+                if stream[0] == index:
+                    merge(self.host, self.clock(stream))
+            self.host_learned()
+
+    def begin_collective(self, index: int) -> Stream:
+        """Count a collective, which runs after the work so far of the device's current stream. Return its stream."""
+        stream = index, COLLECTIVES
+        clock = self.clock(stream)
+        merge(clock, self.clock(self.current(index)))
+        self.number += 1
+        clock[stream] = self.number
+        return stream
+
+    def collectives_waited(self) -> None:
+        with self.lock:
+            for stream, clock in list(self._clocks.items()):
+                if stream[1] == COLLECTIVES:
+                    merge(self.clock(self.current(stream[0])), clock)
+
+    def backward_began(self) -> None:
+        with self.lock:
+            for index in {stream[0] for stream in self._clocks}:
+                clock = self.clock(self.current(index))
+                for other in list(self._clocks.values()):
+                    merge(clock, other)
+
+
+def given_to(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name."""
+    return dict(zip((argument.name for argument in op._schema.arguments), args, strict=False), **kwargs)
+
+
+def touched(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Iterator[tuple[torch.Tensor, bool]]:
+    """Yield each tensor of the device that a call reads or writes, and whether the call writes to it."""
+    schema = op._schema
+    reads = not _METADATA_ONLY.fullmatch(schema.name)
+    given = given_to(op, args, kwargs)
+    seen = set()
+    parts = set()
+    for argument in schema.arguments:
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in _tensors(given.get(argument.name)):
+            seen.add(id(tensor))
+            for part in _with_memory(tensor):
+                if part is not tensor:
+                    parts.add(part.untyped_storage().data_ptr())
+                if writes or reads:
+                    yield part, writes
+    for tensor in _tensors(result):
+        if id(tensor) not in seen:
+            for part in _with_memory(tensor):
+                # What a sparse tensor has in common with an argument is not made by the call.
+                if part is tensor or part.untyped_storage().data_ptr() not in parts:
+                    yield part, True
+
+
+def of_device(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of the device with elements among some values; of a sparse tensor its indices and values."""
+    for tensor in _tensors(value):
+        yield from _with_memory(tensor)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if value is None or isinstance(value, (int, float, str)):
+        return
+    for each in (value,) if isinstance(value, torch.Tensor) else tree_leaves(value):
+        if isinstance(each, torch.Tensor) and index_of(each) >= 0:
+            yield each
+
+
+def _with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    return (part for part in plain_parts(tensor) if part.numel())
+
+
+def sparse_indices(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the indices of the sparse tensors of the device among some values."""
+    for tensor in _tensors(value):
+        if tensor.layout is not torch.strided:
+            yield from parts_of(tensor)[:-1]
+
+
+def host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | None:
+    """Return the CPU tensor of a copy between the host and the device; None for other calls."""
+    if op._schema.name not in COPIES:
+        return None
+    tensors = [each for each in (*args, result) if isinstance(each, torch.Tensor)]
+    return next((each for each in tensors if each.is_cpu), None)
+
+
+def is_in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> bool:
+    """Return whether a copy between the host and the device goes on after its call: of page-locked memory only.
+
+    torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``, and for all copies to COO tensors.
+    Copies of quantized tensors count as done.
+    """
+    host = host_side(op, args, result)
+    if host is None or host.is_quantized or not given_to(op, args, kwargs).get("non_blocking"):
+        return False
+    allocated = host is result and (op._schema.name == "aten::_to_copy" or host.is_sparse)
+    return allocated or context.is_pinned(host)
+
+
+def host_waits(context: Context, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Return whether a call returns only when its work is done, as CUDA's does."""
+    if op._schema.name in COPIES:
+        return host_side(op, args, result) is not None and not is_in_flight(context, op, args, kwargs, result)
+    return bool(_WAITS.intersection(op.tags))

@@ -1,0 +1,47 @@
+"""Tells the observers of streams of the operators at which the host waits: ``item()``, blocking copies, ``nonzero``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.core.context import Context
+from torchdevice.simulation import policy
+from torchdevice.simulation.kernels.cpu_kernels import index_of
+from torchdevice.simulation.observe.happens_before import host_waits, touched
+
+
+class HostWaits:
+    """Looks at the kernels of one context.
+
+    Args:
+        context: The context.
+    """
+
+    def __init__(self, context: Context):
+        self._context = context
+
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel. If the host waits for its result, it waits for the current streams of the kernel's devices."""
+        result = kernel(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            if host_waits(self._context, op, args, kwargs, result):
+                for index in {index_of(tensor) for tensor, _ in touched(op, args, kwargs, result)}:
+                    for observer in self._context.stream_observers:
+                        observer.stream_synchronized((index, self._context.thread.streams.get(index, 0)))
+        return result
+
+
+def begin(context: Context) -> None:
+    """Look at the kernels of a context from now on. May be called again."""
+    known = policy.recorders.get(context, ())
+    if not any(isinstance(each, HostWaits) for each in known):
+        policy.recorders[context] = [*known, HostWaits(context)]
+        policy.watch((HostWaits, context))
+
+
+def end(context: Context) -> None:
+    """Look no more. May be called again."""
+    policy.unwatch((HostWaits, context))

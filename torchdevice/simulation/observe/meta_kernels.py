@@ -1,0 +1,255 @@
+"""Kernels that compute shapes and no values, for ``simulate(compute="meta")``.
+
+A tensor of the device has a block of the device's memory, and no memory of this machine. An operator runs on tensors of
+torch's meta device in its place, by torch's own meta kernels; where there is none, on fake tensors. So views, strides,
+errors about shapes and the memory that autograd keeps are those of a real run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchdevice.devices.stream_order import StreamObserver
+from torchdevice.errors import NoValueError
+from torchdevice.simulation import policy
+from torchdevice.simulation.allocator.storages import forget_values, fresh, has_no_values, meta_of, set_storage
+from torchdevice.simulation.kernels import device_mismatch, recurrent_cells
+from torchdevice.simulation.kernels.cpu_kernels import NUMBERS, Results, index_of
+from torchdevice.simulation.storage_resizing import resize
+
+_META = torch.device("meta")
+
+_OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream"})
+"""Operators whose kernels for the device look at no values."""
+
+_COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
+
+_LEFT_ALIGNED = "aten::_nested_tensor_from_mask_left_aligned"
+"""What ``nn.TransformerEncoder`` asks before it makes a nested tensor. Without one it computes the same shapes."""
+
+_MAKING_NESTED = frozenset({"aten::_nested_tensor_from_mask", "aten::_nested_from_padded"})
+"""Operators whose kernel for the meta device would give nested tensors, which operators of the device do not take."""
+
+_NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+_KEPT = 16 << 20
+"""Tensors of integers and bools of at most so many bytes keep their values, such as positions, masks and labels."""
+
+
+class WithoutValues(StreamObserver):
+    """Runs the kernels of one context."""
+
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what an operator gives, as tensors without values.
+
+        Small tensors of integers and bools have values where all that they are computed from has.
+
+        Raises:
+            NoValueError: The operator needs values.
+        """
+        name = op._schema.name
+        if name in _OF_METADATA:
+            return kernel(*args, **kwargs)
+        if name == _LEFT_ALIGNED:
+            return False
+        with torch._C.DisableTorchFunction():
+            leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+            if any(each.layout is not torch.strided or each.is_nested for each in leaves):
+                return _with_values(name, kernel, args, kwargs)  # torch's meta device has no such tensors
+            known = all(map(_has_values, leaves))
+            if name == "aten::resize_" and not known:
+                return _resized(*args, **kwargs)
+            if _gives_values(op, args, kwargs) or (known and name == "aten::resize_"):
+                if not known:
+                    raise NoValueError(name)
+                return kernel(*args, **kwargs)
+            if kwargs.get("device") is not None and kwargs["device"].type != policy.KIND:
+                return _elsewhere(op, args, kwargs)
+            return _run(op, kernel, args, kwargs, known)
+
+
+def _with_values(name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what a kernel computes of sparse or nested tensors, which refuses those whose parts have no values."""
+    try:
+        return kernel(*args, **kwargs)
+    except NoValueError:
+        raise NoValueError(name) from None
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    return index_of(tensor) < 0 or not has_no_values(tensor.untyped_storage())
+
+
+def _gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator returns numbers, or copies to the CPU."""
+    name = op._schema.name
+    if name == "aten::_to_copy":
+        device = kwargs.get("device")
+        return device is not None and device.type != policy.KIND
+    if name in _COPIES:
+        return bool(args[0].is_cpu)
+    return torch.Tag.data_dependent_output in op.tags
+
+
+def _elsewhere(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operator that reads shapes only, such as ``zeros_like``, makes on a device of another type."""
+    taken, named = pytree.tree_map_only(torch.Tensor, meta_of, (args, kwargs))
+    return op(*taken, **named)
+
+
+def _resized(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+    meta = torch.empty(size, dtype=self.dtype, device=_META, memory_format=_format(memory_format))
+    needed = self.storage_offset() * self.itemsize + int(meta.untyped_storage().nbytes())
+    if needed > self.untyped_storage().nbytes():
+        resize(self.untyped_storage(), int(needed))
+    return set_storage(self, self.untyped_storage(), self.storage_offset(), meta.shape, meta.stride())
+
+
+def _format(memory_format: Any) -> Any:
+    return torch.contiguous_format if memory_format in (None, torch.preserve_format) else memory_format
+
+
+def _run(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> Any:
+    index = _index(op, args, kwargs)
+    given = {**dict(zip(_names(op), args, strict=False)), **kwargs}
+    outs = {name: given[name] for name in _resizable(op) if given.get(name) is not None}
+    taken, named = pytree.tree_map(_meta, (args, kwargs))
+    written = {name: pytree.tree_map_only(torch.Tensor, _alone, value) for name, value in outs.items()}
+    named.update(written)
+    try:
+        result = _shapes(op, taken, named)
+    except NoValueError:
+        if known:
+            return kernel(*args, **kwargs)
+        raise
+    if any(isinstance(each, torch.Tensor) and each.layout is not torch.strided for each in pytree.tree_leaves(result)):
+        raise NoValueError(op._schema.name)
+    if known and all(_keeps_values(each) for each in pytree.tree_leaves(result)):
+        return kernel(*args, **kwargs)
+    for name in _written(op):
+        for each in pytree.tree_leaves(given.get(name)):
+            if isinstance(each, torch.Tensor) and index_of(each) >= 0 and each.numel():
+                forget_values(each.untyped_storage())
+    for name, value in outs.items():
+        for each, own in zip(pytree.tree_leaves(value), pytree.tree_leaves(written[name]), strict=True):
+            _take_shape(each, own, index)
+    return _results(op).of(result, index, args, kwargs)
+
+
+def _keeps_values(result: Any) -> bool:
+    if not isinstance(result, torch.Tensor):
+        return True
+    return not (result.is_floating_point() or result.is_complex()) and result.nbytes <= _KEPT
+
+
+@functools.cache
+def _written(op: Any) -> list[str]:
+    """Return the names of the arguments that an operator writes to."""
+    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+@functools.cache
+def _names(op: Any) -> list[str]:
+    return [argument.name for argument in op._schema.arguments]
+
+
+@functools.cache
+def _tensors(op: Any) -> list[int]:
+    """Return the positions of the arguments that are tensors."""
+    return [at for at, argument in enumerate(op._schema.arguments) if str(argument.type) == "Tensor"]
+
+
+@functools.cache
+def _resizable(op: Any) -> list[str]:
+    """Return the names of the arguments that an operator may resize."""
+    return [a.name for a in op._schema.arguments if a.is_out]
+
+
+@functools.cache
+def _results(op: Any) -> Results:
+    return Results(op)
+
+
+def _index(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the index of the device of a call, whose tensors must be on one device."""
+    device = kwargs.get("device")
+    if device is not None:
+        return device.index or 0
+    indices = {index_of(each) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+    if len(indices) > 1 and op._schema.name not in _COPIES:
+        device_mismatch.check(op, args, kwargs)
+    return max(indices)
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return meta_of(value)
+    if isinstance(value, torch.device):
+        return _META
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the meta device that the operator may resize."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+
+
+def _take_shape(given: torch.Tensor, own: torch.Tensor, index: int) -> None:
+    """Give an ``out`` argument the shape of ``own``, the tensor of the meta device in its place."""
+    if given.shape != own.shape:
+        new = fresh(own, index)
+        set_storage(given, new.untyped_storage(), new.storage_offset(), new.shape, new.stride())
+
+
+def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the results of an operator on tensors of the meta device.
+
+    Raises:
+        NoValueError: The shapes of the results depend on values.
+        NotImplementedError: torch has no kernel that computes the shapes.
+    """
+    if op._schema.name in _MAKING_NESTED:
+        raise NoValueError(op._schema.name)
+    formula = recurrent_cells.FORMULAS.get(op._schema.name.partition("::")[2])
+    if formula is not None:
+        return formula(*args, **kwargs)
+    kwargs = {**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs
+    # A number may stand in the place of a tensor, which only the packet of an operator accepts.
+    call = op._overloadpacket if any(args[i].__class__ in NUMBERS for i in _tensors(op) if i < len(args)) else op
+    try:
+        return call(*args, **kwargs)
+    except RuntimeError as error:  # of which NotImplementedError is one
+        if _NEEDS_VALUES.intersection(op.tags):
+            raise NoValueError(op._schema.name) from None
+        if not isinstance(error, NotImplementedError):
+            raise
+        return _shapes_by_fakes(op, args, kwargs)
+
+
+def _shapes_by_fakes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the results of an operator that has no meta kernel, as fake tensors of the CPU give them."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+    def fake(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    def meta(value: torch.Tensor) -> torch.Tensor:
+        if value.layout is not torch.strided:
+            raise NoValueError(op._schema.name)
+        return _alone(value)
+
+    with FakeTensorMode():
+        taken, named = pytree.tree_map(fake, (args, kwargs))
+        try:
+            result = op(*taken, **named)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            raise NoValueError(op._schema.name) from None
+    return pytree.tree_map_only(torch.Tensor, meta, result)

@@ -1,0 +1,205 @@
+"""Finds accesses to the same memory on different streams that nothing orders.
+
+Two accesses of which one writes are a race if the later one's stream does not know of the earlier one (``order.py``).
+``torch.cuda._sanitizer`` does that too; here accesses have ranges of bytes, so that streams may work on parts of one
+tensor, and memory that is freed and given out again is followed.
+
+Limits: a view with gaps counts from its first to its last byte. Backward counts as ordered after all earlier work, its
+nodes one after the other, and what they use as kept by ``record_stream``. What the host reads and writes in its own
+memory is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.core.context import Context
+from torchdevice.devices.allocation_events import Block
+from torchdevice.devices.stream_order import COLLECTIVES, Stream
+from torchdevice.errors import Access, RaceError, RaceWarning
+from torchdevice.journal.callers import program_line, site_of, warn_at
+from torchdevice.simulation.kernels.cpu_kernels import index_of
+from torchdevice.simulation.observe.happens_before import Clock, Order, host_waits, knows, touched
+
+_LARGE = 1 << 20
+"""``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to another pool."""
+
+
+class _Memory:
+    """A block of memory, the stream for which it was allocated, and the accesses that a later one may race with."""
+
+    def __init__(self, stream: Stream, size: int):
+        self.stream = stream
+        self.size = size
+        self.accesses: list[Access] = []
+        self.used_by: set[Stream] = set()
+
+
+class Races(Order):
+    """Follows the kernels, streams and blocks of memory of one context.
+
+    Args:
+        context: The context, whose option says what to do about a race.
+    """
+
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self._raises = context.options.races == "error"
+        self._memory: dict[int, _Memory] = {}
+        self._freed: list[_Memory] = []
+        self._told: set[tuple[Any, ...]] = set()
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def allocated(self, block: Block) -> None:
+        """Note a new block. It may be one that a stream has not finished with."""
+        with self.lock:
+            stream = self.current(block.device)
+            again = next((old for old in self._freed if _fits(old, stream, block.size)), None)
+            if again is not None:
+                self._freed.remove(again)
+                self._look_at_freed(again, stream, block)
+            self._memory[block.address] = _Memory(stream, block.size)
+
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        """Do nothing: races are about blocks."""
+
+    def freed(self, address: int) -> None:
+        """Note that a block is free. The garbage collector may call this between any two lines."""
+        with self.lock:
+            memory = self._memory.pop(address, None)
+            if memory is None:
+                return
+            clock = self.clock(memory.stream)
+            memory.accesses = [
+                each for each in memory.accesses if each.stream not in memory.used_by and not _knows(clock, each)
+            ]
+            if memory.accesses:
+                self._freed.append(memory)
+                del self._freed[:-_KEPT]
+
+    def memory_used(self, tensor: Any, stream: Stream) -> None:
+        with self.lock, torch._C.DisableTorchFunction():
+            memory = self._memory.get(tensor.untyped_storage().data_ptr())
+            if memory is not None:
+                memory.used_by.add(stream)
+
+    def _look_at_freed(self, memory: _Memory, stream: Stream, block: Block) -> None:
+        """Report the use of a block that was freed and is given out again while another stream may still use it."""
+        clock = self.clock(stream)
+        for earlier in memory.accesses:
+            if not _knows(clock, earlier):
+                now = self._access("an allocation", stream, True, 0, block.size)
+                self._report(
+                    earlier, now, f"Call record_stream({_spelled(earlier.stream)}) before the tensor is freed."
+                )
+
+    # ---- kernels -----------------------------------------------------------------------------------------------------
+
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel, and look whether what it reads and writes is ordered after the accesses before.
+
+        Raises:
+            RaceError: It is not, and the option says ``"error"``.
+        """
+        result = kernel(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            tensors = list(touched(op, args, kwargs, result))
+            if not tensors:
+                return result
+            indices = {index_of(tensor) for tensor, _ in tensors}
+            with self.lock:
+                self.submit(indices)
+                self._note_all(op._schema.name.removeprefix("aten::"), tensors)
+                if host_waits(self.context, op, args, kwargs, result):
+                    self.host_waited(indices)
+        return result
+
+    def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
+        """Look whether what a collective reads or writes is ordered after the accesses before.
+
+        Raises:
+            RaceError: It is not, and the option says ``"error"``.
+        """
+        with self.lock, torch._C.DisableTorchFunction():
+            memory = self._memory.get(tensor.untyped_storage().data_ptr())
+            if memory is not None:
+                stream = self.begin_collective(index_of(tensor))
+                self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
+
+    def _note_all(self, name: str, tensors: list[tuple[torch.Tensor, bool]]) -> None:
+        """Note what a kernel reads and writes, the latter first."""
+        for tensor, writes in sorted(tensors, key=lambda each: not each[1]):
+            memory = self._memory.get(tensor.untyped_storage().data_ptr())
+            if memory is not None:
+                stream = self.current(index_of(tensor))
+                if self.context.thread.streams.follows_nodes:  # torch's engine calls record_stream for gradients
+                    memory.used_by.add(stream)
+                self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
+
+    def _access(self, name: str, stream: Stream, writes: bool, start: int, end: int) -> Access:
+        return Access(name, site_of(program_line()), stream, writes, self.number, start, end)
+
+    def _note(self, memory: _Memory, access: Access) -> None:
+        """Look for accesses that race with a new one, and keep it in the place of those that it hides."""
+        clock = self.clock(access.stream)
+        kept = []
+        for earlier in memory.accesses:
+            overlaps = earlier.start < access.end and access.start < earlier.end
+            known = _knows(clock, earlier)
+            if overlaps and not known and (earlier.writes or access.writes):
+                self._report(earlier, access, _wait_for(earlier.stream, access.stream))
+            hidden = access.start <= earlier.start and earlier.end <= access.end and (known or access.writes)
+            if not (hidden and (access.writes or not earlier.writes)):
+                kept.append(earlier)
+        memory.accesses = [*kept, access]
+
+    def _report(self, earlier: Access, later: Access, remedy: str) -> None:
+        line = (earlier.site, earlier.name, later.site, later.name)
+        error = RaceError(earlier, later, _spelled(earlier.stream), _spelled(later.stream), remedy)
+        if self._raises:
+            raise error
+        if line not in self._told:
+            self._told.add(line)
+            warn_at(program_line(), RaceWarning(str(error)), RaceWarning)
+
+
+_KEPT = 1000
+"""How many freed blocks are remembered."""
+
+
+def _knows(clock: Clock, access: Access) -> bool:
+    return knows(clock, access.stream, access.number)
+
+
+def _fits(freed: _Memory, stream: Stream, size: int) -> bool:
+    """Return whether CUDA's allocator may give a freed block for a request of ``size`` bytes on a stream."""
+    return freed.stream == stream and freed.size >= size and (freed.size > _LARGE) == (size > _LARGE)
+
+
+def _spelled(stream: Stream) -> str:
+    index, number = stream
+    if number == COLLECTIVES:
+        return f"NCCL's stream of cuda:{index}"
+    return f"the default stream of cuda:{index}" if not number else f"stream {number} of cuda:{index}"
+
+
+def _wait_for(earlier: Stream, later: Stream) -> str:
+    if earlier[1] == COLLECTIVES:
+        return "Before the later line, call wait() of the work that the collective returned."
+    if later[1] == COLLECTIVES:
+        return f"Call the collective on a stream that has waited for {_spelled(earlier)}, by its wait_stream()."
+    return (
+        f"Before the later line, let {_spelled(later)} wait: call its wait_stream() with {_spelled(earlier)}, or its "
+        f"wait_event() with an event that was recorded there after the earlier line."
+    )
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor in its block, and the byte after its last."""
+    start = tensor.storage_offset() * tensor.itemsize
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(start), int(start + (last + 1) * tensor.itemsize)

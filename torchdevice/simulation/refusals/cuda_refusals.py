@@ -1,0 +1,243 @@
+"""What CUDA refuses and the CPU does not: dtypes, operators, nondeterministic kernels, indices out of bounds.
+
+:func:`guarded` wraps the kernels of the operators that CUDA refuses something of. The other kernels stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.foundation.torch_internals import require
+from torchdevice.simulation import policy
+from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
+from torchdevice.simulation.refusals import nondeterminism
+from torchdevice.simulation.refusals.cuda_dtypes import GAPS
+from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
+
+Kernel = Callable[..., Any]
+
+_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+
+_SCALAR_TYPES = {
+    torch.bool: "Bool",
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.complex32: "ComplexHalf",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+"""How torch's errors spell the dtypes (c10/core/ScalarType.h)."""
+
+_KERNELS = {
+    "_trilinear": "baddbmm_cuda",
+    "_upsample_bilinear2d_aa": "upsample_bilinear2d_out_frame",
+    "addbmm": "addmm_cuda",
+    "addmm": "addmm_cuda",
+    "addmv": "addmv_impl_cuda",
+    "avg_pool2d": "avg_pool2d_out_cuda_frame",
+    "avg_pool3d": "avg_pool3d_out_cuda",
+    "baddbmm": "baddbmm_cuda",
+    "bmm": "baddbmm_cuda",
+    "dot": "dot",
+    "histc": "histc",
+    "linalg_vector_norm": "norm_cuda",
+    "max_pool2d_with_indices": "max_pool2d_with_indices_out_cuda_frame",
+    "max_pool3d_with_indices": "max_pool3d_with_indices_out_frame",
+    "mm": "addmm_cuda",
+    "mv": "addmv_impl_cuda",
+    "upsample_bicubic2d": "upsample_bicubic2d_out_frame",
+    "upsample_bilinear2d": "upsample_bilinear2d_out_frame",
+    "vdot": "vdot",
+}
+"""The names that CUDA's kernels have in torch's errors (aten/src/ATen/native/cuda); another operator's is NAME_cuda.
+
+They are in ``libtorch_cuda.so`` of torch 2.10 and 2.15."""
+
+_OUT_OF_BOUNDS = (
+    r"index -?\d+ is out of bounds for dimension",
+    r"index_copy_\(\): index -?\d+ is out of bounds",
+    r"index out of range in self",
+    r"out of range: tried to access index",
+    r"Target -?\d+ is out of bounds",
+    r"Index \d+ of input takes value",
+    r"embedding_bag: Expected idx >= 0",
+    r"Found an invalid max index",
+    r"target out of range",
+    r"argument #2 'target' is out of range",
+    r"probability tensor contains either",
+    r"Expected p_in >= 0 && p_in <= 1",
+    r"all elements of (?:input|target) should be between 0 and 1",
+    r"repeats can not be negative",
+    r"Expected Tensor with single nonzero value",
+)
+_ASSERTED = re.compile("|".join(_OUT_OF_BOUNDS))
+"""The CPU's texts for values that CUDA's kernels assert of. Values of a shape or an int are checked by the host."""
+
+_ASSERTING = frozenset(
+    {
+        "_assert_async",
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+        "bernoulli",
+        "binary_cross_entropy",
+        "binary_cross_entropy_backward",
+        "embedding",
+        "gather",
+        "index",
+        "index_add",
+        "index_copy",
+        "index_fill",
+        "index_put",
+        "_index_put_impl",
+        "_unsafe_index",
+        "_unsafe_index_put",
+        "index_reduce",
+        "index_select",
+        "max_unpool2d",
+        "max_unpool3d",
+        "multi_margin_loss",
+        "multi_margin_loss_backward",
+        "multilabel_margin_loss_forward",
+        "multinomial",
+        "nll_loss2d_forward",
+        "nll_loss_forward",
+        "put",
+        "repeat_interleave",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+        "take",
+    }
+)
+"""The operators whose CUDA kernels assert of the values of a tensor (``CUDA_KERNEL_ASSERT``)."""
+
+
+def guarded(op: Any, kernel: Kernel) -> Kernel:
+    """Return a kernel that refuses what CUDA refuses of an operator; the kernel itself where that is nothing."""
+    name = op._schema.name.removeprefix("aten::")
+    name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    checks = _checks(op, name)
+    if name in _ASSERTING:
+        kernel = _asserting(kernel)
+    if not checks:
+        return kernel
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if _mode_enabled():
+            with torch._C.DisableTorchFunction():
+                return refusing(*args, **kwargs)
+        for check in checks:
+            check(args, kwargs)
+        return kernel(*args, **kwargs)
+
+    return refusing
+
+
+def _checks(op: Any, name: str) -> list[Callable[[Any, Any], None]]:
+    """Return what is to be checked of the arguments of an operator's calls.
+
+    Each check asks for the scope last, because that takes longer than to see that nothing is to be refused.
+    """
+    checks: list[Callable[[Any, Any], None]] = []
+    if _lacks(op):
+        checks.append(lambda args, kwargs: _refuse_missing(op))
+    if name in _FLOAT8_PRODUCTS:
+        checks.append(lambda args, kwargs: _check_capability())
+    if name in GAPS:
+        dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS[name])
+        checks.append(lambda args, kwargs: _check_dtype(name, dtypes, args))
+    found = nondeterminism.OPERATORS.get(name)
+    if found is not None:
+        checks.append(lambda args, kwargs: _check_determinism(found, op, args, kwargs))
+    return checks
+
+
+def _lacks(op: Any) -> bool:
+    """Return whether CUDA has no kernel for an operator, in any dtype."""
+    name = op._schema.name.removeprefix("aten::")
+    overload = f"{name}.{op._overloadname}" if op._overloadname != "default" else name
+    return overload in cpu_only_operators()
+
+
+def _refuse_missing(op: Any) -> None:
+    if policy.stands_for_cuda():
+        raise NotImplementedError(missing_on_cuda(op.name()))
+
+
+def _check_determinism(found: nondeterminism.Nondeterministic, op: Any, args: Any, kwargs: Any) -> None:
+    if torch.are_deterministic_algorithms_enabled() and policy.stands_for_cuda():
+        nondeterminism.check(found, op, args, kwargs)
+
+
+_FLOAT8_PRODUCTS = frozenset({"_scaled_mm", "_scaled_mm_v2"})
+"""Products of float8 tensors."""
+
+_FLOAT8_CAPABILITY = (8, 9)
+
+
+def _check_capability() -> None:
+    """Raise torch's error on a device without units for float8 (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
+    capability = policy.capability() if policy.stands_for_cuda() else None
+    if capability is not None and capability < _FLOAT8_CAPABILITY:
+        raise RuntimeError(
+            "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+"
+        )
+
+
+def _check_dtype(name: str, dtypes: frozenset[torch.dtype], args: Any) -> None:
+    """Raise torch's NotImplementedError if CUDA has no kernel in the dtype of a call's first tensor."""
+    first = next((each for each in args if isinstance(each, torch.Tensor)), None)
+    if first is None or first.dtype not in dtypes or not first.numel() or not policy.stands_for_cuda():
+        return
+    kernel = _convolution(*args) if name == "convolution" else _KERNELS.get(name, f"{name}_cuda")
+    raise NotImplementedError(f"\"{kernel}\" not implemented for '{_SCALAR_TYPES[first.dtype]}'")
+
+
+def _convolution(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> str:
+    """Return the name of the kernel that torch chooses on CUDA without cuDNN (aten/src/ATen/native/Convolution.cpp)."""
+    dims = 3 if input.dim() == 5 else 2
+    if transposed:
+        return f"slow_conv_transpose{dims}d_out_cuda"
+    if groups > 1 and groups == input.size(1) and weight.size(0) % groups == 0:
+        return "conv_depthwise2d_forward_cuda" if dims == 2 else "conv_depthwise3d"
+    if dims == 3 or any(step != 1 for step in dilation):
+        return "slow_conv_dilated<>"
+    return "slow_conv2d_cuda"
+
+
+def _asserting(kernel: Kernel) -> Kernel:
+    """Return a kernel in whose place CUDA's would assert: the error is CUDA's, and the device is lost."""
+
+    def asserting(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except (IndexError, RuntimeError) as error:
+            text = str(error).split("\n")[0]
+            if not (policy.stands_for_cuda() and _ASSERTED.match(text)):
+                raise
+            why = f"The kernel's assertion was: {text}"
+            policy.lose(why)
+            raise cuda_error(DEVICE_ASSERT, why) from None
+
+    return asserting

@@ -1,0 +1,98 @@
+"""Rewriters of torch functions that need another call on a simulated device. :data:`TABLE` joins the mode's table."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.dlpack import DLDeviceType
+
+from torchdevice.core.context import Context
+from torchdevice.devices import parameter_data
+from torchdevice.engines.rewriters import with_device_keyword
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.simulation import policy, printing
+from torchdevice.simulation.allocator.storages import meaning
+
+
+def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """``Tensor.__repr__`` and ``__format__``, which compute in float64 and name the device."""
+    with policy.lifted():  # the device may lack float64
+        text = func(*args, **kwargs)
+    named = f"device='{context.shown_as}:"
+    return text.replace(f"device='{policy.KIND}:", named) if context.shown_as is not None else text
+
+
+def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the function. It has a rewriter so that each engine handles it and rewords its error as CUDA's."""
+    return func(*args, **kwargs)
+
+
+def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``Tensor.share_memory_``, which does nothing for an out-of-tree backend and is therefore reported."""
+    context.report("Tensor.share_memory_", "nothing: other processes get copies", Fidelity.APPROXIMATE)
+    return func(*args, **kwargs)
+
+
+def _is_shared(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """``Tensor.is_shared``, which CUDA answers with True for each of its tensors."""
+    with torch._C.DisableTorchFunction():
+        return args[0].device.type == policy.KIND or func(*args)
+
+
+def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``torch.sparse_coo_tensor``, which asks for an empty tensor on a device without its index."""
+    asked = kwargs.get("device")
+    device = asked if asked is None else context.redirect(asked) or asked
+    with meaning(getattr(device, "index", None) or 0):
+        return with_device_keyword(context, func, args, kwargs)
+
+
+_OF_BATCHES = (torch.batch_norm, functional.batch_norm, torch.instance_norm, functional.instance_norm)
+
+
+def _of_batch(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Batch normalisation. Of an empty batch torch keeps statistics in float64 on an out-of-tree backend.
+
+    Nobody reads these statistics. On MPS they are float32 (ATen/AccumulateType.h), so a device without float64 does not
+    refuse them.
+    """
+    given = args[0] if args else kwargs["input"]
+    with policy.lifted() if given.numel() == 0 else contextlib.nullcontext():
+        return func(*args, **kwargs)
+
+
+def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
+    """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries refuse."""
+    with torch._C.DisableTorchFunction():
+        device = args[0].device
+    return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.KIND else func(*args, **kwargs)
+
+
+_NAMING_DEVICES = (
+    torch.Tensor.numpy,
+    torch.Tensor.set_,
+    torch.Tensor.grad.__set__,  # type: ignore[union-attr]
+    torch.Tensor.tensor_split,
+    torch.tensor_split,
+    torch.lstm,
+    torch.gru,
+    torch.rnn_tanh,
+    torch.rnn_relu,
+    torch._pack_padded_sequence,
+)
+
+
+TABLE = {
+    torch.Tensor.__repr__: _repr,
+    printing.formatted: _repr,
+    **dict.fromkeys(_NAMING_DEVICES, _seen),
+    **parameter_data.REWRITERS,
+    torch.sparse_coo_tensor: _sparse_coo_tensor,
+    **dict.fromkeys(_OF_BATCHES, _of_batch),
+    torch.Tensor.__dlpack_device__: _dlpack_device,
+    torch.Tensor.is_shared: _is_shared,
+    torch.Tensor.share_memory_: _share_memory,
+}

@@ -1,0 +1,338 @@
+"""The :class:`Runtime` of simulated devices."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psutil
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.devices import registry
+from torchdevice.devices.allocation_events import Block, Observer, Segment
+from torchdevice.devices.cpu import bytes_wanted
+from torchdevice.devices.mps_runtime import says_refused
+from torchdevice.devices.private_pools import PrivatePools, RawMemory
+from torchdevice.devices.runtime import MEMORY_FRACTION, Mark, Memory, Runtime
+from torchdevice.foundation.torch_internals import require
+from torchdevice.lowlevel import page_locked
+from torchdevice.simulation import (
+    backend,
+    cast_lists,
+    device_generators,
+    device_guard,
+    inductor,
+    policy,
+    signals,
+    simulated_rewriters,
+)
+from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
+from torchdevice.simulation.kernels import handwritten_kernels
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
+from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
+from torchdevice.simulation.profiles import Profile
+from torchdevice.torch_apis import sanitizer
+
+_set_multithreading = require(torch._C, "_set_multithreading_enabled")
+
+
+_is_multithreading = require(torch._C, "_is_multithreading_enabled")
+
+
+class _ThreadEntries(threading.local):
+    """This thread's entries on simulated devices.
+
+    Attributes:
+        entries: The entries.
+        switched_off: Whether multithreaded backward is switched off for the entries.
+        multithreading: Torch's setting of multithreaded backward before that.
+    """
+
+    def __init__(self) -> None:
+        self.entries: set[Any] = set()
+        self.switched_off = False
+        self.multithreading = True
+
+
+_thread = _ThreadEntries()
+
+
+class SimulatedRuntime(Runtime):
+    """A number of simulated devices of one profile.
+
+    Attributes:
+        profile: The kind of device that is simulated.
+        memory_limit: The memory of each device in bytes, or None for no limit.
+        fallbacks: Operators that the profile's device lacks and that ran on the CPU: name -> number of calls.
+        copies: Copies between devices in this process: (source, destination) -> number.
+        copied_bytes: Copies between devices in this process: (source, destination) -> bytes.
+    """
+
+    device_type = policy.KIND
+    takes_device_ids = True
+    torch_knows_current = False
+    is_torch_accelerator = False
+    compiles_flex_backward = False
+    generator_type = device_generators.Generator
+    has_handles = True
+    draws_on_cpu = True
+    compiles_ahead = False
+
+    def __init__(self, profile: Profile, count: int, memory_limit: int | None):
+        self.profile = profile
+        self.memory_limit = memory_limit
+        self.unsupported_dtypes = profile.unsupported_dtypes
+        self.folds_ordinals = profile.single
+        self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
+        self.kernels_refuse = profile.accelerator == "mps"
+        self.refusing_key = "PrivateUse1" if self.kernels_refuse else None
+        self.fallbacks: Counter[str] = Counter()
+        self.copies = handwritten_kernels.copies
+        self.copied_bytes = handwritten_kernels.copied_bytes
+        self.limits = policy.Limits(profile, memory_limit, self.fallbacks)
+        self._count = count
+
+    @property
+    def target(self) -> str:
+        return f"{self.device_type}:{self.profile.name}:{self._count}"
+
+    def compiler(self, gm: torch.fx.GraphModule, *, computes: bool) -> Callable[..., Any] | str | None:
+        if not computes:
+            return "Inductor's code needs values, and compute='meta' computes none"
+        if self.profile.lacks_anything:
+            return f"Inductor's code has what {self.profile.name!r} lacks"
+        return inductor.obstacle(gm) or inductor.compile_graph
+
+    @property
+    def location_tag(self) -> str:
+        return self.profile.accelerator
+
+    @property
+    def rewriters(self) -> Mapping[Any, Any]:
+        return simulated_rewriters.TABLE
+
+    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return tensor if index_of(tensor) < 0 else aliased(tensor)
+
+    def enter_thread(self, entry: Any) -> None:
+        """Register the device, unless it is registered already, and keep backward on the calling thread.
+
+        Handlers of signals wait while torch asks the device guard (``signals.py``).
+
+        Torch would run backward in one thread per device, and starts a thread for one simulated device only.
+        """
+        backend.register()
+        _thread.entries.add(entry)
+        _settle_multithreading()
+        device_guard.renew()
+        signals.settle(in_a_scope=True)
+        options = entry.context.options
+        if self._refuses_anything() or options.races or options.asynchronous or options.compute:
+            policy.watch(entry)
+        if entry.context not in policy.recorders:
+            _begin(entry.context)
+        stream_uses.begin(entry.context, is_nested=any(each.context is not entry.context for each in _thread.entries))
+        sanitizer.begin(entry.context)
+
+    def leave_thread(self, entry: Any) -> None:
+        policy.unwatch(entry)
+        if not entry.context.entries:
+            policy.find(entry.context)
+            _end(entry.context)
+            sanitizer.end(entry.context)
+            stream_uses.end(entry.context)
+            cast_lists.clear_cache()
+        _thread.entries.discard(entry)
+        _settle_multithreading()
+        signals.settle(in_a_scope=bool(_thread.entries))
+
+    def clear_autocast_cache(self) -> None:
+        cast_lists.clear_cache()
+
+    def after_backward(self) -> None:
+        device_guard.renew()
+        # The engine has put torch's setting back to what it was when backward began, also where a hook left the scope.
+        if not _thread.entries:
+            _set_multithreading(_thread.multithreading)
+
+    def _refuses_anything(self) -> bool:
+        return self.memory_limit is not None or bool(self.profile.lacks_anything)
+
+    def is_available(self) -> bool:
+        return True
+
+    def initialize(self) -> None:
+        if self.profile.stands_for_cuda:
+            text = allocator_settings.text()
+            if text:
+                self.set_allocator(text)
+                self._limit_all(allocator_settings.parsed(text).memory_fraction)
+
+    def _limit_all(self, fraction: float) -> None:
+        context = thread_state.state.context
+        if fraction < 1 and context is not None:
+            policy.watch_from_now_on()
+            context.settings.update({(MEMORY_FRACTION, index): fraction for index in range(self._count)})
+
+    def synchronize(self, index: int) -> None:
+        policy.check_alive()
+
+    def mark(self, index: int, *, timing: bool) -> Mark:
+        policy.check_alive()
+        return super().mark(index, timing=timing)
+
+    def device_count(self) -> int:
+        return self._count
+
+    def name(self, index: int) -> str:
+        return f"simulated {self.profile.name} device {index}"
+
+    def total_memory(self, index: int) -> int:
+        return self.memory_limit or psutil.virtual_memory().total
+
+    def free_memory(self, index: int) -> int:
+        if self.memory_limit is None:
+            return psutil.virtual_memory().available
+        device = storages.device(index)
+        return self.memory_limit - min(self.memory_limit, device.figures().reserved + device.uncached)
+
+    def memory(self, index: int) -> Memory:
+        return storages.device(index).figures()
+
+    def statistics(self, index: int) -> Mapping[str, Any]:
+        return storages.device(index).statistics()
+
+    def reset_accumulated_memory(self, index: int) -> None:
+        storages.device(index).reset_accumulated()
+
+    def blocks(self, index: int) -> list[Block]:
+        return [storages.shown(index, *each) for each in storages.blocks(index).items()]
+
+    def segments(self, index: int) -> list[Segment]:
+        return storages.device(index).segments(storages.blocks(index))
+
+    def watch_allocations(self, observer: Observer) -> Callable[[], None]:
+        storages.observe(observer)
+        return functools.partial(storages.forget, observer)
+
+    def watch_host_waits(self, context: Any) -> None:
+        host_waits.begin(context)
+
+    def reset_peak_memory(self, index: int) -> None:
+        storages.device(index).reset_peak()
+
+    def limit_memory(self, index: int, fraction: float | None) -> bool:
+        policy.watch_from_now_on()
+        return True
+
+    def empty_cache(self) -> None:
+        for index in range(self._count):
+            storages.device(index).empty_cache()
+
+    def private_pools(self, index: int) -> PrivatePools:
+        return storages.device(index)
+
+    def raw_memory(self, index: int) -> RawMemory:
+        return raw_memory.of_device(index)
+
+    def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        return storages.twin(tensor)
+
+    def copy_outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        return storages.copy_of(tensor)
+
+    def set_allocator(self, text: str) -> bool:
+        settings = allocator_settings.parsed(text)._replace(caches=self.caches_memory())
+        self._configure(settings)
+        return True
+
+    def _configure(self, settings: allocator_settings.Settings) -> None:
+        for index in range(self._count):
+            storages.device(index).configure(settings)
+
+    def caches_memory(self) -> bool:
+        return storages.device(0).settings.caches
+
+    def cache_memory(self, enabled: bool) -> bool:
+        self._configure(storages.device(0).settings._replace(caches=enabled))
+        return True
+
+    def allocator_settings(self) -> Mapping[str, Any]:
+        return storages.device(0).settings.shown()
+
+    def default_generator(self, index: int) -> torch.Generator:
+        return device_generators.default_generator(index)
+
+    def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
+        return device_generators.Generator(index) if cls is torch._C.Generator else device_generators.own(cls, index)
+
+    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
+        return device_generators.numbers_of(generator)
+
+    def serve_reducer(self, model: Any) -> None:
+        page_locked.serve(model)
+
+    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
+        return backend.new_storage(original, *args, device=device, **kwargs)
+
+    def refuses(self, error: BaseException) -> bool:
+        return self.kernels_refuse and says_refused(error)
+
+    def out_of_memory(self, error: BaseException) -> str | None:
+        # The device's memory is the host's, so running out of the host's is an error of the device.
+        context, wanted = thread_state.state.context, bytes_wanted(error)
+        if wanted is None or context is None or not self.profile.stands_for_cuda:
+            return registry.runtime("cpu").out_of_memory(error)
+        index = context.thread.device_index
+        return storages.device(index).refusal(wanted, self.total_memory(index))
+
+
+def _begin(context: Context) -> None:
+    """Follow the order of a context's work, as far as its options ask for that."""
+    found: list[Any] = []
+    if context.options.compute == "meta":
+        found.append(meta_kernels.WithoutValues())
+    if context.options.asynchronous:
+        found.append(async_copies.InFlight(context))
+    if context.options.races:
+        found.append(races.Races(context))
+        storages.observe(found[-1])
+    if found:
+        context.stream_observers.extend(found)
+        policy.recorders[context] = found
+
+
+def _end(context: Context) -> None:
+    """Follow the order no more. May be called again."""
+    host_waits.end(context)
+    for each in policy.recorders.pop(context, ()):
+        if isinstance(each, host_waits.HostWaits):
+            continue
+        context.stream_observers.remove(each)
+        if isinstance(each, async_copies.InFlight):
+            each.land()
+        else:
+            storages.forget(each)
+
+
+def _settle_multithreading() -> None:
+    """Keep backward on this thread while it has entries, and put torch's setting back afterwards."""
+    if _thread.entries:
+        if not _thread.switched_off:
+            _thread.multithreading = _is_multithreading()
+            _thread.switched_off = True
+        _set_multithreading(False)
+    elif _thread.switched_off:
+        _set_multithreading(_thread.multithreading)
+        _thread.switched_off = False
+
+
+@functools.cache
+def runtime(profile: Profile, count: int, memory_limit: int | None) -> SimulatedRuntime:
+    """Return the runtime of ``count`` simulated devices, one object for equal arguments."""
+    return SimulatedRuntime(profile, count, memory_limit)

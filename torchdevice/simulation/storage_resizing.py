@@ -1,0 +1,94 @@
+"""Resizes storages of the device in place, as FSDP does with each parameter that it gathers and frees.
+
+Torch asks C++ code of an out-of-tree backend for this, and has no way from there to Python. So the new address and size
+are written into torch's storage.
+
+Source: ``c10::StorageImpl`` of c10/core/StorageImpl.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+
+from torchdevice.foundation.torch_internals import require
+from torchdevice.lowlevel.dlpack_alias import on_device
+from torchdevice.lowlevel.object_fields import field, offset_of
+from torchdevice.simulation.allocator import storages
+from torchdevice.simulation.policy import KIND
+
+_WORDS = 9
+"""The words of a storage that are looked at: reference counts, address, deleter, device, size, flags."""
+
+_resize_cpu = torch._C.StorageBase.resize_
+_resizable = torch._C.StorageBase.resizable
+_device = require(torch._C.StorageBase, "device").__get__
+
+
+def resize(storage: Any, size: int) -> Any:
+    """Give a storage of the device another size in bytes. It keeps its contents, as far as they fit.
+
+    Args:
+        storage: The storage. Every tensor that has it sees the change.
+        size: The new size in bytes.
+
+    Returns:
+        The storage.
+
+    Raises:
+        torch.OutOfMemoryError: The new memory would exceed the active scope's memory limit.
+        TorchVersionError: Torch's storages are laid out in an unknown way.
+    """
+    before = storage.nbytes()
+    if size == before:
+        return storage
+    address_at, size_at = _layout()
+    with torch.inference_mode(False), torch._C.DisableTorchFunction():
+        has_values = not storages.has_no_values(storage)
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu" if has_values else "meta")
+        if has_values:
+            ctypes.memmove(memory.data_ptr(), storage.data_ptr(), min(size, before))
+        old, address = storages.take_memory(storage, _device(storage).index, memory)
+        field(storage._cdata, address_at).value = address
+        field(storage._cdata, size_at).value = size
+        if old is not None:
+            _free(old, before)
+    return storage
+
+
+def _free(tensor: torch.Tensor, size: int) -> None:
+    """Free the memory of a CPU tensor, which torch's storage still holds for its deleter, unless others share it."""
+    storage = tensor.untyped_storage()
+    if _resizable(storage) and storage.nbytes() == size:
+        _resize_cpu(storage, 0)
+
+
+@functools.cache
+def _layout() -> tuple[int, int]:
+    """Return the offsets of the address and of the size in a storage, in bytes."""
+    with torch.inference_mode(False), torch._C.DisableTorchFunction():
+        tensors = [on_device(torch.empty(size, dtype=torch.uint8, device="cpu"), 0) for size in (1237, 2221)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    objects = [each._cdata for each in storages]
+    return (
+        offset_of("c10::StorageImpl::data_ptr_", objects, [each.data_ptr() for each in storages], _WORDS),
+        offset_of("c10::StorageImpl::size_bytes_", objects, [each.nbytes() for each in storages], _WORDS),
+    )
+
+
+def register() -> None:
+    """Let ``UntypedStorage.resize_`` and ``resizable`` know the device, for the rest of the process."""
+
+    @functools.wraps(_resize_cpu)
+    def resize_(self: torch.UntypedStorage, size: int) -> Any:
+        return resize(self, size) if _device(self).type == KIND else _resize_cpu(self, size)
+
+    @functools.wraps(_resizable)
+    def resizable(self: torch.UntypedStorage) -> bool:
+        return _device(self).type == KIND or _resizable(self)
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    torch.UntypedStorage.resizable = resizable  # type: ignore[method-assign, assignment]

@@ -1,0 +1,229 @@
+"""Chooses the target: the device that stands in for the program's accelerator.
+
+The target is that of the call, else that of ``TORCHDEVICE_TARGET``, else the first available of CUDA, MPS, XPU, a
+PrivateUse1 backend and the CPU. It is chosen when a scope is entered, never at import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchdevice import options as _options
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.devices import device_models
+from torchdevice.devices.accelerators import FAMILIES
+from torchdevice.devices.mps_runtime import MpsRuntime
+from torchdevice.devices.registry import registered, runtime
+from torchdevice.devices.runtime import Runtime
+from torchdevice.errors import TargetUnavailableError, UnknownTargetError
+from torchdevice.foundation import garbage_collection
+from torchdevice.options import Options
+
+if TYPE_CHECKING:
+    from torchdevice.simulation.profiles import Profile
+
+_REMEDIES = {
+    "cuda": "torch.cuda.is_available() is False: install a CUDA build of torch and a driver, or leave the target out.",
+    "mps": "torch.backends.mps.is_available() is False: it needs macOS on Apple silicon, or leave the target out.",
+    "xpu": "torch.xpu.is_available() is False: install an XPU build of torch and a driver, or leave the target out.",
+}
+
+SIMULATED = device_models.SIMULATED
+
+
+def resolve(options: Options) -> tuple[Runtime, Options]:
+    """Return the target's runtime, and the options without those that contradict the target.
+
+    Raises:
+        UnknownTargetError: The target is not a device type of the installed torch.
+        TargetUnavailableError: The target is a device type, but not available here.
+        ValueError: An option contradicts the target.
+    """
+    machine = machine_of(options)
+    with thread_state.suspended():
+        name = _name_of(options.target)
+        simulated = device_models.TARGET.fullmatch(name) if name is not None else None
+        found = None
+        if machine is not None:
+            found, options = _on_machine(machine, options)
+        elif simulated is None:
+            found = _best() if name is None else _named(options.target, name)
+        fitting = options.for_target(
+            simulated=simulated is not None,
+            shares_host_memory=found is not None and found.shares_host_memory,
+            names_count=name is not None and names_count(name),
+        )
+        if simulated is not None:
+            found = _simulated(simulated[0], fitting)
+        assert found is not None
+        return found, fitting
+
+
+def machine_of(options: Options) -> Context | None:
+    """Return the context of the simulated Mac on which a scope with these options runs; None for this machine."""
+    name = _name_of(options.target)
+    if name == device_models.SIMULATED_MAC:
+        from torchdevice.simulation import mac
+
+        return mac.standing()
+    return simulated_machine() if name in (None, MpsRuntime.device_type) else None
+
+
+def simulated_machine() -> Context | None:
+    """Return the context of the simulated Mac that this thread is in, innermost first; None where it is in none."""
+    for entry in reversed(thread_state.state.entries):
+        context = entry.context
+        if context is not None and context.machine is not None:
+            return context.machine
+        if context is not None and context.runtime.location_tag == context.shown_as == MpsRuntime.device_type:
+            return context
+    return None
+
+
+def _on_machine(machine: Context, options: Options) -> tuple[Runtime, Options]:
+    """Return the runtime of MPS on a simulated Mac; for a program written for MPS, the simulated Mac itself."""
+    from torchdevice.simulation import mac
+
+    if options.written_for != MpsRuntime.device_type:
+        return mac.runtime_on(machine), options
+    return machine.runtime, dataclasses.replace(options, identity="program")
+
+
+def options_of_tests(given: Mapping[str, Any], **configured: Any) -> Options:
+    """Return the options with which tests run.
+
+    On a simulated device tensors report the program's accelerator (``identity="program"``) unless an option says
+    otherwise, because tests check that tensors are there.
+
+    Args:
+        given: The options of the call. The value None leaves an option out.
+        **configured: Options that the tests' project has configured.
+
+    Raises:
+        TypeError: An option does not exist, or a value has a wrong type.
+        ValueError: A value is not valid for its option.
+    """
+    found: Options = _options.chosen(given, **configured)
+    if found.identity is not None or not is_simulated(found.target):
+        return found
+    return dataclasses.replace(found, identity="program", implied=found.implied | {"identity"})
+
+
+def is_simulated(target: object) -> bool:
+    """Return whether a target is the name of a simulated device."""
+    return isinstance(target, str) and device_models.TARGET.fullmatch(target) is not None
+
+
+def names_count(target: str) -> bool:
+    """Return whether the name of a target contains a number of devices, as ``"simulated:cuda:2"`` does."""
+    found = device_models.TARGET.fullmatch(target)
+    return found is not None and found[2] is not None
+
+
+def simulated_profile(target: str) -> tuple[Profile, int | None]:
+    """Return the profile that the name of a simulated device means, and the number of devices in the name, if any.
+
+    Raises:
+        UnknownTargetError: It is not such a name.
+        ValueError: The profile has one device, and the name asks for more.
+    """
+    from torchdevice.simulation import profiles
+
+    found = device_models.TARGET.fullmatch(target)
+    profile = profiles.find(found[1] or "cuda") if found else None
+    if found is None or profile is None:
+        raise _unknown(target, target)
+    count = int(found[2]) if found[2] else None
+    _check_count(target, profile, count)
+    return profile, count
+
+
+def target_names() -> tuple[str, ...]:
+    """Return the names of real devices that :func:`resolve` understands."""
+    private = torch._C._get_privateuse1_backend_name()
+    conventional = [private] if hasattr(torch, private) and private != SIMULATED else []
+    return (*FAMILIES, "cpu", *dict.fromkeys([*registered(), *conventional]))
+
+
+def _name_of(target: str | torch.device | None) -> str | None:
+    return target.type if isinstance(target, torch.device) else target
+
+
+def _named(target: object, name: str) -> Runtime:
+    if name not in target_names():
+        raise _unknown(target, name)
+    found = runtime(name)
+    if not found.is_available():
+        remedy = _REMEDIES.get(name, f"torch.{name}.is_available() is False: install its driver, or use target='cpu'.")
+        raise TargetUnavailableError(name, remedy)
+    return found
+
+
+def _simulated(target: str, options: Options) -> Runtime:
+    # Imported only where a program simulates, because the import reads torch's table of operators, which takes time.
+    with garbage_collection.paused():
+        from torchdevice.simulation import simulated_runtime as simulated
+
+    profile, named = simulated_profile(target)
+    count = named or options.devices or 1
+    _check_count(target, profile, count)
+    return simulated.runtime(profile, count, options.memory)
+
+
+def _check_count(target: object, profile: Profile, count: int | None) -> None:
+    if profile.single and (count or 1) > 1:
+        raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
+
+
+_OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", "intel": "xpu", "gpu": "simulated:cuda"}
+"""What people call a target. A GPU that is there is chosen without being named."""
+
+
+def _unknown(target: object, name: str) -> UnknownTargetError:
+    from torchdevice.simulation import profiles
+
+    simulated = (*profiles.PROFILES, *device_models.MODELS)
+    known = (*target_names(), *(f"{SIMULATED}:{each}" for each in simulated))
+    lowered = name.strip().lower()
+    lowered = _OTHER_NAMES.get(lowered, lowered)
+    near = difflib.get_close_matches(lowered, known, n=1)
+    found = device_models.TARGET.fullmatch(lowered)
+    exists = lowered in known or (found is not None and found[1] in (None, *simulated))
+    return UnknownTargetError(target, known, lowered if exists else near[0] if near else None)
+
+
+def _best() -> Runtime:
+    for name in (name for name in target_names() if name != "cpu"):
+        if runtime(name).is_available():
+            return runtime(name)
+    return runtime("cpu")
+
+
+class TorchDevice:
+    """The device that a scope would choose as its target.
+
+    Args:
+        target: The target (see :func:`torchdevice.portable`); None chooses the first available one.
+
+    Attributes:
+        device: The ``torch.device``.
+        name: The name of the device, such as a model of CPU.
+
+    Raises:
+        UnknownTargetError: ``target`` is not a device type.
+        TargetUnavailableError: ``target`` is not available here.
+    """
+
+    def __init__(self, target: str | torch.device | None = None):
+        found, _ = resolve(_options.chosen({"target": target}))
+        self.device = found.device(0)
+        self.name = found.name(0)
+
+    def __repr__(self) -> str:
+        return f"TorchDevice(device={str(self.device)!r}, name={self.name!r})"

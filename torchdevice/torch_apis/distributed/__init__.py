@@ -1,0 +1,1 @@
+"""Process groups, collectives and distributed tensors, for ``torch/distributed``."""

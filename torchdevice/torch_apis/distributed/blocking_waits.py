@@ -1,0 +1,67 @@
+"""Waits that can be looked at while they last: gloo closes all connections where a wait for one tensor is given up.
+
+A wait is made in a thread. Threads are used again, because a new one takes longer than most tensors are on their way.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+from torchdevice.core import thread_state
+
+_Inbox = queue.SimpleQueue[tuple[Callable[[], Any], "futures.Future[Any]"]]
+
+_idle: list[_Inbox] = []
+"""The inboxes of threads that have nothing to wait for."""
+
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+class Wait:
+    """A call that waits, made in another thread.
+
+    Args:
+        call: The call. It uses nothing of a scope.
+    """
+
+    def __init__(self, call: Callable[[], Any]):
+        self._result: futures.Future[Any] = futures.Future()
+        _inbox().put((call, self._result))
+
+    def ended(self, patience: datetime.timedelta) -> bool:
+        """Return whether the call ends within a time. What the call raises is raised here."""
+        try:
+            self._result.result(patience.total_seconds())
+        except futures.TimeoutError:
+            return False
+        return True
+
+
+def _inbox() -> _Inbox:
+    """Return the inbox of an idle thread, or of a new one."""
+    try:
+        return _idle.pop()
+    except IndexError:
+        inbox: _Inbox = queue.SimpleQueue()
+    with thread_state.suspended():  # a thread keeps the scope that it is started in
+        threading.Thread(target=_serve, args=(inbox,), daemon=True).start()
+    return inbox
+
+
+def _serve(inbox: _Inbox) -> None:
+    while True:
+        call, result = inbox.get()
+        try:
+            value = call()
+        except Exception as error:
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+        del call, result  # a thread that waits for its next call holds nothing of the last
+        _idle.append(inbox)

@@ -1,0 +1,229 @@
+"""Errors in place of hangs: ranks that call different collectives, and ranks that wait for each other for ever.
+
+Before each collective the ranks of a group compare 16 bytes each, made of what must be alike: the collective, dtypes,
+numbers of elements, the operation, the root. Where they differ, the ranks exchange what they called, and all raise.
+
+A rank that has waited for some seconds leaves a note in the store beside the group: what it waits for, and how many
+collectives of each group it has begun, and how many tensors to send to and to receive from each rank. From the notes of
+all ranks follows which of them can never go on. A rank without a note is taken to be computing, however long that
+takes, so that no program which would go on is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from torchdevice.journal import callers
+
+PATIENCE = datetime.timedelta(seconds=2)
+"""How long a rank waits before it leaves a note, and between two looks at the notes."""
+
+_TIMED_OUT = "Operation timed out!"
+"""What torch's ``Work::wait`` says where its own time-out is over. gloo's has another text."""
+
+
+class Call(NamedTuple):
+    """A collective that the program calls, or the sending or receiving of a tensor.
+
+    Attributes:
+        name: Its name.
+        tensors: The tensors that are sent, or received where none is sent.
+        alike: What has to be the same on all ranks beside the name.
+    """
+
+    name: str
+    tensors: Sequence[torch.Tensor]
+    alike: tuple[Any, ...]
+
+    def digest(self) -> torch.Tensor:
+        """Return 16 bytes that differ where the ranks' calls do not fit, of shape (16,)."""
+        found = hashlib.blake2b(repr((self.name, self.alike)).encode(), digest_size=16).digest()
+        return torch.frombuffer(bytearray(found), dtype=torch.uint8)
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in self.tensors)
+        how = ", ".join(each for each in self.alike if isinstance(each, str))
+        what = self.name + (f" of {given}" if given else "") + (f", {how}" if how else "")
+        return f"{what}, at {callers.site_of(callers.program_line())}"
+
+
+def mismatch(group: str, calls: Sequence[str]) -> dist.DistBackendError:
+    """Return the error for ranks of a group that called different collectives, in the order of their ranks."""
+    listed = "".join(f"\n  rank {rank} of the group calls {call}" for rank, call in enumerate(calls))
+    return dist.DistBackendError(
+        f"The ranks of the group {group!r} called collectives that do not fit together, which on CUDA hangs or gives "
+        f"wrong data:{listed}\nLet every rank call the same collectives in the same order."
+    )
+
+
+class Awaited(NamedTuple):
+    """What other ranks have to begin before a rank goes on.
+
+    Attributes:
+        keys: What they have to begin, any of these.
+        times: How often.
+        ranks: The ranks, as numbers in the whole program.
+        of_one: Whether it is enough that one of the ranks begins it.
+    """
+
+    keys: Sequence[str]
+    times: int
+    ranks: Sequence[int]
+    of_one: bool = False
+
+
+class Note(NamedTuple):
+    """What a waiting rank says of itself.
+
+    Attributes:
+        number: Counts the notes of the rank.
+        what: The collective, with shapes and the line of the program.
+        awaited: What the rank waits for.
+        begun: How often the rank has begun what others wait for, by key.
+    """
+
+    number: int
+    what: str
+    awaited: Awaited
+    begun: Mapping[str, int]
+
+
+def stuck(notes: Mapping[int, Note]) -> list[int]:
+    """Return the ranks that can never go on: each waits for one that waits elsewhere and can never go on.
+
+    Args:
+        notes: The notes of the ranks that wait, by rank. They must have been valid at one moment.
+    """
+    left = set(notes)
+    while True:
+        going = {rank for rank in left if _can_go_on(notes, rank, left)}
+        if not going:
+            return sorted(left)
+        left -= going
+
+
+def _can_go_on(notes: Mapping[int, Note], rank: int, left: set[int]) -> bool:
+    """Return whether a rank can go on, where those that are left can not."""
+    awaited = notes[rank].awaited
+    others = [other for other in awaited.ranks if other != rank]
+    done = {other: _times_begun(notes[other], awaited.keys) for other in others if other in left}
+    if awaited.of_one:
+        return len(done) < len(others) or sum(done.values()) >= awaited.times
+    return all(times >= awaited.times for times in done.values())
+
+
+def _times_begun(note: Note, keys: Sequence[str]) -> int:
+    return sum(note.begun.get(key, 0) for key in keys)
+
+
+class Waiting:
+    """How this rank waits for others, in all groups of the program.
+
+    Args:
+        store: What all ranks can write to.
+        rank: The rank of this process in the whole program.
+        size: The number of ranks.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int):
+        self._store = dist.PrefixStore("waiting", store)
+        self._rank, self._size = rank, size
+        self._begun: Counter[str] = Counter()
+        self._threads: set[int] = set()
+        self._number = 0
+        self._noted = False
+
+    def begin(self, key: str) -> int:
+        """Count what this rank begins, and return how often it has begun it."""
+        if self._noted:  # the program has caught an error, and goes on
+            self._write(None)
+        self._begun[key] += 1
+        self._threads.add(threading.get_ident())
+        return self._begun[key]
+
+    def rename(self, key: str, to: str) -> None:
+        """Count one of the things that this rank has begun as another."""
+        self._begun[key] -= 1
+        self._begun[to] += 1
+
+    def times(self, *keys: str) -> int:
+        """Return how often this rank has begun any of some things."""
+        return sum(self._begun[key] for key in keys)
+
+    def wait(self, ended: Callable[[], bool], call: Call, awaited: Callable[[], Awaited]) -> None:
+        """Wait for other ranks.
+
+        Args:
+            ended: Waits as long as this rank is patient, and returns whether what it waits for has ended.
+            call: What this rank has called.
+            awaited: Returns what the other ranks have to begin.
+
+        Raises:
+            DistBackendError: This rank can never go on.
+        """
+        if ended():
+            return
+        self._write(Note(self._number + 1, str(call), awaited(), dict(self._begun)))
+        while not ended():
+            self._raise_if_stuck()
+        self._write(None)
+
+    def _write(self, note: Note | None) -> None:
+        self._number, self._noted = self._number + 1, note is not None
+        alone = len(self._threads) == 1  # another thread of this rank may go on, and let others go on
+        self._store.set(str(self._rank), json.dumps(note if alone else None))
+
+    def _raise_if_stuck(self) -> None:
+        notes = self._read()
+        found = stuck(notes)
+        # Read twice, because ranks go on while their notes are read: what was the same both times held in between.
+        if self._rank in found and notes == self._read():
+            self._let_others_know({rank: notes[rank] for rank in found})
+            raise _deadlock(notes, found, self._size)
+
+    def _let_others_know(self, notes: Mapping[int, Note]) -> None:
+        """Wait until the ranks that cannot go on have read this too, because one that ends takes the store with it."""
+        what = json.dumps(notes)
+        self._store.set(f"{self._rank} knows {what}", "")
+        with contextlib.suppress(dist.DistError):  # one of them has ended, or is not to be scheduled
+            self._store.wait([f"{rank} knows {what}" for rank in notes], 5 * PATIENCE)
+
+    def _read(self) -> dict[int, Note]:
+        found = {}
+        for rank in range(self._size):
+            text = self._store.get(str(rank)) if self._store.check([str(rank)]) else b"null"
+            fields = json.loads(text)
+            if fields is not None:
+                number, what, awaited, begun = fields
+                found[rank] = Note(number, what, Awaited(*awaited), begun)
+        return found
+
+
+def ended(work: Any) -> bool:
+    """Return whether gloo's work for a collective ends while this rank is patient."""
+    try:
+        work.wait(PATIENCE)
+    except RuntimeError as error:
+        if _TIMED_OUT not in str(error):
+            raise
+        return False
+    return True
+
+
+def _deadlock(notes: Mapping[int, Note], found: Sequence[int], size: int) -> dist.DistBackendError:
+    said = {rank: f"waits in {note.what}" for rank, note in notes.items()}
+    listed = "".join(f"\n  rank {rank} {said.get(rank, 'does not wait')}" for rank in range(size))
+    return dist.DistBackendError(
+        f"The ranks {list(found)} wait for each other and can never go on:{listed}\n"
+        "Let every rank of a group call the same collectives in the same order, and receive what another sends."
+    )

@@ -1,0 +1,77 @@
+"""The CPU tensors that stand for tensors of the target during a collective: one-dimensional, numbers or bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.torch_apis.distributed import collective_checks
+from torchdevice.torch_apis.distributed.collective_reductions import named
+from torchdevice.torch_apis.distributed.collective_works import observers
+from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
+
+
+class Staging:
+    """The CPU tensors that stand for tensors of the target during one collective.
+
+    Args:
+        group: The group of the collective.
+        name: The collective.
+        connects: Whether all ranks take part, so that they can tell each other where they are.
+    """
+
+    def __init__(self, group: NcclGroup, name: str, *, connects: bool = True):
+        self._group, self._name, self._connects = group, name, connects
+        self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def numbers(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
+        """Return a tensor's elements as one-dimensional CPU tensor.
+
+        Args:
+            tensor: A tensor of the target.
+            written: Whether what the collective writes there is written to the tensor by :meth:`write_back`.
+        """
+        tensor = tensor.detach()
+        alias = self._group.checked_alias(tensor, between_two=not self._connects)
+        if self._connects and alias is not tensor:
+            self._group.know_devices(tensor.get_device())
+        for observer in observers():
+            observer.collective_used(self._name, tensor, written)
+        host = tensor.cpu() if alias is None else alias
+        flat = host.resolve_conj().resolve_neg().reshape(-1)
+        if written and (alias is None or flat.data_ptr() != host.data_ptr()):
+            self._copied.append((tensor, flat))
+        return flat
+
+    def bytes(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
+        """Return the bytes of a tensor's elements as one-dimensional CPU tensor, see :meth:`numbers`."""
+        return self.numbers(tensor, written=written).view(torch.uint8)
+
+    def write_back(self) -> None:
+        """Bring what was written into the tensors of the target that do not share their memory with the CPU."""
+        for tensor, flat in self._copied:
+            tensor.copy_(flat.view(tensor.shape))
+
+
+@block
+def staged(
+    group: NcclGroup, name: str, tensors: Sequence[torch.Tensor], *alike: Any, parts_differ: bool = False
+) -> Iterator[Staging]:
+    """Give the CPU tensors for a collective, once all ranks are in it.
+
+    Args:
+        group: The group of the ranks.
+        name: The name of the collective.
+        tensors: What is sent, or received where not every rank sends.
+        alike: What else must be the same on all ranks.
+        parts_differ: Whether the tensors may have another number of elements on each rank.
+    """
+    with group.naming(name), torch._C.DisableTorchFunction():
+        dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
+        group.agree(collective_checks.Call(name, tensors, (dtypes, *map(named, alike))))
+        staging = Staging(group, name)
+        yield staging
+        staging.write_back()

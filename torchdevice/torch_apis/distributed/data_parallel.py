@@ -1,0 +1,58 @@
+"""``torch.nn.DataParallel`` and ``DistributedDataParallel`` on targets that torch does not support in them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.foundation.fidelity import Fidelity
+
+
+def _available_device_type(context: Context, original: Any) -> str | None:
+    """Return None on a CPU target, so that ``DataParallel`` runs the module once."""
+    if not context.runtime.shares_host_memory:
+        return original()
+    context.report("DataParallel", "the module runs once", Fidelity.APPROXIMATE)
+    return None
+
+
+def _init_ddp(
+    context: Context,
+    original: Any,
+    self: Any,
+    module: Any,
+    device_ids: Any = None,
+    output_device: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """``DistributedDataParallel``: replace ``device_ids`` and ``output_device`` that name no device of the target.
+
+    torch refuses them for a CPU module. They may be ordinals of devices that the scope advertises beyond the real ones;
+    then the device of the module takes their place, because torch moves inputs to it.
+    """
+    if not context.runtime.takes_device_ids or context.device_count > context.runtime.device_count():
+        device_ids, output_device = _of_module(context, module) if device_ids else None, None
+    original(self, module, device_ids, output_device, *args, **kwargs)
+    context.runtime.serve_reducer(self)
+
+
+def _of_module(context: Context, module: Any) -> list[int] | None:
+    """Return the ordinal of the device of a module, None on a CPU target."""
+    if context.runtime.shares_host_memory:
+        return None
+    return [parameter.device.index or 0 for parameter in module.parameters()][:1] or None
+
+
+def patches() -> list[Patch]:
+    """Return the patches of both classes."""
+    # Not as an attribute: torch.nn.parallel.data_parallel is a function of that name.
+    data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
+    return [
+        replaced_function(data_parallel, "_get_available_device_type", _available_device_type, native_to="cuda"),
+        replaced_function(DistributedDataParallel, "__init__", _init_ddp, native_to="cuda"),
+    ]

@@ -1,0 +1,100 @@
+"""Distributed tensors, above all their random numbers. For ``torch/distributed/tensor``.
+
+Every rank has a generator in the same state. On CUDA a rank moves the offset in its generator's state to the numbers of
+its shard. The generators of other targets have no offset: here a rank draws a number from its generator, as every
+rank does, and seeds the generator with this number and its shard for one operator. So replicas of a shard are equal,
+shards differ, and the generators stay in the same state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchdevice.core.context import Context
+from torchdevice.core.importing import WhenImported
+from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.engines.mode import with_mode
+from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.torch_internals import require
+
+_LARGEST_SEED = 2**63 - 1
+
+_ODD = 0x9E3779B97F4A7C15
+"""A multiplier that spreads small numbers over 64 bits: 2 to the power of 64 by the golden ratio."""
+
+
+def _init_tracker(context: Context, original: Any, self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
+    """``OffsetBasedRNGTracker``, which refuses the CPU."""
+    self._device = context.target
+    self._device_handle = getattr(torch, context.options.written_for)
+    self._use_distribute_region = True
+    if run_state_sync:
+        state = self._get_device_state()
+        dist.broadcast(state, 0)
+        self._set_device_state(state)
+
+
+def _distribute_region(
+    context: Context, original: Any, self: Any, spec: Any, generator: torch.Generator | None = None
+) -> AbstractContextManager[None]:
+    """Return in what a random operator runs on this rank's shard."""
+    return _seeded(context, _shard(spec), generator) if self._use_distribute_region else contextlib.nullcontext()
+
+
+def _run_dtensor_rng_op(
+    context: Context, original: Any, start: int, end: int, operator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Run a random operator on this rank's shard, which torch names by its offset where tensors say cuda."""
+    with _seeded(context, start, None):
+        return operator(*args, **kwargs)
+
+
+@block
+def _seeded(context: Context, shard: int, generator: torch.Generator | None) -> Iterator[None]:
+    """Seed the target's generator for one operator, with a number that every rank draws from ``generator``."""
+    default = context.runtime.default_generator(context.thread.device_index)
+    source = default if generator is None else generator
+    # No mode rewrites this call, and a generator may say another device than torch's.
+    place = context.runtime.device(source.device.index or 0) if context.is_targets(source.device) else source.device
+    drawn = torch.empty((), dtype=torch.int64, device=place).random_(generator=source).item()
+    state = default.get_state()
+    default.manual_seed((int(drawn) ^ (1 + shard) * _ODD) & _LARGEST_SEED)
+    try:
+        yield
+    finally:
+        default.set_state(state)
+
+
+def _shard(spec: Any) -> int:
+    """Return a number that replicas of a shard have in common, and no other shard has."""
+    found = 0
+    for dimension, (placement, place) in enumerate(zip(spec.placements, spec.mesh.get_coordinate(), strict=True)):
+        if not placement.is_replicate():
+            found = found * spec.mesh.size(dimension) + place
+    return found
+
+
+def _patches_of(dispatch: ModuleType) -> list[Patch]:
+    tracker = require(require(dispatch, "random"), "OffsetBasedRNGTracker")
+    found: list[Patch] = [
+        replaced_function(tracker, "__init__", _init_tracker, native_to="cuda"),
+        replaced_function(tracker, "_distribute_region", _distribute_region, native_to="cuda"),
+        # Both make tensors on the device of the mesh, which says cuda. The mode is off where torch calls them.
+        replaced_function(require(dispatch, "ShardingPropagator"), "_propagate_tensor_meta_non_cached", with_mode),
+        replaced_function(require(dispatch, "OpDispatcher"), "_dispatch_fast_path_python_tail", with_mode),
+    ]
+    if hasattr(dispatch, "run_dtensor_rng_op"):  # since torch 2.12
+        found.append(replaced_function(dispatch, "run_dtensor_rng_op", _run_dtensor_rng_op, native_to="cuda"))
+    return found
+
+
+def patches() -> list[Patch]:
+    """Return the patches of distributed tensors; none in a build without ``torch.distributed``."""
+    return [WhenImported("torch.distributed.tensor._dispatch", _patches_of)] if dist.is_available() else []

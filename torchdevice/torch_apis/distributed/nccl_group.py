@@ -1,0 +1,178 @@
+"""What a group of NCCL says of itself and refuses, and how its ranks agree before a collective, by gloo.
+
+Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
+"""
+
+# The methods take what torch itself passes to a group's methods, not all that their overloads take.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchdevice.core import thread_state
+from torchdevice.devices.runtime import Runtime
+from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.torch_internals import require
+from torchdevice.torch_apis.distributed import collective_checks, duplicate_gpus
+from torchdevice.torch_apis.distributed.collective_works import finished
+
+_memory_format_of = require(torch._prims_common, "suggest_memory_format")
+
+_OF_TRANSPORT = "gloo/transport/"
+"""What errors of gloo's connections hold, in the name of the file that they are from."""
+
+
+class NcclGroup(dist.ProcessGroup):
+    """A process group of NCCL without its collectives.
+
+    Args:
+        rank: The rank of this process in the group.
+        size: The number of processes in the group.
+        gloo: The gloo backend of the group.
+        runtime: What the target can do.
+        takes_cpu: Whether CPU tensors are taken too.
+        waiting: How this process waits for other ranks.
+    """
+
+    def __init__(
+        self, rank: int, size: int, gloo: Any, runtime: Runtime, takes_cpu: bool, waiting: collective_checks.Waiting
+    ):
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
+        self._takes_cpu = takes_cpu or runtime.shares_host_memory
+        self._name = self._description = ""
+        self._knows_devices = size == 1 or runtime.shared_by_ranks
+
+    def know_devices(self, index: int) -> None:
+        """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
+        if not self._knows_devices:
+            duplicate_gpus.check(self.rank(), index, self._gathered)
+            self._knows_devices = True
+
+    def _gathered(self, mine: torch.Tensor) -> torch.Tensor:
+        of_all = [torch.empty_like(mine) for _ in range(self.size())]
+        self.gloo.allgather([of_all], [mine]).wait()
+        return torch.cat(of_all)
+
+    def checked_alias(self, tensor: torch.Tensor, *, between_two: bool = False) -> torch.Tensor | None:
+        """Return the CPU tensor with a tensor's memory, if there is one, and refuse what NCCL refuses.
+
+        Raises:
+            RuntimeError: The tensor is on a device that the group does not serve.
+            ValueError: The tensor is sparse, or not contiguous in a memory format. Between two ranks the latter is
+                allowed, unless the tensor has gaps in memory, or shares memory with itself.
+        """
+        if tensor.layout is not torch.strided:
+            raise ValueError("Tensors must be CUDA and dense")
+        alias = self.runtime.host_alias(tensor)
+        is_on_cpu = alias is tensor
+        if not (self._takes_cpu if is_on_cpu else tensor.device.type == self.runtime.device_type):
+            raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
+        if between_two and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+            raise ValueError("Tensors for P2P must be non-overlapping and dense")
+        if not between_two and not tensor.is_contiguous(memory_format=_memory_format_of(tensor)):
+            raise ValueError("Tensors must be contiguous")
+        return alias
+
+    # ---- what torch asks of a group --------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        """Return the name of the backend that the group behaves as."""
+        return "nccl"
+
+    def getGroupName(self) -> str:
+        """Return the name that torch gave to the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Take the name by which functional collectives find the group."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Return the description that the program gave to the group."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        """Take the description."""
+        self._description = description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors the group takes. Object collectives use the first, or the CPU if it is one."""
+        context = thread_state.current()
+        # As torch's own code spells it, which looks for it in this list; the scope rewrites both.
+        types = [self.runtime.device_type if context is None else context.options.written_for]
+        if self._takes_cpu and not self.runtime.shares_host_memory:
+            types.insert(0, "cpu")
+        return [torch.device(each) for each in types]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self.gloo
+
+    def _set_sequence_number_for_group(self) -> None:
+        self.gloo._set_sequence_number_for_group()
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.gloo._get_sequence_number_for_group()
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Begin a list of collectives that NCCL starts together. Here each is done when it is called."""
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        return finished(None)
+
+    # ---- how ranks agree -------------------------------------------------------------------------------------------
+
+    def agree(self, call: collective_checks.Call) -> None:
+        """Wait until all ranks are in a collective.
+
+        Raises:
+            DistBackendError: They are in different ones, or will never come.
+        """
+        if self.size() == 1:
+            return
+        times = self.waiting.begin(self._name)
+        mine = call.digest()
+        of_all = [torch.empty_like(mine) for _ in range(self.size())]
+        work = self.gloo.allgather([of_all], [mine])
+        self.waiting.wait(
+            functools.partial(collective_checks.ended, work),
+            call,
+            lambda: collective_checks.Awaited([self._name], times, self.ranks()),
+        )
+        if any(not torch.equal(each, mine) for each in of_all):
+            raise collective_checks.mismatch(self._description or self._name, self._gathered_texts(str(call)))
+
+    def ranks(self) -> list[int]:
+        """Return the ranks of the group, as numbers in the whole program."""
+        return dist.get_process_group_ranks(self)
+
+    def _gathered_texts(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
+        mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        sizes = self._gathered(torch.tensor([mine.numel()], device="cpu")).tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
+        padded[: mine.numel()] = mine
+        rows = self._gathered(padded).view(self.size(), -1)
+        return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
+
+    @block
+    def naming(self, collective: str) -> Iterator[None]:
+        """Let an error of gloo say which collective failed, and on which rank.
+
+        Raises:
+            DistBackendError: A rank has ended, or has not come within the time-out of the group.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if _OF_TRANSPORT not in str(error):
+                raise
+            where = f"rank {dist.get_rank()}, in the group {self._description!r} of {self.size()} ranks"
+            raise dist.DistBackendError(f"{collective} failed on {where}: {error}") from error

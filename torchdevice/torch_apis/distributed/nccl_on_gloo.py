@@ -1,0 +1,291 @@
+"""A process group that does on gloo what NCCL does.
+
+NCCL moves flat memory: it compares numbers of elements, and takes every dtype and shape. gloo compares shapes, has few
+dtypes, and ends the process where the shapes of a reduce-scatter differ from what it expects. Therefore gloo gets
+one-dimensional CPU tensors only: bytes from collectives that move data, numbers from those that compute.
+
+A collective has finished when it returns; ``async_op=True`` returns finished work. Sending and receiving do not wait.
+
+Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
+"""
+
+# The methods take what torch itself passes to a group's methods, not all that their overloads take.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchdevice.core import thread_state
+from torchdevice.foundation.torch_internals import require
+from torchdevice.torch_apis.distributed import collective_checks, gloo_rendezvous, point_to_point
+from torchdevice.torch_apis.distributed.collective_reductions import op_of, reduce_flat
+from torchdevice.torch_apis.distributed.collective_staging import staged
+from torchdevice.torch_apis.distributed.collective_works import finished
+from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
+
+_c10d = require(torch._C, "_distributed_c10d")
+
+_Tensors = Sequence[torch.Tensor]
+
+
+def register(*, takes_cpu: bool) -> str:
+    """Register the process group with ``torch.distributed``, once in a process.
+
+    Args:
+        takes_cpu: Whether its collectives take CPU tensors too, as those of ``"cpu:gloo,cuda:nccl"`` do.
+
+    Returns:
+        The name to ask for it by.
+    """
+    name = "nccl_and_gloo_on_gloo" if takes_cpu else "nccl_on_gloo"
+    if name.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(name, functools.partial(_create, takes_cpu), devices=["cpu"])
+    return name
+
+
+def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> NcclOnGloo:
+    context = thread_state.current()
+    assert context is not None, "this process group is asked for in scopes only"
+    gloo_rendezvous.wait_at_end()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
+    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+    return NcclOnGloo(rank, size, gloo, context.runtime, takes_cpu, _waiting(store, rank, size))
+
+
+def _waiting(store: Any, rank: int, size: int) -> collective_checks.Waiting:
+    """Return how ranks wait for each other: one object in a program, made with its first group."""
+    if not dist.is_initialized():
+        return collective_checks.Waiting(store, rank, size)
+    default = dist.distributed_c10d._get_default_group()
+    if isinstance(default, NcclOnGloo):
+        return default.waiting
+    return collective_checks.Waiting(store, rank, size)
+
+
+def _for_each_pair(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method that does a collective for each pair of an output and an input of two lists."""
+
+    def coalesced(self: NcclOnGloo, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
+        for output, given in zip(outputs, inputs, strict=True):
+            collective(self, output, given, opts)
+        return finished(outputs)
+
+    return coalesced
+
+
+class NcclOnGloo(NcclGroup):
+    """NCCL's collectives for tensors of a target, by gloo."""
+
+    # ---- collectives that compute ----------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: _Tensors, opts: Any = None) -> Any:
+        """Reduce over all ranks, to all of them."""
+        with staged(self, "all_reduce", tensors, op_of(opts)) as staging:
+            for tensor in tensors:
+                self._all_reduce(staging.numbers(tensor, written=True), op_of(opts))
+        return finished(tensors)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: _Tensors, opts: Any) -> Any:
+        """Reduce over all ranks, to one. The tensors of the others stay as they are."""
+        to = _c10d.ReduceOptions()
+        to.rootRank = opts.rootRank
+
+        def reduce(flat: torch.Tensor, op: Any) -> None:
+            to.reduceOp = op
+            self.gloo.reduce([flat], to).wait()
+
+        with staged(self, "reduce", tensors, opts.reduceOp, f"to rank {opts.rootRank}") as staging:
+            if self.rank() == opts.rootRank:
+                flat = staging.numbers(tensors[0], written=True)
+            else:  # gloo computes in the memory of every rank
+                flat = staging.numbers(tensors[0]).clone()
+            reduce_flat(flat, opts.reduceOp, self.size(), reduce)
+        return finished(tensors)
+
+    def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any = None) -> Any:
+        """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their sizes may differ."""
+        with staged(self, "reduce_scatter", inputs[0], op_of(opts)) as staging:
+            flats = [staging.numbers(tensor) for tensor in inputs[0]]
+            self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, op_of(opts))
+        return finished(outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        """Reduce a tensor over all ranks; each rank gets its part.
+
+        Raises:
+            TypeError: The dtypes differ.
+            ValueError: The input has not as many elements as the outputs of all ranks.
+        """
+        if input.dtype != output.dtype:
+            raise TypeError("input tensor must be the same type as the output tensor.")
+        if input.numel() != output.numel() * self.size():
+            raise ValueError("input tensor must be the same size as output size times world size")
+        with staged(self, "reduce_scatter", [input], op_of(opts)) as staging:
+            flats = staging.numbers(input).split(max(1, output.numel()))
+            self._reduce_scatter(staging.numbers(output, written=True), flats, op_of(opts))
+        return finished(output)
+
+    reduce_scatter_single_coalesced = _for_each_pair(reduce_scatter_single)
+
+    # The names before torch 2.12.
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _all_reduce(self, flat: torch.Tensor, op: Any) -> None:
+        options = _c10d.AllreduceOptions()
+
+        def reduce(numbers: torch.Tensor, operation: Any) -> None:
+            options.reduceOp = operation
+            self.gloo.allreduce([numbers], options).wait()
+
+        reduce_flat(flat, op, self.size(), reduce)
+
+    def _reduce_scatter(self, output: torch.Tensor, flats: _Tensors, op: Any) -> None:
+        if not flats:
+            return
+        whole = torch.cat(list(flats))
+        self._all_reduce(whole, op)
+        output.copy_(whole.split([flat.numel() for flat in flats])[self.rank()])
+
+    # ---- collectives that move data --------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
+        """Send a tensor of one rank to all."""
+        with staged(self, "broadcast", tensors, f"from rank {opts.rootRank}") as staging:
+            for tensor in tensors:
+                self._broadcast(staging.bytes(tensor, written=True), opts.rootRank)
+        return finished(tensors)
+
+    def _broadcast(self, flat: torch.Tensor, root: int) -> None:
+        options = _c10d.BroadcastOptions()
+        options.rootRank = root
+        self.gloo.broadcast([flat], options).wait()
+
+    def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
+        """Send a tensor of each rank to all. Their sizes may differ."""
+        sizes = [[tensor.numel() for tensor in each] for each in outputs]
+        with staged(self, "all_gather", inputs, sizes, parts_differ=True) as staging:
+            for gathered, given in zip(outputs, inputs, strict=True):
+                self._all_gather([staging.bytes(tensor, written=True) for tensor in gathered], staging.bytes(given))
+        return finished(outputs)
+
+    def _all_gather(self, outputs: list[torch.Tensor], given: torch.Tensor) -> None:
+        if all(output.numel() == given.numel() for output in outputs):
+            self.gloo.allgather([outputs], [given]).wait()
+            return
+        outputs[self.rank()].copy_(given)
+        for root, output in enumerate(outputs):
+            self._broadcast(output, root)
+
+    def allgather_coalesced(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
+        """Do an all-gather for each input: ``outputs[rank][i]`` is input ``i`` of a rank."""
+        return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        """Send a tensor of each rank to all, into one tensor of any shape.
+
+        Raises:
+            TypeError: The dtypes differ.
+            ValueError: The output has not as many elements as the inputs of all ranks.
+        """
+        if input.dtype != output.dtype:
+            raise TypeError("output tensor must have the same type as input tensor")
+        if input.numel() * self.size() != output.numel():
+            raise ValueError("output tensor size must be equal to world_size times input tensor size")
+        with staged(self, "all_gather", [input], [[input.numel()] * self.size()], parts_differ=True) as staging:
+            given = staging.bytes(input)
+            parts = staging.bytes(output, written=True).split(max(1, given.numel()))
+            if parts and given.numel():
+                self._all_gather(list(parts), given)
+        return finished(output)
+
+    all_gather_single_coalesced = _for_each_pair(all_gather_single)
+
+    # The names before torch 2.12.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
+        """Send a tensor of each rank to one."""
+        with staged(self, "gather", inputs, f"to rank {opts.rootRank}") as staging:
+            gathered = [[staging.bytes(tensor, written=True) for tensor in each] for each in outputs]
+            self.gloo.gather(gathered, [staging.bytes(inputs[0])], opts).wait()
+        return finished(outputs)
+
+    def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
+        """Send a tensor of one rank to each."""
+        with staged(self, "scatter", outputs, f"from rank {opts.rootRank}") as staging:
+            scattered = [[staging.bytes(tensor) for tensor in each] for each in inputs]
+            self.gloo.scatter([staging.bytes(outputs[0], written=True)], scattered, opts).wait()
+        return finished(outputs)
+
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
+        """Send a tensor of each rank to each."""
+        with staged(self, "all_to_all", inputs[:1], parts_differ=True) as staging:
+            received = [staging.bytes(tensor, written=True) for tensor in outputs]
+            sent = [staging.bytes(tensor) for tensor in inputs]
+            self._exchange(received, sent)
+        return finished(outputs)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        opts: Any = None,
+    ) -> Any:
+        """Send a part of a tensor of each rank to each. Sizes count along dimension 0; without them they are equal.
+
+        Raises:
+            RuntimeError: The sizes do not add up to the tensor's.
+        """
+        with staged(self, "all_to_all", [input], parts_differ=True) as staging:
+            received = self._parts(staging.bytes(output, written=True), output, output_sizes)
+            self._exchange(received, self._parts(staging.bytes(input), input, input_sizes))
+        return finished(output)
+
+    alltoall_base = all_to_all_single  # the name before torch 2.12
+
+    def _parts(self, flat: torch.Tensor, tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
+        rows = tensor.size(0) if tensor.dim() else 1
+        if not sizes and rows % self.size():
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+        sizes = sizes or [rows // self.size()] * self.size()
+        if sum(sizes) != rows:
+            raise RuntimeError("Split sizes doesn't match total dim 0 size")
+        row = flat.numel() // rows if rows else 0
+        return list(flat.split([size * row for size in sizes]))
+
+    def _exchange(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
+        received = torch.empty(sum(output.numel() for output in outputs), dtype=torch.uint8, device="cpu")
+        sizes = [output.numel() for output in outputs]
+        self.gloo.alltoall_base(received, torch.cat(inputs), sizes, [each.numel() for each in inputs]).wait()
+        for output, part in zip(outputs, received.split(sizes), strict=True):
+            output.copy_(part)
+
+    def barrier(self, opts: Any) -> Any:
+        """Wait for all ranks."""
+        with staged(self, "barrier", []):
+            self.gloo.barrier(opts).wait()
+        return finished(None)
+
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for all ranks, and name those that do not come. torch offers it for groups that say gloo."""
+        self.gloo.monitored_barrier(*args, **kwargs)
+
+    # ---- point to point --------------------------------------------------------------------------------------------
+
+    send = point_to_point.send
+    recv = point_to_point.recv
+    recv_anysource = point_to_point.recv_anysource

@@ -1,0 +1,146 @@
+"""Sending a tensor to a rank, and receiving one: neither waits, and both say what can never arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchdevice.torch_apis.distributed import blocking_waits, collective_checks
+from torchdevice.torch_apis.distributed.collective_staging import Staging
+from torchdevice.torch_apis.distributed.collective_works import collectives_waited
+from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
+
+_Tensors = Sequence[torch.Tensor]
+
+
+class _Begun(dist.distributed_c10d.Work):
+    """A tensor on its way between two ranks. ``wait`` brings what was received to the target.
+
+    Args:
+        group: The group of the ranks.
+        call: What the program has called.
+        work: gloo's work.
+        staging: The CPU tensor that stands for the tensor.
+        awaited: What the other rank has to begin.
+        received: Is called with the rank that a tensor of any rank came from.
+    """
+
+    def __init__(
+        self,
+        group: NcclGroup,
+        call: collective_checks.Call,
+        work: Any,
+        staging: Staging,
+        awaited: collective_checks.Awaited,
+        received: Callable[[int], None] | None,
+    ):
+        super().__init__()
+        self._group, self._call, self._work, self._staging, self._awaited = group, call, work, staging, awaited
+        self._received = received
+        self._wait: blocking_waits.Wait | None = None
+        self._is_written = False
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait until the tensor has been sent or received.
+
+        Raises:
+            DistBackendError: It can never be, or the other rank has ended or has not come within the time-out.
+        """
+        with self._group.naming(self._call.name), torch._C.DisableTorchFunction():
+            wait = self._waited(timeout)
+            self._group.waiting.wait(lambda: wait.ended(collective_checks.PATIENCE), self._call, lambda: self._awaited)
+            if not self._is_written:
+                self._is_written = True
+                self._staging.write_back()
+                if self._received is not None:
+                    self._received(self._source_rank())
+        collectives_waited()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the tensor has been sent or received."""
+        with contextlib.suppress(RuntimeError):  # wait raises it
+            return self._waited().ended(datetime.timedelta())
+        return True
+
+    def _waited(self, timeout: Any = None) -> blocking_waits.Wait:
+        if self._wait is None:
+            given = () if timeout is None else (timeout,)
+            # With gloo's group, so that a thread which waits for ever at the end of the process is not disturbed.
+            self._wait = blocking_waits.Wait(functools.partial(_wait, self._group.gloo, self._work, *given))
+        return self._wait
+
+    def _source_rank(self) -> int:
+        return self._work._source_rank()
+
+
+def _wait(gloo: Any, work: Any, *timeout: Any) -> None:
+    work.wait(*timeout)
+
+
+def send(group: NcclGroup, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
+    """Begin to send a tensor to a rank."""
+
+    def awaited() -> collective_checks.Awaited:
+        times = group.waiting.begin(_key(group, "send", rank, tag))
+        keys = [_key(group, "recv", group.rank(), tag), _key(group, "recv", None, tag)]
+        return collective_checks.Awaited(keys, times, [group.ranks()[rank]])
+
+    def begin(staging: Staging) -> Any:
+        return group.gloo.send([staging.bytes(tensors[0])], rank, tag)
+
+    return _begin(group, collective_checks.Call("send", tensors, (f"to rank {rank}",)), begin, awaited)
+
+
+def recv(group: NcclGroup, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
+    """Begin to receive a tensor from a rank."""
+
+    def awaited() -> collective_checks.Awaited:
+        times = group.waiting.begin(_key(group, "recv", rank, tag))
+        return collective_checks.Awaited([_key(group, "send", group.rank(), tag)], times, [group.ranks()[rank]])
+
+    def begin(staging: Staging) -> Any:
+        return group.gloo.recv([staging.bytes(tensors[0], written=True)], rank, tag)
+
+    return _begin(group, collective_checks.Call("recv", tensors, (f"from rank {rank}",)), begin, awaited)
+
+
+def recv_anysource(group: NcclGroup, tensors: _Tensors, tag: int = 0) -> Any:
+    """Begin to receive a tensor from any rank."""
+
+    def awaited() -> collective_checks.Awaited:
+        group.waiting.begin(_key(group, "recv", None, tag))
+        received = group.waiting.times(*(_key(group, "recv", rank, tag) for rank in (None, *range(group.size()))))
+        return collective_checks.Awaited([_key(group, "send", group.rank(), tag)], received, group.ranks(), of_one=True)
+
+    def begin(staging: Staging) -> Any:
+        return group.gloo.recv_anysource([staging.bytes(tensors[0], written=True)], tag)
+
+    def received(rank: int) -> None:
+        group.waiting.rename(_key(group, "recv", None, tag), _key(group, "recv", rank, tag))
+
+    return _begin(group, collective_checks.Call("recv", tensors, ("from any rank",)), begin, awaited, received)
+
+
+def _key(group: NcclGroup, what: str, rank: int | None, tag: int) -> str:
+    """Return by what name this rank counts the tensors that it sends to, or receives from, a rank of the group."""
+    return f"{group.getGroupName()} {what} {rank} {tag}"
+
+
+def _begin(
+    group: NcclGroup,
+    call: collective_checks.Call,
+    begin: Callable[[Staging], Any],
+    awaited: Callable[[], collective_checks.Awaited],
+    received: Callable[[int], None] | None = None,
+) -> _Begun:
+    with group.naming(call.name), torch._C.DisableTorchFunction():
+        staging = Staging(group, call.name, connects=False)
+        work = begin(staging)
+        return _Begun(group, call, work, staging, awaited(), received)

@@ -1,0 +1,140 @@
+"""Attention of distributed tensors, by the CPU's flash kernel. For ``torch/distributed/tensor``.
+
+torch knows how the work of CUDA's kernels for attention is divided, but not that of the CPU's. Where each rank has some
+sequences or some heads, it computes attention with these. Under ``context_parallel`` each rank has a part of every
+sequence: torch's own code passes keys and values around the ring of ranks, here for the CPU's kernel.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.core.importing import WhenImported
+from torchdevice.core.patching import Callback, Patch, replaced_function
+from torchdevice.foundation.torch_internals import require
+
+_API = "torch.distributed.tensor._api"
+
+_RING = "torch.distributed.tensor.experimental._context_parallel._attention"
+
+_SEQUENCE = 2
+"""The dimension of a sequence in queries of shape (batch, heads, sequence, features)."""
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+_NAMES = {
+    _FORWARD: ("query", "key", "value", "dropout_p", "is_causal"),
+    _BACKWARD: ("grad_out", "query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal"),
+}
+"""The positional arguments of both operators."""
+
+_Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
+
+
+def is_divided(*tensors: Any) -> bool:
+    """Return whether the work of attention with this query, key and value is divided among ranks here."""
+    api = sys.modules.get(_API)
+    if api is None or not all(isinstance(each, api.DTensor) for each in tensors):
+        return False
+    return api.DTensor._op_dispatcher._custom_op_handlers.get(_FORWARD) is _around_ring or _are_apart(tensors)
+
+
+def _are_apart(tensors: Sequence[Any]) -> bool:
+    """Return whether each rank has what it needs: whole sequences, of some batches and heads."""
+    placements = tensors[0].placements
+    whole = all(each.is_replicate() or each.is_shard(0) or each.is_shard(1) for each in placements)
+    return whole and all(each.placements == placements for each in tensors)
+
+
+def _in_parts(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Compute with the parts of this rank."""
+    given = {**dict(zip(_NAMES[op], args, strict=False)), **kwargs}
+    inputs = [given[name] for name in ("query", "key", "value")]
+    if thread_state.current() is None or given.get("attn_mask") is not None or not _are_apart(inputs):
+        raise NotImplementedError(f"Operator {op} does not have a sharding strategy registered.")  # torch's words
+    return _whole(op, given, op(**_parts(given)))
+
+
+def _around_ring(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Compute by torch's template of ring attention, with the parts of this rank."""
+    given = {**dict(zip(_NAMES[op], args, strict=False)), **kwargs}
+    if given.pop("attn_mask", None) is not None:
+        raise NotImplementedError("context_parallel does not divide attn_mask. Use is_causal, or no mask.")
+    group = given["query"].device_mesh.get_group()
+    if op is _FORWARD:
+        template, call = "_templated_ring_attention", op._overloadpacket
+        named = _parts(given)
+    else:
+        template, call = "_templated_ring_attention_backward", op
+        named = {**_parts(given), "grad_out_name": "grad_out"}
+    return _whole(op, given, require(sys.modules[_RING], template)(group, _SEQUENCE, call, **named))
+
+
+def _parts(given: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments with this rank's part in the place of each distributed tensor."""
+    placements = given["query"].placements
+    found = dict(given)
+    for name, value in given.items():
+        if hasattr(value, "placements"):
+            alike = value if value.placements == placements else value.redistribute(placements=placements)
+            found[name] = alike._local_tensor
+    return found
+
+
+def _whole(op: Any, given: dict[str, Any], results: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Return distributed tensors of results, which are divided as the query is."""
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    rows = query.shape[:-1]
+    shapes = [(*rows, value.shape[-1]), rows] if op is _FORWARD else [query.shape, key.shape, value.shape]
+    # Not from_local(), which moves tensors to the device of the mesh: modes are off here, and it says cuda.
+    kind, spec = type(query), query._spec
+    return tuple(
+        kind(part, _spec(part, shape, spec), requires_grad=False) for part, shape in zip(results, shapes, strict=False)
+    )
+
+
+def _spec(part: torch.Tensor, shape: Sequence[int], spec: Any) -> Any:
+    """Return what describes a distributed tensor of that shape, which lies in memory as its part does."""
+    stride, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=part.stride):
+        stride[dim], step = step, step * shape[dim]
+    meta = type(spec.tensor_meta)(torch.Size(shape), tuple(stride), part.dtype)
+    return type(spec)(spec.mesh, spec.placements, tensor_meta=meta)
+
+
+def _enable_ring(context: Context, original: Any) -> None:
+    """``_enable_cp_dtensor_dispatcher``: add to the table, which torch has just made and drops when it is done."""
+    original()
+    dispatcher = sys.modules[_RING].DTensor._op_dispatcher
+    dispatcher._custom_op_handlers = {**dispatcher._custom_op_handlers, **dict.fromkeys(_NAMES, _around_ring)}
+
+
+def _patches_of_ring(module: ModuleType) -> list[Patch]:
+    return [replaced_function(module, "_enable_cp_dtensor_dispatcher", _enable_ring, native_to="cuda")]
+
+
+def _patches_of_tensors(module: ModuleType) -> list[Patch]:
+    handlers: dict[Any, _Handler] = require(module.DTensor._op_dispatcher, "_custom_op_handlers")
+
+    def remove() -> None:
+        for op in _NAMES:
+            handlers.pop(op, None)
+
+    return [Callback(lambda: handlers.update(dict.fromkeys(_NAMES, _in_parts)), remove)]
+
+
+def patches() -> list[Patch]:
+    """Return the patches of both modules; none in a build without ``torch.distributed``."""
+    if not dist.is_available():
+        return []
+    return [WhenImported(_API, _patches_of_tensors), WhenImported(_RING, _patches_of_ring)]

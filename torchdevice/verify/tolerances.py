@@ -1,0 +1,138 @@
+"""Whether two results agree, within what torch.testing allows for their dtype."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch.testing import _comparison
+
+from torchdevice.foundation.torch_internals import require
+
+_tolerances = require(_comparison, "default_tolerances")
+
+ROUNDINGS = 16
+"""How many times the effect of one rounding of the inputs is allowed, where more than torch.testing's default is."""
+
+
+class Difference(NamedTuple):
+    """How a result differs from the reference.
+
+    Attributes:
+        kind: One of the kinds of a finding.
+        what: What differs, to be put after the name of the result.
+        error: The largest absolute error; None where that has no meaning.
+        allowed: The error that is allowed there.
+    """
+
+    kind: str
+    what: str
+    error: float | None = None
+    allowed: float | None = None
+
+
+def of_properties(actual: torch.Tensor, expected: torch.Tensor, *, wide: bool) -> Difference | None:
+    """Return how shape or dtype differ; a reference in float64 has the right kind of dtype only."""
+    if actual.shape != expected.shape:
+        return Difference("shape", f"has shape {tuple(actual.shape)} instead of {tuple(expected.shape)}")
+    if wide and _kind_of(actual.dtype) == _kind_of(expected.dtype) in (_FLOAT, _COMPLEX):
+        return None
+    if actual.dtype != expected.dtype:
+        return Difference("dtype", f"has dtype {_spelled(actual.dtype)} instead of {_spelled(expected.dtype)}")
+    return None
+
+
+_FLOAT, _COMPLEX = "float", "complex"
+
+
+def _kind_of(dtype: torch.dtype) -> object:
+    return _COMPLEX if dtype.is_complex else _FLOAT if dtype.is_floating_point else dtype
+
+
+def _spelled(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def of_values(actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor | None = None) -> Difference | None:
+    """Return how the values of two CPU tensors of one shape differ; None where they agree.
+
+    Args:
+        actual: The result.
+        expected: The reference, in the dtype of the result or in a more precise one.
+        more: The error of each element that is allowed in addition to torch.testing's default; None for none.
+    """
+    rounded = expected if expected.dtype == actual.dtype else expected.to(actual.dtype)
+    relative, absolute = _tolerances(actual.dtype)
+    if actual.dtype == torch.complex32:  # in which the CPU compares nothing
+        actual, rounded = actual.to(torch.complex64), rounded.to(torch.complex64)
+    if torch.equal(actual, rounded):
+        return None
+    one, other = _in_double(actual), _in_double(rounded)
+    error = (one - other).abs()
+    allowed = absolute + relative * other.abs() + (0 if more is None else more)
+    # Whole numbers are compared as such: float64 has not all of them.
+    agree = (actual == rounded) | (one.isnan() & other.isnan()) | ((error <= allowed) & (error > 0))
+    if bool(agree.all()):
+        return None
+    return _described(one, other, error, allowed, ~agree)
+
+
+def _in_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _described(
+    actual: torch.Tensor, expected: torch.Tensor, error: torch.Tensor, allowed: torch.Tensor, wrong: torch.Tensor
+) -> Difference:
+    """Return the difference, with the element whose error exceeds the most."""
+    excess = torch.where(wrong, torch.nan_to_num(error - allowed, nan=torch.inf), -torch.inf)
+    at = int(excess.reshape(-1).argmax()) if excess.numel() else 0
+    index = tuple(int(each) for each in torch.unravel_index(torch.tensor(at), excess.shape))
+    kind = "values"
+    if bool((actual.isnan() & ~expected.isnan()).any()):
+        kind = "NaN"
+    elif bool((actual.isinf() & ~expected.isinf()).any()):
+        kind = "inf"
+    of = f"{int(wrong.sum())} of {wrong.numel()} elements differ"
+    where = f" at {list(index)}" if index else ""
+    values = f"{actual[index].item()!r} instead of {expected[index].item()!r}"
+    largest, most = float(error[index]), float(allowed[index])
+    return Difference(kind, f"{of}, most{where}: {values}", largest, most)
+
+
+def named(difference: Difference, name: str) -> str:
+    """Return the sentence of a finding."""
+    return f"{name} {difference.what}" if difference.kind in ("shape", "dtype") else f"{name}: {difference.what}"
+
+
+def sensitivity(results: list[Any], reference: Any, terms: float | None) -> torch.Tensor:
+    """Return how far each element may be off by the roundings in a kernel.
+
+    Args:
+        results: The reference for inputs that were moved by up to one rounding each.
+        reference: The reference for the inputs themselves.
+        terms: From how many products or numbers an element is added up; a kernel that adds one after the other makes as
+            many roundings. None for an operator whose elements depend on one element of each input. An element of
+            others may be off as far as half of the elements are: one that the moves happen not to change is computed
+            from as many numbers.
+    """
+    exact = _in_double(reference)
+    moved = torch.stack([(_in_double(each) - exact).abs() for each in results])
+    most = torch.nan_to_num(moved, nan=0.0, posinf=0.0).amax(0)
+    if terms is None:
+        return ROUNDINGS * most
+    if most.numel():
+        most = most.clamp(min=float(most.median()))
+    return ROUNDINGS * math.sqrt(terms) * most
+
+
+def terms_of(inputs: list[torch.Tensor], result: torch.Tensor) -> float:
+    """Return from about how many numbers an element of a result is added up, by the numbers of elements.
+
+    A product of m x k and k x n has k terms, the sum of n elements n.
+    """
+    number = max(1, result.numel())
+    numbers = (each.numel() for each in inputs if each.dtype.is_floating_point or each.dtype.is_complex)
+    *_, other, largest = [1, 1, *sorted(numbers)]
+    return max(1.0, largest / number, math.sqrt(largest * other / number))
