@@ -27,7 +27,7 @@ from torchdevice.simulation.profiles import cpu_only_operators
 MADE_WITH = "2.13"
 """The release of torch whose database the file is made from. Other releases differ in single entries."""
 
-PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "cuda_dtypes.py"
+PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "refusals" / "cuda_dtypes.py"
 
 SAMPLES = 12
 

@@ -21,7 +21,7 @@ from make_cuda_dtypes import MADE_WITH, database, lacking, page
 
 from torchdevice.simulation.profiles import missing_operators
 
-PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "mps_dtypes.py"
+PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "refusals" / "mps_dtypes.py"
 
 LISTS = Path(torch.__file__).parent / "testing/_internal/common_mps.py"
 

@@ -26,7 +26,7 @@ import torchdevice
 from torchdevice import DeviceSpec, Prefetcher, ToDevice
 from torchdevice.cuda import streams
 from torchdevice.errors import FidelityError, WrongDeviceError
-from torchdevice.transfer import moves
+from torchdevice.transfer import batch_moves
 from torchdevice.transfer.batches import mapped
 
 
@@ -596,8 +596,8 @@ def test_the_host_waits_for_a_device_that_copies_in_parts(monkeypatch: pytest.Mo
     """MPS: its runtime says that an asynchronous copy may return partly copied data, with a scope and without one."""
     pinned = torch.ones(2)
     monkeypatch.setattr(pinned, "is_pinned", lambda: True)
-    assert moves.may_copy_alone(pinned, torch.device("cuda"))
-    assert not moves.may_copy_alone(pinned, torch.device("mps"))
+    assert batch_moves.may_copy_alone(pinned, torch.device("cuda"))
+    assert not batch_moves.may_copy_alone(pinned, torch.device("mps"))
 
 
 def test_memory_is_kept_until_the_copy_is_done(kept: list[tuple[int, Any]]) -> None:
@@ -608,7 +608,7 @@ def test_memory_is_kept_until_the_copy_is_done(kept: list[tuple[int, Any]]) -> N
 
 def test_whose_memory_is_known() -> None:
     def addresses(tensor: torch.Tensor) -> set[int]:
-        return {part.data_ptr() for part in moves.memory_of(tensor)}
+        return {part.data_ptr() for part in batch_moves.memory_of(tensor)}
 
     sparse = torch.eye(3).to_sparse().requires_grad_()
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)

@@ -4,7 +4,7 @@ They need no scope. They are written on torch's public functions, so a scope cha
 program's own ``.to(...)``.
 """
 
-from torchdevice.transfer.moves import ToDevice
+from torchdevice.transfer.batch_moves import ToDevice
 from torchdevice.transfer.prefetcher import Prefetcher
 from torchdevice.transfer.specification import DeviceSpec
 

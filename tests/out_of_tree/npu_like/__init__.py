@@ -13,32 +13,33 @@ from typing import Any
 
 import torch
 
-from torchdevice.simulation import enforcement
+from torchdevice.simulation import policy
 
 # The modules below read the name when they are imported.
-enforcement.KIND = "npu_like"
+policy.KIND = "npu_like"
 
 from torchdevice.devices.cpu import bytes_wanted  # noqa: E402
 from torchdevice.devices.module import ModuleRuntime  # noqa: E402
 from torchdevice.devices.registry import register_runtime  # noqa: E402
-from torchdevice.simulation import autocast, backend, guard, handwritten_kernels, kernels, random, resizing, sharing  # noqa: E402
+from torchdevice.simulation import backend, cast_lists, device_generators, device_guard, sharing, storage_resizing  # noqa: E402
+from torchdevice.simulation.kernels import cpu_kernels, handwritten_kernels  # noqa: E402
 
 
 class _Runtime(ModuleRuntime):
     """What differs from the convention: generators, for which torch asks a backend in C++ only, and no queue."""
 
     is_asynchronous = False
-    generator_type = random.Generator
+    generator_type = device_generators.Generator
     draws_on_cpu = True
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
-        return random.Generator(index) if cls is torch._C.Generator else random.own(cls, index)
+        return device_generators.Generator(index) if cls is torch._C.Generator else device_generators.own(cls, index)
 
     def clear_autocast_cache(self) -> None:
-        autocast.clear_cache()
+        cast_lists.clear_cache()
 
     def numbers_of(self, generator: torch.Generator) -> torch.Generator:
-        return random.numbers_of(generator)
+        return device_generators.numbers_of(generator)
 
 
 def _in_its_memory(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,33 +56,33 @@ def _in_its_memory(kernel: Callable[..., Any]) -> Callable[..., Any]:
             raise torch.npu_like.out_of_memory(wanted, torch.npu_like.memory_allocated()) from None
 
     # Tracebacks leave out frames of the package, as there are none of a backend in C++.
-    run.__code__ = run.__code__.replace(co_filename=kernels.__file__)
+    run.__code__ = run.__code__.replace(co_filename=cpu_kernels.__file__)
     return run
 
 
 def autoload() -> None:
     """Register the device with torch, unless it is registered already."""
-    if hasattr(torch, enforcement.KIND):
+    if hasattr(torch, policy.KIND):
         return
     from npu_like import device_module
 
-    enforcement.machine = lambda: None  # no scope is asked what the device refuses
-    enforcement.check_scope = lambda: None
-    enforcement.memory_limits = device_module.memory_limits
-    enforcement.error_of_mps = lambda wanted, allocated, *_: device_module.out_of_memory(wanted, allocated)
+    policy.machine = lambda: None  # no scope is asked what the device refuses
+    policy.check_scope = lambda: None
+    policy.memory_limits = device_module.memory_limits
+    policy.error_of_mps = lambda wanted, allocated, *_: device_module.out_of_memory(wanted, allocated)
     setup: Any = torch.utils.backend_registration._setup_privateuseone_for_python_backend
-    setup(enforcement.KIND, device_module, guard.Hooks(), guard.Guard())
+    setup(policy.KIND, device_module, device_guard.Hooks(), device_guard.Guard())
     backend._guard_storage()
-    resizing.register()
+    storage_resizing.register()
     sharing.register()
     _register_kernels()
-    register_runtime(_Runtime(enforcement.KIND))
+    register_runtime(_Runtime(policy.KIND))
 
 
 def _register_kernels() -> None:
-    special, make = handwritten_kernels.SPECIAL, kernels.kernel_of
+    special, make = handwritten_kernels.SPECIAL, cpu_kernels.kernel_of
     special.update({name: _in_its_memory(kernel) for name, kernel in special.items() if name.startswith("empty")})
-    kernels.kernel_of = lambda op: _in_its_memory(make(op))
+    cpu_kernels.kernel_of = lambda op: _in_its_memory(make(op))
     backend._register_kernels()
     registered.extend(backend._libraries)
     backend._libraries.clear()  # so that the simulated device sees that torch's place for a backend is taken

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from torchdevice.simulation import allocator, random
+from torchdevice.simulation import device_generators
+from torchdevice.simulation.allocator import storages
 
 TOTAL = 8 << 30
 """The bytes of the device's memory."""
 
-default_generators = (random.default_generator(0),)
+default_generators = (device_generators.default_generator(0),)
 
 _initialized = True
 """torch asks for it where it keeps random numbers for a checkpoint."""
@@ -214,7 +215,7 @@ def out_of_memory(wanted: int, allocated: int) -> Exception:
 
 
 def _figures(device: Any) -> Any:
-    return allocator.device(_ordinal(device)).figures()
+    return storages.device(_ordinal(device)).figures()
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -239,7 +240,7 @@ def max_memory_reserved(device: Any = None) -> int:
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Reset the peaks to the present figures."""
-    allocator.device(_ordinal(device)).reset_peak()
+    storages.device(_ordinal(device)).reset_peak()
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -255,7 +256,7 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
 
 def empty_cache() -> None:
     """Give memory that is not in use back to the device."""
-    allocator.device(0).empty_cache()
+    storages.device(0).empty_cache()
 
 
 def manual_seed(seed: int) -> None:
