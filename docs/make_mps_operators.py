@@ -80,7 +80,7 @@ class Mac:
         return _most(forward, ran), _most(backward, differentiated)
 
     def _counted(self, scope: Any, call: Callable[[], Any]) -> tuple[Any, set[str]]:
-        counted = scope.runtime.limits.fallbacks
+        counted = scope.runtime.fallbacks
         counted.clear()
         return call(), set(counted)
 

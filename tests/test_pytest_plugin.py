@@ -301,7 +301,7 @@ class TestFile:
 WORKERS = """
 import os
 import pytest, torch
-from torchdevice import thread_state
+from torchdevice.core import thread_state
 
 
 @pytest.mark.parametrize("number", range(4))

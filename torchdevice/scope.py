@@ -136,7 +136,7 @@ class Scope(AbstractContextManager["Scope"]):
         return self._context
 
     def _is_of_named_target(self, context: Context) -> bool:
-        return self.options.target is not None and context.machine is target_selection.machine_of(self.options)
+        return self.options.target is not None and context.simulated_by is target_selection.machine_of(self.options)
 
     def _join(self, context: Context, forced_cpu: bool) -> Joining:
         return Joining(self, context, forced_cpu)

@@ -79,8 +79,8 @@ def simulated_machine() -> Context | None:
     """Return the context of the simulated Mac that this thread is in, innermost first; None where it is in none."""
     for entry in reversed(thread_state.state.entries):
         context = entry.context
-        if context is not None and context.machine is not None:
-            return context.machine
+        if context is not None and context.simulated_by is not None:
+            return context.simulated_by
         if context is not None and context.runtime.location_tag == context.shown_as == MpsRuntime.device_type:
             return context
     return None

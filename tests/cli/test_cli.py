@@ -139,7 +139,7 @@ class TestRun:
         """Only the scope of the command is active, not one by ``TORCHDEVICE=1``."""
         program = """
             import torch
-            from torchdevice.thread_state import state
+            from torchdevice.core.thread_state import state
             print(torch.cuda.device_count(), len(state.entries))
         """
         environment = {"TORCHDEVICE": "1", "TORCHDEVICE_DEVICES": "2", "TORCHDEVICE_LOG": "ERROR"}

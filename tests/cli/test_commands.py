@@ -338,8 +338,8 @@ class TestDoctor:
             start = time.process_time()
             import torch
             imported = time.process_time()
-            from torchdevice.cli import examinations
-            examinations.examine(None)
+            from torchdevice.cli import diagnostics
+            diagnostics.examine(None)
             print((time.process_time() - imported) / (imported - start))
         """
         ratios = [float(run_python("-c", program).stdout) for _ in range(3)]

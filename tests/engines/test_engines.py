@@ -373,7 +373,7 @@ class TestDevice:
             pytest.skip("a sub-interpreter of Python 3.12 cannot import ctypes, nor the module that refuses it")
         interpreters = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
         kind = "'legacy'" if sys.version_info >= (3, 13) else ""  # in which extension modules can be imported
-        inside = "from torchdevice.engines import replace_new; print(replace_new.refusal(), flush=True)"
+        inside = "from torchdevice.lowlevel import replace_new; print(replace_new.refusal(), flush=True)"
         program = f"""
             import {interpreters} as interpreters
             {inside}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_the_documented_example(tmp_path: Path) -> None:
     assert result.returncode == 0 and "CSAN" not in result.stderr, result.stderr
 
 
-FOLDERS = f"{TESTS / 'simulation/observe'}:{TESTS.parent}"
+FOLDERS = os.pathsep.join(map(str, (TESTS, TESTS / "simulation/observe", TESTS.parent)))
 
 KINDS = """
 import contextlib, io, sys

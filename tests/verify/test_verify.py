@@ -23,7 +23,7 @@ import tiny_models
 import torch
 from conftest import run_program
 from faults import FAULTS, Fault, planted, planted_in_cpu
-from places import ROOT
+from places import ROOT, TESTS
 from sweeping import shuffled
 from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
@@ -636,7 +636,9 @@ if __name__ == "__main__":
 
 
 def test_a_run_says_what_all_its_processes_found(tmp_path: Path) -> None:
-    ran = run_program(tmp_path, PROGRAM, options=["--target", "simulated:mps", "--verify=found.json"])
+    ran = run_program(
+        tmp_path, PROGRAM, options=["--target", "simulated:mps", "--verify=found.json"], PYTHONPATH=str(TESTS)
+    )
     assert ran.returncode == 0, ran.stderr
     assert "program.py:12: DivergenceWarning: aten::sub.Tensor: the result: 3 of 3 elements differ" in ran.stderr
     assert "torchdevice: verified 12 calls of 3 operators: 1 finding" in ran.stderr

@@ -57,7 +57,7 @@ def selftest(target: str | None, *, as_json: bool) -> int:
     """Run all checks and experiments, show them, and return the status: 1 where a check failed."""
     found = target_selection.resolve(_options.chosen({"target": target}))[0]
     results = list(run(target))
-    is_mac = isinstance(found, MpsRuntime) and found.machine is None
+    is_mac = isinstance(found, MpsRuntime) and found.simulated_by is None
     answers = dict(mps_probes.decide()) if is_mac else {}
     failed = [result for result in results if result.error]
     if as_json:

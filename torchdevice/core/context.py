@@ -84,7 +84,10 @@ class Context:
     Attributes:
         device_type: The target's device type, as torch itself reports it.
         family: The device type whose names in torch are the target's own, such as ``torch.mps``.
-        machine: The context that answers for these names, on a machine that is simulated; None where torch itself does.
+        asks: Whether each kernel of a simulated device must ask ``policy`` before it runs.
+        machine: The devices that a scope on simulated devices works on, see ``simulation/machine.py``; else None.
+        policy: What the kernels of simulated devices have to ask, see ``simulation/policy.py``; else None.
+        simulated_by: The context that answers for these names, on a simulated machine; None where torch itself does.
         is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
         unsupported_dtypes: Dtypes that the target cannot hold.
         keeps_doubles: Whether tensors in those dtypes are kept on the CPU.
@@ -119,7 +122,10 @@ class Context:
         self.journal = journal
         self.device_type = runtime.device_type
         self.family = runtime.family
-        self.machine: Context | None = runtime.machine
+        self.asks = False
+        self.machine: Any = None
+        self.policy: Any = None
+        self.simulated_by: Context | None = runtime.simulated_by
         self.is_native = runtime.family == options.written_for
         self.shown_as = options.written_for if options.identity == "program" else runtime.shown_as
         self.unsupported_dtypes = runtime.unsupported_dtypes

@@ -64,7 +64,7 @@ def per_context(
     def function(*args: Any, **kwargs: Any) -> Any:
         context = _state.context
         if context is not None and context.family == native_to:
-            context = context.machine
+            context = context.simulated_by
         if context is None:
             return original(*args, **kwargs)
         return replacement(context, original, *args, **kwargs)
@@ -328,7 +328,7 @@ class _GuardedName:
                 raise self._absent(module)
             if found is not TORCHS_OWN:
                 return found
-            context = context.machine
+            context = context.simulated_by
         try:
             return vars(module)[self._name]
         except KeyError:
@@ -355,7 +355,7 @@ class _GuardedName:
         """Return the context that answers for the name; None where torch does."""
         context = _state.context
         while context is not None and self._value(context) is TORCHS_OWN:
-            context = context.machine
+            context = context.simulated_by
         return context
 
     def _is_what_was_there(self, module: ModuleType, context: Any, new: Any) -> bool:

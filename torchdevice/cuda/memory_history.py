@@ -207,7 +207,7 @@ def record_memory_history(
         def ran_out(device: int, size: int, total: int, free: int) -> None:
             history.out_of_memory(active.device(device).index or 0, size, free)
 
-        unwatch = active.runtime.watch_allocations(history)
+        unwatch = active.runtime.watch_allocations(history, active)
 
         def stop() -> None:
             unwatch()

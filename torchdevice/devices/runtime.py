@@ -78,7 +78,7 @@ class Runtime:
 
     Attributes:
         device_type: The device type, as torch itself reports it in ``torch.device.type``.
-        machine: The context of the simulated machine that the device belongs to; None for a device of this machine.
+        simulated_by: The context of the simulated machine that the device belongs to; None for one of this machine.
         shown_as: The device type that tensors say they are on; None for ``device_type``.
         unsupported_dtypes: Dtypes the device cannot hold.
         pins_memory: Whether torch can allocate page-locked memory for this device.
@@ -118,7 +118,7 @@ class Runtime:
     """
 
     device_type: str
-    machine: Any = None
+    simulated_by: Any = None
     shown_as: str | None = None
     unsupported_dtypes: frozenset[torch.dtype] = frozenset()
     pins_memory = False
@@ -272,8 +272,8 @@ class Runtime:
             for block in sorted(self.blocks(index))
         ]
 
-    def watch_allocations(self, observer: Observer) -> Callable[[], None]:
-        """Call an observer for each allocation from now on.
+    def watch_allocations(self, observer: Observer, context: Any) -> Callable[[], None]:
+        """Call an observer for each allocation of a context from now on.
 
         The base class watches the operators of this thread.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.simulation import policy
+from torchdevice.simulation import machine, policy
 
 Drawing = Callable[[Callable[..., Any], int, list[Any], dict[str, Any]], Any]
 
@@ -223,14 +223,12 @@ def _drew(generator: torch.Generator) -> None:
     _offsets[generator._cdata] = _offsets.get(generator._cdata, 0) + _PER_KERNEL
 
 
-_defaults: dict[int, Generator] = {}
-
-
 def default_generator(index: int) -> Generator:
     """Return the generator that the device's operators draw from when the program passes none."""
-    found = _defaults.get(index)
+    generators = machine.current().generators
+    found: Generator | None = generators.get(index)
     if found is None:
-        found = _defaults.setdefault(index, Generator(index))
+        found = generators.setdefault(index, Generator(index))
         found.manual_seed(torch.default_generator.initial_seed())
     return found
 

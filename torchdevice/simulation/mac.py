@@ -58,14 +58,14 @@ class MacRuntime(MpsRuntime):
         backend.register()  # before the kernels of a scope, which stand in front of its own
 
     @property
-    def machine(self) -> Context:  # type: ignore[override]
+    def simulated_by(self) -> Context:  # type: ignore[override]
         found = self._machine()
         assert found is not None, "a context keeps its machine"
         return found
 
     @property
     def _simulated(self) -> SimulatedRuntime:
-        runtime: Any = self.machine.runtime
+        runtime: Any = self.simulated_by.runtime
         return runtime
 
     @property

@@ -1,18 +1,18 @@
-"""What the active scope refuses: memory beyond a limit, and dtypes and operators that the profile's device lacks.
+"""What the kernels of a scope ask before they run: who looks at them, and what the profile's device lacks.
 
-Kernels are registered for the whole process, and the thread's scope decides what they refuse. ``watching`` is the
-number of entries that refuse anything: while it is 0, a kernel does no more than read it.
+Kernels are registered for the whole process, and the policy of the thread's context decides what they ask.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
+import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
@@ -29,10 +29,6 @@ KIND = "simulated"
 """The name of the device type."""
 
 
-watching = 0
-_watchers: set[object] = set()
-
-
 class _Thread(threading.local):
     lifted = False
     holds_doubles = False
@@ -41,28 +37,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-
-
-def watch(watcher: object) -> None:
-    """Count a watcher, for whom kernels ask whether they must refuse. May be called again."""
-    _watchers.add(watcher)
-    _count_watchers()
-
-
-def unwatch(watcher: object) -> None:
-    """Count a watcher no more. May be called again."""
-    _watchers.discard(watcher)
-    _count_watchers()
-
-
-def _count_watchers() -> None:
-    global watching
-    watching = len(_watchers)
-
-
-def watch_from_now_on() -> None:
-    """Let kernels ask whether they must refuse for the rest of the process."""
-    watch("for good")
 
 
 @block
@@ -85,42 +59,124 @@ def holding_doubles() -> Iterator[None]:
         _thread.holds_doubles = before
 
 
-class Limits(NamedTuple):
-    """What the devices of one runtime refuse.
+class Policy:
+    """What the kernels of one context ask before they run, resolved when the context is entered.
+
+    ``context.asks`` says whether they ask anything. A kernel of a context that asks nothing does no more than read it.
+
+    Args:
+        context: The context.
+        runtime: The simulated devices: the context's target, or the machine around it.
 
     Attributes:
         profile: The kind of device that is simulated.
-        memory: The memory of each device in bytes, or None for no limit.
-        fallbacks: Operators that the profile's device lacks and that ran on the CPU: name -> number of calls.
+        recorders: What looks at the kernels, the innermost first: each has ``run(op, kernel, args, kwargs)``.
     """
 
-    profile: Profile
-    memory: int | None
-    fallbacks: Counter[str]
+    def __init__(self, context: Context, runtime: Any):
+        self.profile: Profile = runtime.profile
+        self.memory: int | None = runtime.memory_limit
+        self.recorders: list[Any] = []
+        self._context = weakref.proxy(context)
+
+    def settle(self) -> None:
+        """Find out anew whether kernels must ask."""
+        context = self._context
+        lost = context.machine.lost is not None or context.is_in_bad_fork
+        context.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Raise the real device's TypeError if the profile does not support the dtype."""
+        if dtype in self.profile.unsupported_dtypes and not (_thread.lifted or _thread.holds_doubles):
+            raise TypeError(self.profile.dtype_message(dtype))
+
+    def recorder(self) -> Sequence[Any]:
+        """Return what looks at a kernel that is called now; nothing in a kernel that is being looked at."""
+        return () if _thread.recorded else self.recorders
+
+    def falls_back(self, op: Any) -> bool:
+        """Return whether an operator is to be run by :meth:`run`: somebody looks, or the device lacks it.
+
+        Raises:
+            NotImplementedError: The device lacks the operator, and the variable is ``0``, the scope is strict, the
+                profile allows no fallback, or the program is written for the device, where this package does nothing.
+            torch.AcceleratorError: The device is lost.
+        """
+        check_alive()
+        return bool(self.recorder()) or self._missing(op) is not None
+
+    def _missing(self, op: Any) -> str | None:
+        """Return the operator's name if it is one that the device lacks, and that runs on the CPU."""
+        missing = None if _thread.lifted or _thread.falling_back else self.profile.missing(op)
+        if missing is None:
+            return None
+        context = _simulating(self._context)
+        native = context.options.written_for == self.profile.accelerator
+        asked = os.environ.get(missing_operators.VARIABLE, "0" if native else "")
+        if self.profile.refuses or context.options.strict or asked == "0":
+            context.note(missing, "NotImplementedError", Fidelity.UNSUPPORTED)
+            raise NotImplementedError(self.profile.missing_message(missing))
+        return missing
+
+    def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator while somebody looks at it, or one that the profile's device lacks.
+
+        The latter runs on the CPU by :mod:`torchdevice.fallback.missing_operators` as on a Mac, or by the real device's
+        own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It is counted, with its time and bytes.
+        """
+        looking = self.recorder()
+        if looking:
+            return _record(looking, op, kernel, args, kwargs)
+        context, missing = thread_state.state.context, self.profile.missing(op)
+        assert context is not None and missing is not None
+        context.machine.fallbacks[missing] += 1
+        _thread.falling_back = True
+        try:
+            if missing_operators.VARIABLE in os.environ:  # the real device's own fallback
+                return counted(context, missing, lambda: kernel(*args, **kwargs), (args, kwargs))
+            return missing_operators.run_on_cpu(context, missing, op, args, kwargs)
+        finally:
+            _thread.falling_back = False
 
 
-def machine() -> Context | None:
-    """Return the context of this thread's simulated machine; None outside scopes on the device.
-
-    It is that of the scope, or that of the machine around it, where the scope's device is one of a simulated machine.
-    """
+def asking() -> Policy | None:
+    """Return the policy of this thread's scope if its kernels must ask anything."""
     context = thread_state.state.context
-    if context is None or context.device_type != KIND:
-        return None
-    return context.machine or context
+    return context.policy if context is not None and context.asks else None
 
 
-def _limits() -> Limits | None:
-    """Return the limits of this thread's scope; None outside scopes on the device, and inside :func:`lifted`."""
-    context = machine()
-    return None if context is None or _thread.lifted else context.runtime.limits
+def looked_at(op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
+    """Run a kernel under the recorders of this thread's scope, if there are any.
+
+    Raises:
+        torch.AcceleratorError: The devices are lost, and the call is given tensors on them.
+    """
+    policy = asking()
+    if policy is None:
+        return kernel(*args, **kwargs)
+    given = (each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
+    if any(each.get_device() >= 0 for each in given):  # a kernel that makes new tensors checks that by itself
+        check_alive()
+    looking = policy.recorder()
+    return _record(looking, op, kernel, args, kwargs) if looking else kernel(*args, **kwargs)
+
+
+def _simulating(context: Context) -> Context:
+    """Return the context of the simulated machine: the one around a context whose target is a device of that."""
+    return context.simulated_by or context
+
+
+def _active() -> Context | None:
+    """Return the context whose devices refuse calls of this thread: none outside scopes, and inside :func:`lifted`."""
+    context = thread_state.state.context
+    return None if context is None or context.policy is None or _thread.lifted else context
 
 
 def _after_fork() -> None:
     """Look at every call in a child process that cannot use the device of its parent."""
     context = thread_state.state.context
-    if context is not None and context.device_type == KIND and context.is_in_bad_fork:
-        watch(context)
+    if context is not None and context.policy is not None:
+        context.policy.settle()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -129,8 +185,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 def stands_for_cuda() -> bool:
     """Return whether the device of this thread's scope refuses what CUDA refuses."""
-    limits = _limits()
-    return limits is not None and limits.profile.stands_for_cuda
+    context = _active()
+    return context is not None and context.policy.profile.stands_for_cuda
 
 
 def capability() -> tuple[int, int] | None:
@@ -141,26 +197,17 @@ def capability() -> tuple[int, int] | None:
 
 def stands_for_mps() -> bool:
     """Return whether the kernels of this thread's scope refuse what those of MPS refuse."""
-    limits = _limits()
-    return limits is not None and "MPS" in limits.profile.backends and not _thread.falling_back
-
-
-_lost: dict[Context, tuple[tuple[str, str], str]] = {}
-"""The contexts whose devices CUDA could not use any more -> the kind of CUDA's error, and what happened."""
+    context = _active()
+    return context is not None and "MPS" in context.policy.profile.backends and not _thread.falling_back
 
 
 def lose(why: str, kind: tuple[str, str] = DEVICE_ASSERT) -> None:
-    """Let every later call on the devices of this thread's scope fail, as after an error of a kernel of CUDA's."""
+    """Let every later call on the machine of this thread's scope fail, as after an error of a kernel of CUDA's."""
     context = thread_state.state.context
     assert context is not None
-    _lost[context] = kind, why
-    watch(context)
-
-
-def find(context: Context) -> None:
-    """Give a context its devices back, when nobody is in its scope any more. May be called again."""
-    _lost.pop(context, None)
-    unwatch(context)
+    context.machine.lost = kind, why
+    for each in context.machine.contexts:
+        each.policy.settle()
 
 
 def check_alive() -> None:
@@ -170,10 +217,10 @@ def check_alive() -> None:
         torch.AcceleratorError: They are.
     """
     context = thread_state.state.context
-    if context is None or context.device_type != KIND:
+    if context is None or context.machine is None:
         return
-    if context in _lost:
-        kind, why = _lost[context]
+    if context.machine.lost is not None:
+        kind, why = context.machine.lost
         raise cuda_error(kind, f"An earlier call failed, and CUDA runs nothing after that. {why}")
     if context.is_in_bad_fork:
         raise cuda_error(INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'.")
@@ -187,7 +234,7 @@ def check_scope() -> None:
     state = thread_state.state
     if state.context is not None and state.context.device_type == KIND:
         state.context.initialize()
-        if watching:
+        if state.context.asks:
             check_alive()
         return
     away = state.context is None and not state.compiling
@@ -205,30 +252,22 @@ def spelled(index: int) -> str:
     return f"{shown_as or KIND}:{index}"
 
 
-def check_dtype(dtype: torch.dtype) -> None:
-    """Raise the real device's TypeError if the profile does not support the dtype."""
-    limits = _limits()
-    if limits is not None and dtype in limits.profile.unsupported_dtypes and not _thread.holds_doubles:
-        raise TypeError(limits.profile.dtype_message(dtype))
-
-
 def memory_limits(index: int) -> tuple[int | None, int | None]:
     """Return the bytes of a device's memory, and those that the program allows itself; None for no limit."""
-    limits = _limits()
-    if limits is None:
+    inner = _active()
+    if inner is None:
         return None, None
-    context = machine()
-    assert context is not None
+    context = _simulating(inner)
     fraction = context.settings.get((MEMORY_FRACTION, index))
     total = context.runtime.total_memory(index)
     if fraction is not None:
         return total, int(total * fraction)
-    return (total if _errs_as_mps(context) else limits.memory), None
+    return (total if _errs_as_mps(context) else inner.policy.memory), None
 
 
 def _errs_as_mps(context: Context) -> bool:
     """Return whether a program sees the errors of MPS's allocator: it was written for MPS, and runs on its profile."""
-    return context.options.written_for == context.runtime.limits.profile.accelerator and stands_for_mps()
+    return context.options.written_for == context.runtime.profile.accelerator and stands_for_mps()
 
 
 def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> RuntimeError | None:
@@ -240,8 +279,8 @@ def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> Runti
         total: The bytes of the device's memory.
         allowed: Those that the program may use.
     """
-    context = machine()
-    if context is None or not _errs_as_mps(context):
+    inner = _active()
+    if inner is None or not _errs_as_mps(_simulating(inner)):
         return None
     if wanted > total:
         return RuntimeError(f"Invalid buffer size: {written(wanted)}")
@@ -254,24 +293,11 @@ def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> Runti
 
 def provides(op: Any) -> bool:
     """Return whether the active scope's device has an operator."""
-    limits = _limits()
-    return limits is None or limits.profile.missing(op) is None
+    context = _active()
+    return context is None or context.policy.profile.missing(op) is None
 
 
-recorders: dict[Context, Sequence[Any]] = {}
-"""What looks at the kernels of a context, the innermost first: each has ``run(op, kernel, args, kwargs)``."""
-
-
-def recorder() -> Sequence[Any] | None:
-    """Return what looks at the kernels of this thread's scope; None in a kernel that is being looked at."""
-    context = thread_state.state.context
-    found: Sequence[Any] | None = None
-    if context is not None and recorders and not _thread.recorded:
-        found = recorders.get(context)
-    return found
-
-
-def record(looking: Sequence[Any], op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
+def _record(looking: Sequence[Any], op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
     """Run a kernel under recorders. Kernels that it calls belong to it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -288,55 +314,3 @@ def record(looking: Sequence[Any], op: Any, kernel: Any, args: Any, kwargs: Any)
 
 def _under(recorder: Any, op: Any, run: Any) -> Any:
     return lambda *args, **kwargs: recorder.run(op, run, args, kwargs)
-
-
-def falls_back(op: Any) -> bool:
-    """Return whether an operator is to be run by :func:`run_fallback`: somebody looks, or the device lacks it.
-
-    It runs on the CPU then, by :mod:`torchdevice.fallback.missing_operators` as on a Mac, or by the real device's own
-    fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that.
-
-    Raises:
-        NotImplementedError: The device lacks the operator, and the variable is ``0``, the scope is strict, the profile
-            allows no fallback, or the program is written for the device, where this package does nothing.
-        torch.AcceleratorError: The device is lost.
-    """
-    check_alive()
-    if recorder() is not None:
-        return True
-    limits = _limits()
-    if limits is None or _thread.falling_back:
-        return False
-    missing = limits.profile.missing(op)
-    if missing is None:
-        return False
-    context = machine()
-    assert context is not None
-    native = context.options.written_for == limits.profile.accelerator
-    asked = os.environ.get(missing_operators.VARIABLE, "0" if native else "")
-    if limits.profile.refuses or context.options.strict or asked == "0":
-        context.note(missing, "NotImplementedError", Fidelity.UNSUPPORTED)
-        raise NotImplementedError(limits.profile.missing_message(missing))
-    return True
-
-
-def run_fallback(op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operator while somebody looks at it, or one that the profile's device lacks.
-
-    The latter is counted, with its time and the bytes it reads and writes.
-    """
-    looking = recorder()
-    if looking is not None:
-        return record(looking, op, kernel, args, kwargs)
-    limits, context = _limits(), thread_state.state.context
-    assert limits is not None and context is not None
-    missing = limits.profile.missing(op)
-    assert missing is not None
-    limits.fallbacks[missing] += 1
-    _thread.falling_back = True
-    try:
-        if missing_operators.VARIABLE in os.environ:  # the real device's own fallback
-            return counted(context, missing, lambda: kernel(*args, **kwargs), (args, kwargs))
-        return missing_operators.run_on_cpu(context, missing, op, args, kwargs)
-    finally:
-        _thread.falling_back = False

@@ -27,12 +27,12 @@ from torchdevice.simulation import (
     device_generators,
     device_guard,
     inductor,
+    machine,
     policy,
     signals,
     simulated_rewriters,
 )
 from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
-from torchdevice.simulation.kernels import handwritten_kernels
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
 from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
 from torchdevice.simulation.profiles import Profile
@@ -68,9 +68,6 @@ class SimulatedRuntime(Runtime):
     Attributes:
         profile: The kind of device that is simulated.
         memory_limit: The memory of each device in bytes, or None for no limit.
-        fallbacks: Operators that the profile's device lacks and that ran on the CPU: name -> number of calls.
-        copies: Copies between devices in this process: (source, destination) -> number.
-        copied_bytes: Copies between devices in this process: (source, destination) -> bytes.
     """
 
     device_type = policy.KIND
@@ -91,10 +88,6 @@ class SimulatedRuntime(Runtime):
         self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
         self.kernels_refuse = profile.accelerator == "mps"
         self.refusing_key = "PrivateUse1" if self.kernels_refuse else None
-        self.fallbacks: Counter[str] = Counter()
-        self.copies = handwritten_kernels.copies
-        self.copied_bytes = handwritten_kernels.copied_bytes
-        self.limits = policy.Limits(profile, memory_limit, self.fallbacks)
         self._count = count
 
     @property
@@ -131,21 +124,18 @@ class SimulatedRuntime(Runtime):
         _settle_multithreading()
         device_guard.renew()
         signals.settle(in_a_scope=True)
-        options = entry.context.options
-        if self._refuses_anything() or options.races or options.asynchronous or options.compute:
-            policy.watch(entry)
-        if entry.context not in policy.recorders:
-            _begin(entry.context)
-        stream_uses.begin(entry.context, is_nested=any(each.context is not entry.context for each in _thread.entries))
-        sanitizer.begin(entry.context)
+        context = entry.context
+        if context.policy is None:
+            machine.enter(context)
+            context.policy = policy.Policy(context, self)
+            _begin(context)
+        context.policy.settle()
+        sanitizer.begin(context)
 
     def leave_thread(self, entry: Any) -> None:
-        policy.unwatch(entry)
         if not entry.context.entries:
-            policy.find(entry.context)
             _end(entry.context)
             sanitizer.end(entry.context)
-            stream_uses.end(entry.context)
             cast_lists.clear_cache()
         _thread.entries.discard(entry)
         _settle_multithreading()
@@ -160,9 +150,6 @@ class SimulatedRuntime(Runtime):
         if not _thread.entries:
             _set_multithreading(_thread.multithreading)
 
-    def _refuses_anything(self) -> bool:
-        return self.memory_limit is not None or bool(self.profile.lacks_anything)
-
     def is_available(self) -> bool:
         return True
 
@@ -176,7 +163,6 @@ class SimulatedRuntime(Runtime):
     def _limit_all(self, fraction: float) -> None:
         context = thread_state.state.context
         if fraction < 1 and context is not None:
-            policy.watch_from_now_on()
             context.settings.update({(MEMORY_FRACTION, index): fraction for index in range(self._count)})
 
     def synchronize(self, index: int) -> None:
@@ -185,6 +171,21 @@ class SimulatedRuntime(Runtime):
     def mark(self, index: int, *, timing: bool) -> Mark:
         policy.check_alive()
         return super().mark(index, timing=timing)
+
+    @property
+    def copies(self) -> Counter[tuple[str, str]]:
+        """Copies between devices of the thread's machine: (source, destination) -> number."""
+        return machine.current().copies
+
+    @property
+    def copied_bytes(self) -> Counter[tuple[str, str]]:
+        """Copies between devices of the thread's machine: (source, destination) -> bytes."""
+        return machine.current().copied_bytes
+
+    @property
+    def fallbacks(self) -> Counter[str]:
+        """Operators that the profile's device lacks and that ran on the CPU: name -> number of calls."""
+        return machine.current().fallbacks
 
     def device_count(self) -> int:
         return self._count
@@ -211,14 +212,14 @@ class SimulatedRuntime(Runtime):
         storages.device(index).reset_accumulated()
 
     def blocks(self, index: int) -> list[Block]:
-        return [storages.shown(index, *each) for each in storages.blocks(index).items()]
+        return [storages.shown(index, *each) for each in storages.blocks(storages.device(index)).items()]
 
     def segments(self, index: int) -> list[Segment]:
-        return storages.device(index).segments(storages.blocks(index))
+        device = storages.device(index)
+        return device.segments(storages.blocks(device))
 
-    def watch_allocations(self, observer: Observer) -> Callable[[], None]:
-        storages.observe(observer)
-        return functools.partial(storages.forget, observer)
+    def watch_allocations(self, observer: Observer, context: Any) -> Callable[[], None]:
+        return storages.observe(observer, context.machine)
 
     def watch_host_waits(self, context: Any) -> None:
         host_waits.begin(context)
@@ -227,7 +228,6 @@ class SimulatedRuntime(Runtime):
         storages.device(index).reset_peak()
 
     def limit_memory(self, index: int, fraction: float | None) -> bool:
-        policy.watch_from_now_on()
         return True
 
     def empty_cache(self) -> None:
@@ -294,6 +294,7 @@ class SimulatedRuntime(Runtime):
 
 def _begin(context: Context) -> None:
     """Follow the order of a context's work, as far as its options ask for that."""
+    context.stream_observers.append(stream_uses.StreamUses())
     found: list[Any] = []
     if context.options.compute == "meta":
         found.append(meta_kernels.WithoutValues())
@@ -301,23 +302,26 @@ def _begin(context: Context) -> None:
         found.append(async_copies.InFlight(context))
     if context.options.races:
         found.append(races.Races(context))
-        storages.observe(found[-1])
-    if found:
-        context.stream_observers.extend(found)
-        policy.recorders[context] = found
+        context.machine.observers.append(found[-1])
+    context.stream_observers.extend(found)
+    context.policy.recorders.extend(found)
 
 
 def _end(context: Context) -> None:
     """Follow the order no more. May be called again."""
-    host_waits.end(context)
-    for each in policy.recorders.pop(context, ()):
-        if isinstance(each, host_waits.HostWaits):
-            continue
-        context.stream_observers.remove(each)
+    context.asks = False
+    followers = (stream_uses.StreamUses, *_FOLLOWERS)
+    for each in [each for each in context.stream_observers if isinstance(each, followers)]:
         if isinstance(each, async_copies.InFlight):
             each.land()
-        else:
-            storages.forget(each)
+        if context.machine is not None:
+            storages.forget(each, context.machine)
+        context.stream_observers.remove(each)
+    context.policy = None
+    machine.leave(context)
+
+
+_FOLLOWERS = (meta_kernels.WithoutValues, async_copies.InFlight, races.Races)
 
 
 def _settle_multithreading() -> None:

@@ -82,7 +82,7 @@ def begin(context: Context) -> None:
         return
     trace = Trace()
     context.stream_observers.append(trace)
-    context.settings[Trace] = context.runtime.watch_allocations(trace)
+    context.settings[Trace] = context.runtime.watch_allocations(trace, context)
     context.runtime.watch_host_waits(context)
 
 

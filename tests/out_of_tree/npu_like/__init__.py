@@ -66,7 +66,6 @@ def autoload() -> None:
         return
     from npu_like import device_module
 
-    policy.machine = lambda: None  # no scope is asked what the device refuses
     policy.check_scope = lambda: None
     policy.memory_limits = device_module.memory_limits
     policy.error_of_mps = lambda wanted, allocated, *_: device_module.out_of_memory(wanted, allocated)

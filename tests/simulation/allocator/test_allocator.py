@@ -22,7 +22,7 @@ import torchdevice
 from torchdevice.devices.allocation_events import Block as AllocatedBlock
 from torchdevice.devices.allocation_events import Segment
 from torchdevice.devices.runtime import Stat
-from torchdevice.simulation import policy
+from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings, parsed
 from torchdevice.simulation.allocator.caching_allocator import Device
@@ -477,7 +477,7 @@ def test_a_device_is_counted_once() -> None:
 
 
 def addresses(index: int) -> set[int]:
-    return set(storages.blocks(index).values())
+    return set(storages.blocks(storages.device(index)).values())
 
 
 def test_the_first_tensor_of_a_device() -> None:
@@ -504,13 +504,17 @@ def test_a_block_is_listed_until_its_last_tensor_ends() -> None:
 def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
     with torchdevice.simulate("cuda"):
         tensor = torch.ones(3, device="cuda")
-        before, allocated, owners = addresses(0), torch.cuda.memory_allocated(), len(storages.owners_of(0))
+        before, allocated, owners = (
+            addresses(0),
+            torch.cuda.memory_allocated(),
+            len(storages.owners_of(storages.device(0))),
+        )
         tensor.untyped_storage().resize_(0)
         assert addresses(0) < before and torch.cuda.memory_allocated() == allocated - 512
         assert tensor.untyped_storage().data_ptr() == 0
         tensor.untyped_storage().resize_(12)
         assert len(addresses(0)) == len(before) and torch.cuda.memory_allocated() == allocated
-        assert len(storages.owners_of(0)) == owners
+        assert len(storages.owners_of(storages.device(0))) == owners
         del tensor
         assert len(addresses(0)) == len(before) - 1 and torch.cuda.memory_allocated() == allocated - 512
 
@@ -653,8 +657,8 @@ def test_memory_belongs_to_the_current_stream_and_outside_of_scopes_to_the_defau
         with torch.cuda.stream(side):
             tensors.append(torch.ones(3, device="cuda"))
     tensors.append(tensors[0] + 1)
-    streams = {address: block.pool.stream for block, address in storages.blocks(0).items()}
-    assert [streams[each.data_ptr()] for each in tensors] == [0, side.stream_id, 0]
+    owners = [storages.owner_of(each.untyped_storage()) for each in tensors]
+    assert [owner and owner.block and owner.block.pool.stream for owner in owners] == [0, side.stream_id, 0]
 
 
 class Told:
@@ -678,18 +682,18 @@ def test_an_observer_is_told_of_every_block_that_has_memory() -> None:
     with torchdevice.simulate("cuda"):
         ended = torch.ones(3, device="cuda")
         del ended
-        storages.observe(told)
+        here = machine.current()
+        forget = storages.observe(told, here)
         try:
             tensor, nothing = torch.ones(3, device="cuda"), torch.ones(0, device="cuda")
             address, other = tensor.data_ptr(), Told()
             nothing = torch.ones(3, device="cuda")
             emptied = nothing.data_ptr()
             nothing.untyped_storage().resize_(0)
-            storages.observe(other)
-            storages.forget(other)
+            storages.observe(other, here)()
             del tensor, nothing
         finally:
-            storages.forget(told)
+            forget()
         assert other.said == []
         torch.ones(3, device="cuda")
     said = [each for each in told.said if each[0] in ("allocated", "freed")]
@@ -714,14 +718,14 @@ def test_an_interrupt_comes_while_a_tensor_is_made(
         with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
             if function is None:
                 patch.setattr(told, "allocated", interrupted)
-                patch.setattr(storages, "observers", [told])
+                patch.setattr(storages.device(0), "observers", [told])
             else:
                 patch.setattr(storages, function, interrupted)
             try:
                 torch.empty(5, device="cuda")
             except KeyboardInterrupt as error:  # which keeps the tensor
                 more = [torch.ones(5, device="cuda") for _ in range(2)] if function is None else []
-                in_use = [block.size for block in storages.blocks(0)]
+                in_use = [block.size for block in storages.blocks(storages.device(0))]
                 assert torch.cuda.memory_allocated() == sum(in_use)
                 assert len(set(addresses(0))) == len(in_use) and error.__traceback__ is not None
                 del more
@@ -868,17 +872,21 @@ def test_an_interrupt_comes_while_somebody_is_told_of_a_segment(text: str, at: i
     class Interrupt(BaseException):
         pass
 
-    device, held, told = Device(0), [], []
+    held: list[Any] = []
+    told: list[str] = []
 
-    def tell(*event: Any) -> None:
-        told.append(event)
-        if len(told) == at:
-            device.freed.extend(held[:1])  # a storage ends just then
-            del held[:1]
-            raise Interrupt
+    class Telling(Told):
+        def segment_changed(self, action: str, segment: AllocatedBlock, stream: int) -> None:
+            told.append(action)
+            if len(told) == at:
+                device.freed.extend(held[:1])  # a storage ends just then
+                del held[:1]
+                raise Interrupt
 
+    observers = [Telling()]
+    device = Device(0, observers=observers)
     device.configure(parsed(text))
-    device.live, device.tell = (lambda: list(held)), tell
+    device.live = lambda device: list(held)
     for size in (1, 3 * MIB, 30 * MIB, 50 * MIB):
         with contextlib.suppress(Interrupt):
             held.append(device.allocate(size))
@@ -888,7 +896,7 @@ def test_an_interrupt_comes_while_somebody_is_told_of_a_segment(text: str, at: i
     device.host_waited()
     assert_consistent(device, held)
     assert len(told) >= at or "expandable" in text, "each size has a segment of its own"
-    device.tell = lambda *event: None
+    observers.clear()
     held.append(device.allocate(50 * MIB))
     assert_consistent(device, held)
 
@@ -909,7 +917,7 @@ def test_a_block_is_freed_once_though_a_storage_and_a_checkpoint_free_it(at_once
 def test_a_child_that_is_forked_in_the_middle_of_a_change_begins_anew() -> None:
     device = Device(0)
     held = [device.allocate(MIB), device.allocate(3 * MIB)]
-    device.live = lambda: held
+    device.live = lambda device: held
     changing, forked = threading.Event(), threading.Event()
 
     def change() -> None:
@@ -995,7 +1003,7 @@ def history_with_an_interrupt(text: str, number: int) -> int:
     """Return the lines of the allocator that ran in a random history, in which an interrupt comes at one of them."""
     choose, device, held = random.Random(3), Device(0, lambda index: (200 * MIB, None)), []
     device.configure(parsed(text))
-    device.live = lambda: list(held)
+    device.live = lambda device: list(held)
     interrupting = Interrupting(number)
     for step in range(60):
         if choose.random() < 0.6 or not held:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from torchdevice.devices.allocation_events import Block as AllocatedBlock
 from torchdevice.devices.runtime import Stat
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, parsed
 from torchdevice.simulation.allocator.caching_allocator import Device
@@ -53,7 +54,8 @@ def inside(device: Device, sizes: list[int]) -> list[Block]:
 
 class TestAddresses:
     def test_each_device_has_its_own(self) -> None:
-        first = [device(index=index).allocate(700).address for index in range(3)]
+        devices = [device(index=index) for index in range(3)]
+        first = [each.allocate(700).address for each in devices]
         assert [address - first[0] for address in first] == [0, PER_DEVICE, 2 * PER_DEVICE]
 
     def test_they_begin_anew_once_nothing_is_reserved(self) -> None:
@@ -333,6 +335,20 @@ class TestOutOfMemory:
         assert one.statistics()["num_ooms"] == 2
 
 
+class Telling:
+    """An observer that calls a function with each change of a segment."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+
+    def segment_changed(self, action: str, segment: AllocatedBlock, stream: int) -> None:
+        self._tell(action, segment.address, segment.size, stream)
+
+    def allocated(self, block: AllocatedBlock) -> None: ...
+
+    def freed(self, address: int) -> None: ...
+
+
 def stopping(action: str) -> Callable[..., None]:
     """Return an observer of segments that is interrupted at the first change of a kind."""
     seen: list[str] = []
@@ -358,9 +374,9 @@ class TestInterrupts:
         small, large, oversize = one.allocate(700), one.allocate(3 * MIB), one.allocate(20 * MIB)
         (private,) = inside(one, [700])
         cached(one, 30)
-        one.live = lambda: [small, large, oversize, private, alone]
+        one.live = lambda device: [small, large, oversize, private, alone]
         one.freed.append(ended)  # its storage has ended, and nobody has it
-        one.tell = stopping("segment_alloc" if step == "allocate" else "segment_free")
+        one.observers.append(Telling(stopping("segment_alloc" if step == "allocate" else "segment_free")))
         with pytest.raises(KeyboardInterrupt):
             one.allocate(40 * MIB) if step == "allocate" else one.empty_cache()
         assert one.uncached == 4096 and [block.requested for block in (small, large)] == [700, 3 * MIB]
@@ -383,13 +399,13 @@ class TestInterrupts:
     def test_storages_may_end_before_it_and_meanwhile(self) -> None:
         one = device()
         before, meanwhile = one.allocate(700), one.allocate(3 * MIB)
-        one.live = lambda: [meanwhile]
+        one.live = lambda device: [meanwhile]
 
         def tell(*change: Any) -> None:
             one.freed.extend((before, meanwhile))
             raise KeyboardInterrupt
 
-        one.tell = tell
+        one.observers.append(Telling(tell))
         with pytest.raises(KeyboardInterrupt):
             one.allocate(30 * MIB)
         found = one.statistics()

@@ -382,7 +382,7 @@ def test_a_storage_of_an_address_has_the_memory_there() -> None:
     alias = torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, x.nbytes)
     y = torch.empty(0, device="cuda").set_(alias, 0, (8,), (1,))
     y += 1
-    assert x.tolist() == list(range(1, 9)) and x.data_ptr() in storages.blocks(0).values()
+    assert x.tolist() == list(range(1, 9)) and x.data_ptr() in storages.blocks(storages.device(0)).values()
     inner = torch._C._construct_storage_from_data_pointer(x.data_ptr() + 4, x.device, 4)
     assert torch.empty(0, device="cuda").set_(inner, 0, (1,), (1,)).tolist() == [2]
     pointer = torch.cuda.caching_allocator_alloc(32)

@@ -14,9 +14,8 @@ from conftest import run_program
 from torch import nn
 
 import torchdevice
+from torchdevice.core import thread_state
 from torchdevice.errors import RaceError, RaceWarning
-from torchdevice.simulation import policy
-from torchdevice.simulation.allocator import storages
 
 N = 64
 
@@ -325,14 +324,13 @@ def test_a_warning_for_each_pair_of_lines() -> None:
 
 
 def test_nothing_is_looked_for_by_default() -> None:
-    before = policy.watching  # a test that limits memory watches for good
     with torchdevice.simulate():
-        assert policy.watching == before and not policy.recorders and not storages.observers
+        context = thread_state.state.context
+        assert context is not None and not context.asks and not context.machine.observers
         write_then_read(False)
     with torchdevice.simulate(races=False), torchdevice.simulate(races="error"):  # the inner scope looks
         with pytest.raises(RaceError):
             write_then_read(False)
-    assert policy.watching == before and not policy.recorders and not storages.observers
 
 
 def test_programs_without_races(cuda: torchdevice.Scope) -> None:

@@ -14,7 +14,7 @@ from torchdevice.torch_apis.distributed.collective_checks import Awaited, Note, 
 RANKS = """
     import datetime, os, sys, time
     import torch, torch.distributed as dist, torch.multiprocessing as mp
-    from torchdevice.torch_apis import agreement
+    from torchdevice.torch_apis.distributed import collective_checks
 
     def other_collective(rank, x, pair):
         if rank == 0:
@@ -120,7 +120,7 @@ RANKS = """
         os._exit(0)
 
     if __name__ == "__main__":
-        agreement.PATIENCE = datetime.timedelta(seconds=0.2)
+        collective_checks.PATIENCE = datetime.timedelta(seconds=0.2)
         forks = mp.get_context("fork")
         ranks = [forks.Process(target=rank, args=(number, int(sys.argv[1]))) for number in range(2)]
         for each in ranks:

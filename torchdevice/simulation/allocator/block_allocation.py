@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -41,13 +41,14 @@ class Blocks:
 
     Args:
         index: The index of the device.
+        number: What no other device has whose memory is in use.
         limits: Returns what limits the device; asked where a new segment is needed.
         error: Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the
             device and those that the program may use; None for CUDA's.
         tell: Is called with each change of a segment: what happened, address, size and stream.
 
     Attributes:
-        ended: What has ended, in this order. Its ``release`` appends its block to ``freed``.
+        ended: What has ended on all devices, in this order. Its ``release`` gives the block to its device's ``freed``.
         freed: The blocks that nobody has any more, in this order.
         pending: The freed blocks that another stream may still use.
         pools: The pools of free blocks.
@@ -57,20 +58,23 @@ class Blocks:
         statistics: The statistics of the device.
     """
 
+    # One for all devices: whoever allocates releases also what has ended of machines that nobody uses any more.
+    ended: ClassVar[deque[Any]] = deque()
+
     def __init__(
         self,
         index: int,
+        number: int,
         limits: Callable[[int], tuple[int | None, int | None]],
         error: Callable[[int, int, int, int], Exception | None],
         tell: Callable[[str, int, int, int], None],
     ) -> None:
-        self.ended: deque[Any] = deque()
         self.freed: deque[Block] = deque()
         self.pending: list[Block] = []
         self.refused: Exception | None = None
         self.statistics = Statistics()
         self.pools = Pools(self.statistics.of_pools)
-        self.segments = Segments(index, self.statistics, tell)
+        self.segments = Segments(index, number, self.statistics, tell)
         self._index, self._limits, self._error = index, limits, error
         self._routes = self.pools.routes
         self._searches = 0

@@ -7,11 +7,15 @@ done after an interrupt.
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torchdevice.devices.allocation_events import Segment
+from torchdevice.devices.allocation_events import Block as Place
+from torchdevice.devices.allocation_events import Observer, Segment
 from torchdevice.devices.runtime import Memory
 from torchdevice.simulation.allocator import cache_release, out_of_memory, pool_checkpoints
 from torchdevice.simulation.allocator.allocator_settings import Settings
@@ -20,8 +24,14 @@ from torchdevice.simulation.allocator.memory_blocks import Block, Owner
 from torchdevice.simulation.allocator.pool_checkpoints import Checkpoint
 
 
-def _tell_nobody(action: str, address: int, size: int, stream: int) -> None:
-    """Ignore a change of a segment."""
+def _telling(index: int, observers: Sequence[Observer]) -> Callable[[str, int, int, int], None]:
+    """Return what tells observers of a change of a segment. It holds no device, so that one ends with its last user."""
+
+    def tell(action: str, address: int, size: int, stream: int) -> None:
+        for observer in observers:
+            observer.segment_changed(action, Place(index, address, size, size), stream)
+
+    return tell
 
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -56,14 +66,15 @@ class Device:
     Args:
         index: The index of the device.
         limits: Returns what limits the device; asked where a new segment is needed.
+        observers: Are told of each change of a segment.
         error: Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the
             device and those that the program may use; None for CUDA's.
 
     Attributes:
-        ended: What has ended, in this order. Its ``release`` appends its block to ``freed``.
+        ended: What has ended on all devices, in this order. Its ``release`` gives the block to its device's ``freed``.
         freed: The blocks that nobody has any more, in this order.
-        tell: Called with each change of a segment: what happened, address, size and stream.
-        live: Returns the blocks that somebody has.
+        live: Returns the blocks of a device that somebody has.
+        observers: Are told of each change of a segment.
     """
 
     def __init__(
@@ -71,11 +82,14 @@ class Device:
         index: int,
         limits: Callable[[int], tuple[int | None, int | None]] = lambda index: (None, None),
         error: Callable[[int, int, int, int], Exception | None] = lambda *bytes_: None,
+        observers: list[Observer] | None = None,
     ) -> None:
         self.index = index
-        self.tell: Callable[[str, int, int, int], None] = _tell_nobody
-        self.live: Callable[[], Collection[Block]] = tuple
-        self._blocks = Blocks(index, limits, error, lambda *change: self.tell(*change))
+        self.observers: list[Observer] = [] if observers is None else observers
+        self.live: Callable[[Device], Collection[Block]] = lambda device: ()
+        numbers = itertools.count()
+        number = next(number for number in numbers if _in_use.setdefault(number, self) is self)
+        self._blocks = Blocks(index, number, limits, error, _telling(index, self.observers))
         self.ended, self.freed = self._blocks.ended, self._blocks.freed
         self.renew_lock()
 
@@ -113,7 +127,7 @@ class Device:
         What is certain is which blocks storages have. Each becomes a segment of its own, and nothing is cached.
         """
         self._blocks.release_ended()
-        with self._lock: self._blocks.lay_out_anew(self.live())  # noqa: E701  # fmt: skip
+        with self._lock: self._blocks.lay_out_anew(self.live(self))  # noqa: E701  # fmt: skip
 
     # ---- blocks ------------------------------------------------------------------------------------------------------
 
@@ -276,3 +290,16 @@ class Device:
             return out_of_memory.OF_EXBIBYTES
         wanted = blocks.settings.segment_size(blocks.settings.rounded(requested))
         return blocks.out_of_memory(wanted, blocks.limits()._replace(total=total))
+
+
+_in_use: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
+"""Number -> device, of all machines: each device has addresses of its own."""
+
+
+def _begin_in_child() -> None:
+    for each in list(_in_use.values()):
+        each.begin_in_child()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_in_child)

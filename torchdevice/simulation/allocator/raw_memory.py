@@ -16,6 +16,7 @@ from torchdevice.core import thread_state
 from torchdevice.devices.private_pools import PoolId
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator import storages
+from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.allocator.memory_blocks import Block
 from torchdevice.simulation.allocator.pool_checkpoints import Checkpoint
 from torchdevice.simulation.allocator.storages import Raw, raw
@@ -33,21 +34,22 @@ class RawMemory:
 
     def allocate(self, size: int, stream: int) -> int:
         """Return the address of new memory of ``size`` bytes. ``compute="meta"`` has no values there."""
-        block = storages.device(self._index).allocate(size, stream)
+        device = storages.device(self._index)
+        block = device.allocate(size, stream)
         context = thread_state.state.context
         if context is not None and context.options.compute == "meta":
-            raw[block.address] = Raw(self._index, block)
+            raw[block.address] = Raw(device, block)
             return block.address
         with torch._C.DisableTorchFunction():
             memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-            raw[memory.data_ptr()] = Raw(self._index, block, memory)
+            raw[memory.data_ptr()] = Raw(device, block, memory)
             return memory.data_ptr()
 
     def delete(self, address: int) -> bool:
         """Free memory that no storage has. Return whether there was such memory at the address."""
         found = raw.pop(address, None)
         if found is not None:
-            storages.device(found.device).freed.append(found.block)
+            found.on.freed.append(found.block)
         return found is not None
 
     def storage_at(self, original: Callable[..., Any], address: int, size: int) -> Any:
@@ -58,12 +60,14 @@ class RawMemory:
 
     def checkpoint(self, owner: PoolId) -> Checkpoint:
         """Return which blocks of a private pool are in use."""
-        return storages.device(self._index).checkpoint(owner, storages.blocks(self._index))
+        device = storages.device(self._index)
+        return device.checkpoint(owner, storages.blocks(device))
 
     def live(self, owner: PoolId) -> set[int]:
         """Return the addresses of the blocks of a private pool that are in use."""
-        blocks = storages.device(self._index).in_use(owner)
-        known = storages.blocks(self._index)
+        device = storages.device(self._index)
+        blocks = device.in_use(owner)
+        known = storages.blocks(device)
         return {known.get(each, each.address) for each in blocks}
 
     def restore(self, checkpoint: Checkpoint, stale: Collection[int], adopting: Collection[int]) -> None:
@@ -74,11 +78,11 @@ class RawMemory:
             raise RuntimeError("Any stale tensors which are being manually freed must be passed to set checkpoint")
         for address in [address for address, each in raw.items() if each.block in dropped]:
             del raw[address]
-        losing = [owner for owner in storages.owners_of(self._index) if owner.block in dropped]
+        losing = [owner for owner in storages.owners_of(device) if owner.block in dropped]
         restored = device.restore(checkpoint)
         _hand_over(losing, restored, stale)
-        _adopt(self._index, restored, adopting)
-        raw.update({address: Raw(self._index, block) for block, address in restored.items()})
+        _adopt(device, restored, adopting)
+        raw.update({address: Raw(device, block) for block, address in restored.items()})
 
 
 def _hand_over(losing: Iterable[Any], restored: dict[Block, int], stale: Collection[int]) -> None:
@@ -91,9 +95,9 @@ def _hand_over(losing: Iterable[Any], restored: dict[Block, int], stale: Collect
         restored.pop(owner.block, None)
 
 
-def _adopt(index: int, restored: dict[Block, int], adopting: Collection[int]) -> None:
+def _adopt(device: Device, restored: dict[Block, int], adopting: Collection[int]) -> None:
     at = {address: block for block, address in restored.items()}
-    for owner in storages.owners_of(index, with_block=False):
+    for owner in storages.owners_of(device, with_block=False):
         storage = owner()
         if storage is not None and storage._cdata in adopting and owner.address in at:
             owner.block = at[owner.address]

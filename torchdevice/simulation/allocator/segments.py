@@ -13,8 +13,8 @@ from torchdevice.simulation.allocator.memory_blocks import FREE, PENDING, UNCACH
 from torchdevice.simulation.allocator.pool_stats import Figures
 
 _FIRST_ADDRESS, _ADDRESSES = 1 << 51, 1 << 45
-"""The addresses of device 0 begin at the first number, and each device has as many as the second. No process has memory
-there, so that the address of a tensor without values is never that of another.
+"""The addresses of the first device begin at the first number, and each device has as many as the second. No process
+has memory there, so that the address of a tensor without values is never that of another.
 """
 
 
@@ -23,6 +23,7 @@ class Segments:
 
     Args:
         index: The index of the device.
+        number: What no other device has whose memory is in use, on whatever machine.
         statistics: Counts the segments.
         tell: Is called with each change of a segment: what happened, address, size and stream.
 
@@ -31,13 +32,13 @@ class Segments:
         uncached: The bytes that tensors have from the driver directly.
     """
 
-    def __init__(self, index: int, statistics: Statistics, tell: Callable[[str, int, int, int], None]):
+    def __init__(self, index: int, number: int, statistics: Statistics, tell: Callable[[str, int, int, int], None]):
         self.index, self.tell = index, tell
         self.heads: dict[int, Block] = {}
         self.uncached = 0
         self._statistics = statistics
         self._outside: dict[int, Pool] = {}
-        self._end = self._first = _FIRST_ADDRESS + index * _ADDRESSES
+        self._end = self._first = _FIRST_ADDRESS + number * _ADDRESSES
 
     def _has(self, size: int, total: int | None) -> bool:
         """Return whether the driver has so much memory left, of ``total`` bytes or without a limit."""

@@ -8,11 +8,9 @@ exclude what a kernel needs while it runs.
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +20,10 @@ from torchdevice.devices.allocation_events import Block, Observer
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.lowlevel.dlpack_alias import on_cpu, on_device, without_values
-from torchdevice.simulation import policy
+from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import memory_blocks
 from torchdevice.simulation.allocator.caching_allocator import Device
+from torchdevice.simulation.machine import Machine
 
 _conj = torch._C._VariableFunctions._conj
 
@@ -38,44 +37,22 @@ _as_strided = torch._C._VariableFunctions.as_strided
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
-_devices: dict[int, Device] = {}
-
-
 def device(index: int) -> Device:
-    """Return the memory of the device with this index."""
-    found = _devices.get(index)
+    """Return the memory of the device with this index on the current machine."""
+    memory = machine.current().memory
+    found: Device | None = memory.get(index)
     if found is None:
-        found = Device(index, policy.memory_limits, policy.error_of_mps)
-        found.tell = functools.partial(_tell, index)
-        found.live = functools.partial(blocks, index)
-        found = _devices.setdefault(index, found)
+        found = Device(index, policy.memory_limits, policy.error_of_mps, machine.current().observers)
+        found.live = blocks
+        found = memory.setdefault(index, found)
     return found
-
-
-def _tell(index: int, action: str, address: int, size: int, stream: int) -> None:
-    for observer in observers:
-        observer.segment_changed(action, Block(index, address, size, size), stream)
-
-
-def devices() -> list[Device]:
-    """Return the memory of each device that was used."""
-    return list(_devices.values())
 
 
 def host_waited() -> None:
     """Note that the host has waited for a device: memory that other streams used may be reused."""
-    for each in _devices.values():
+    for each in list(machine.current().memory.values()):
         if each.has_pending:
             each.host_waited()
-
-
-def _begin_in_child() -> None:
-    for each in devices():
-        each.begin_in_child()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class _Owner(weakref.ref):  # type: ignore[type-arg]
@@ -89,8 +66,7 @@ class _Owner(weakref.ref):  # type: ignore[type-arg]
     Attributes:
         address: The address of the memory; for a storage that was resized to 0 a negative number of its own.
         block: The block of the device's memory; None for a storage that was resized to 0.
-        freed: ``Device.freed`` of the storage's device.
-        index: The index of the storage's device.
+        on: The memory of the storage's device.
         tensor: The CPU tensor.
         view: The last view of ``tensor`` that a kernel got.
         viewer: The ``_cdata`` of the only tensor of the device that may get ``view`` again; 0 where every tensor with
@@ -98,11 +74,10 @@ class _Owner(weakref.ref):  # type: ignore[type-arg]
         watcher: Another reference, by which observers are told at once of the end of the storage.
     """
 
-    __slots__ = ("address", "block", "freed", "index", "tensor", "view", "viewer", "watcher")
+    __slots__ = ("address", "block", "on", "tensor", "view", "viewer", "watcher")
     address: int
     block: memory_blocks.Block | None
-    freed: deque[memory_blocks.Block]
-    index: int
+    on: Device
     tensor: torch.Tensor
     view: torch.Tensor
     viewer: int
@@ -148,9 +123,9 @@ def _owner_of(storage: Any, on: Device, kind: type[_Owner] = _Owner) -> Any:
     and the block with it. Where somebody observes, a second reference calls one besides. It was made before the first,
     so Python calls it after.
     """
-    watcher = weakref.ref(storage, lambda _: on.release_ended()) if observers else None
+    watcher = weakref.ref(storage, lambda _: on.release_ended()) if on.observers else None
     owner = kind(storage, on.ended.append)
-    owner.watcher = watcher
+    owner.on, owner.watcher = on, watcher
     return owner
 
 
@@ -158,20 +133,21 @@ _owners: dict[int, _Owner] = {}
 """Address of the memory -> its storage on the device."""
 
 
-observers: list[Observer] = []
-"""The observers of every allocation and deallocation, called in the thread where it happens."""
+def observe(observer: Observer, on: Machine) -> Callable[[], None]:
+    """Add an observer of a machine's memory. Storages freed earlier are not reported.
 
-
-def observe(observer: Observer) -> None:
-    """Add an observer. What has ended before is none of its business."""
-    for each in devices():
+    Returns:
+        A function that removes the observer. It may be called again.
+    """
+    for each in on.memory.values():
         each.release_ended()
-    observers.append(observer)
+    on.observers.append(observer)
+    return functools.partial(forget, observer, on)
 
 
-def forget(observer: Observer) -> None:
-    """Remove an observer."""
-    observers[:] = [each for each in observers if each is not observer]
+def forget(observer: object, on: Machine) -> None:
+    """Remove an observer of a machine's memory. May be called again."""
+    on.observers[:] = [each for each in on.observers if each is not observer]
 
 
 def _give_up(address: int) -> None:
@@ -196,11 +172,11 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     index = tensor.get_device()
     plain = index >= 0 and tensor.layout is torch.strided and not tensor.is_quantized
     owner = _owners.get(tensor.untyped_storage().data_ptr()) if plain else None
-    if owner is None or owner.index != index or isinstance(owner, _Dataless):
+    if owner is None or owner.on.index != index or isinstance(owner, _Dataless):
         return tensor.detach()
     storage = _twin_storage(owner)
     with torch.inference_mode(tensor.is_inference()):
-        other = on_device(torch.empty(0, dtype=tensor.dtype, device="cpu"), owner.index)
+        other = on_device(torch.empty(0, dtype=tensor.dtype, device="cpu"), index)
         other = set_storage(other, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     return with_bits(other, tensor)
 
@@ -209,9 +185,9 @@ def _twin_storage(owner: _Owner) -> Any:
     known = _twins.get(owner.address)
     storage = known() if known is not None else None
     if storage is None:
-        storage = on_device(owner.tensor, owner.index).untyped_storage()
-        new = _twins[owner.address] = _owner_of(storage, device(owner.index), _Twin)
-        new.address, new.block, new.freed, new.index = owner.address, None, owner.freed, owner.index
+        storage = on_device(owner.tensor, owner.on.index).untyped_storage()
+        new = _twins[owner.address] = _owner_of(storage, owner.on, _Twin)
+        new.address, new.block = owner.address, None
         new.tensor = new.view = owner.tensor
         new.viewer = 0
     return storage
@@ -234,16 +210,16 @@ def _freed(owner: _Owner) -> None:
     block, owner.block = owner.block, None
     if block is None:
         return
-    owner.freed.append(block)
-    for observer in observers:
+    owner.on.freed.append(block)
+    for observer in owner.on.observers:
         observer.freed(owner.address)
 
 
-def owners_of(index: int, *, with_block: bool = True) -> list[_Owner]:
+def owners_of(on: Device, *, with_block: bool = True) -> list[_Owner]:
     """Return the storages of a device that have a block, or those that have none."""
-    device(index).release_ended()
+    on.release_ended()
     found = []
-    for owner in [each for each in list(_owners.values()) if each.index == index]:
+    for owner in [each for each in list(_owners.values()) if each.on is on]:
         if owner() is None:
             owner.release()  # an interrupt came into the first attempt
         elif (owner.block is not None) is with_block:
@@ -251,22 +227,22 @@ def owners_of(index: int, *, with_block: bool = True) -> list[_Owner]:
     return found
 
 
-def blocks(index: int) -> dict[memory_blocks.Block, int]:
+def blocks(on: Device) -> dict[memory_blocks.Block, int]:
     """Return the blocks of a device that are in use, with the address of the values of each."""
-    of_storages = {owner.block: owner.address for owner in owners_of(index) if owner.block is not None}
-    return of_storages | {each.block: address for address, each in raw.items() if each.device == index}
+    of_storages = {owner.block: owner.address for owner in owners_of(on) if owner.block is not None}
+    return of_storages | {each.block: address for address, each in raw.items() if each.on is on}
 
 
 class Raw(NamedTuple):
     """A block in use that no storage has.
 
     Attributes:
-        device: The index of its device.
+        on: The memory of its device.
         block: The block.
         memory: The CPU tensor with its values; None where there are none.
     """
 
-    device: int
+    on: Device
     block: memory_blocks.Block
     memory: torch.Tensor | None = None
 
@@ -280,10 +256,9 @@ def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
     return Block(index, address, block.size, block.requested, block.address)
 
 
-def block_of(storage: Any) -> memory_blocks.Block | None:
-    """Return the block of a storage; None where it has no memory of a device."""
-    owner = _owners.get(storage.data_ptr())
-    return None if owner is None else owner.block
+def owner_of(storage: Any) -> _Owner | None:
+    """Return the reference to a storage; None where it has no memory of a device."""
+    return _owners.get(storage.data_ptr())
 
 
 class _Meant(threading.local):
@@ -312,8 +287,9 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         TypeError: The active profile does not support the dtype.
         torch.OutOfMemoryError: The tensor would exceed the active scope's memory limit.
     """
-    if policy.watching:
-        policy.check_dtype(result.dtype)
+    context = thread_state.state.context
+    if context is not None and context.asks:
+        context.policy.check_dtype(result.dtype)
     if result.dtype in _COMPLEX and result.is_conj():
         return _conj(fresh(_conj(result), index))
     requested = result.nbytes
@@ -328,10 +304,12 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         if storage is not None and view.untyped_storage().nbytes() <= storage.nbytes():
             # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
             return set_storage(view, storage, 0, result.shape, result.stride())
-    on = _devices.get(index) or device(index)
+    on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
+    if on is None:
+        on = device(index)
     block = None
     try:
-        block = on.allocate(requested, _stream(index))
+        block = on.allocate(requested, 0 if context is None else context.thread.streams.get(index, 0))
         tensor = on_device(result, index)
         _own(_owner_of(tensor.untyped_storage(), on), on, result, address, block)
         return tensor
@@ -381,7 +359,7 @@ _by_meta: dict[int, _Dataless] = {}
 def meta_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of torch's meta device in the place of a simulated or CPU tensor."""
     owner = _owners.get(tensor.untyped_storage().data_ptr())
-    if isinstance(owner, _Dataless) and owner.index == tensor.get_device():
+    if isinstance(owner, _Dataless) and owner.on.index == tensor.get_device():
         meta = torch.empty(0, dtype=tensor.dtype, device="meta")
         storage = owner.meta.untyped_storage()
         meta = _set_meta(meta, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -401,15 +379,14 @@ def _stream(index: int) -> int:
 def _own(owner: _Owner, on: Device, memory: torch.Tensor, address: int, block: memory_blocks.Block | None) -> None:
     """Note that a storage of a device has the memory of a CPU tensor, which begins at ``address``."""
     owner.address = address
-    owner.index = on.index
+    owner.on = on
     owner.block = block
-    owner.freed = on.freed
     owner.tensor = owner.view = memory
     owner.viewer = 0
     _owners[address] = owner
-    if observers and block is not None and block.pool.owner != memory_blocks.UNCACHED:
+    if on.observers and block is not None and block.pool.owner != memory_blocks.UNCACHED:
         seen = shown(on.index, block, address)
-        for observer in observers:
+        for observer in on.observers:
             observer.allocated(seen)
 
 
@@ -422,11 +399,11 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     Raises:
         torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
     """
-    on = device(index)
-    on.release_ended()  # a storage that ended may have had this one's negative number
-    block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
+    device(index).release_ended()  # a storage that ended may have had this one's negative number
     emptied = -storage._cdata
     owner = _owners.get(storage.data_ptr() or emptied)
+    on = device(index) if owner is None else owner.on
+    block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
     if owner is not None:
         _give_up(owner.address)
     if owner is None:
@@ -470,9 +447,9 @@ def forget_values(storage: Any) -> None:
     owner = _owners.get(address)
     if owner is None or isinstance(owner, _Dataless):
         return
-    new = _owner_of(storage, device(owner.index), _Dataless)
+    new = _owner_of(storage, owner.on, _Dataless)
     new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
-    new.address, new.block, new.freed, new.index = address, owner.block, owner.freed, owner.index
+    new.address, new.block = address, owner.block
     new.tensor = new.view = _NOTHING
     new.viewer = 0
     owner.block = None

@@ -15,7 +15,7 @@ import torch
 from torch._C import DispatchKey
 from torch.autograd.graph import increment_version
 
-from torchdevice.core import thread_state
+from torchdevice.core.thread_state import state
 from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
@@ -111,14 +111,8 @@ def watched(op: Any, kernel: Kernel) -> Kernel:
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if policy.watching:
-            if any(isinstance(each, _Tensor) and index_of(each) >= 0 for each in args):
-                policy.check_alive()
-            recorder = policy.recorder()
-            if recorder is not None:
-                return policy.record(recorder, op, kernel, args, kwargs)
         try:
-            return kernel(*args, **kwargs)
+            return kernel(*args, **kwargs) if policy.asking() is None else policy.looked_at(op, kernel, args, kwargs)
         except NoValueError:
             raise NoValueError(op._schema.name) from None
 
@@ -272,8 +266,9 @@ def _plain(op: Any) -> Kernel:
         if _mode_enabled():
             with torch._C.DisableTorchFunction():
                 return plain(*args, **kwargs)
-        if policy.watching and policy.falls_back(op):
-            return policy.run_fallback(op, plain, args, kwargs)
+        context = state.context
+        if context is not None and context.asks and context.policy.falls_back(op):
+            return context.policy.run(op, plain, args, kwargs)
         taken, index, odd = take(args)
         named = kwargs
         if kwargs:
@@ -301,7 +296,7 @@ def _again(error: RuntimeError, op: Any, call: Kernel, taken: list[Any], named: 
     if lacked is None:
         raise error
     name = op._schema.name.removeprefix("aten::")
-    return dtype_gaps.compute(thread_state.state.context, lacked, call, name, taken, named)
+    return dtype_gaps.compute(state.context, lacked, call, name, taken, named)
 
 
 def _factory(op: Any) -> Kernel:
@@ -310,8 +305,9 @@ def _factory(op: Any) -> Kernel:
 
     def factory(*args: Any, **kwargs: Any) -> Any:
         policy.check_scope()
-        if policy.watching and policy.falls_back(op):
-            return policy.run_fallback(op, factory, args, kwargs)
+        context = state.context
+        if context is not None and context.asks and context.policy.falls_back(op):
+            return context.policy.run(op, factory, args, kwargs)
         index = kwargs["device"].index or 0
         kwargs = {**kwargs, "device": _CPU}
         if "pin_memory" in kwargs:
@@ -336,8 +332,9 @@ class _Outgoing:
         self._results = Results(op)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        if policy.watching and policy.falls_back(self._op):
-            return policy.run_fallback(self._op, self.run, args, kwargs)
+        context = state.context
+        if context is not None and context.asks and context.policy.falls_back(self._op):
+            return context.policy.run(self._op, self.run, args, kwargs)
         given = {**dict(zip(self._arguments.names, args, strict=False)), **kwargs}
         outs = _Outs()
         while True:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.nn.attention
 from torch._C import DispatchKey
 
 from torchdevice.core import thread_state
-from torchdevice.simulation import device_generators, policy
+from torchdevice.simulation import device_generators, machine, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant
 from torchdevice.simulation.kernels import recurrent_cells
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, kernel_of, without_mode
@@ -24,14 +23,6 @@ from torchdevice.simulation.storage_resizing import resize
 from torchdevice.torch_apis.distributed import sharded_attention
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
-
-
-copies: Counter[tuple[str, str]] = Counter()
-"""(source, destination) -> number of copies between these devices."""
-
-
-copied_bytes: Counter[tuple[str, str]] = Counter()
-"""(source, destination) -> bytes copied between these devices."""
 
 
 _aten = torch.ops.aten
@@ -102,8 +93,9 @@ def count_copy(source: torch.Tensor, destination: torch.Tensor, *, waits: bool =
         if other < 0 and waits:
             host_waited()
         route = (_name(one), _name(other))
-        copies[route] += 1
-        copied_bytes[route] += destination.nbytes
+        on = machine.current()
+        on.copies[route] += 1
+        on.copied_bytes[route] += destination.nbytes
 
 
 @special("_to_copy")

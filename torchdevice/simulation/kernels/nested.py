@@ -64,16 +64,7 @@ def register(aten: torch.library.Library) -> None:
 def _kernel(op: Any) -> Callable[..., Any]:
     """Return a kernel that runs an operator on CPU tensors, while somebody looks where somebody does."""
     run = functools.partial(_run_on_cpu, op, device_random.kind_of(op))
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if policy.watching:
-            policy.check_alive()
-            looking = policy.recorder()
-            if looking is not None:
-                return policy.record(looking, op, run, args, kwargs)
-        return run(*args, **kwargs)
-
-    return kernel
+    return lambda *args, **kwargs: policy.looked_at(op, run, args, kwargs)
 
 
 def _run_on_cpu(op: Any, random: Any, *args: Any, **kwargs: Any) -> Any:

@@ -100,12 +100,7 @@ def _is_present(name: str) -> bool:
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator, while somebody looks where somebody does, or raise what CUDA raises for it."""
     _check(op)
-    if policy.watching:
-        policy.check_alive()
-        looking = policy.recorder()
-        if looking is not None:
-            return policy.record(looking, op, functools.partial(_run_on_cpu, op), args, kwargs)
-    return _run_on_cpu(op, *args, **kwargs)
+    return policy.looked_at(op, functools.partial(_run_on_cpu, op), args, kwargs)
 
 
 def _check(op: Any) -> None:

@@ -121,22 +121,11 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on CPU tensors, while somebody looks where somebody does, or raise what CUDA raises for it."""
     if op.name().removeprefix("aten::") in cpu_only_sparse_operators() and policy.stands_for_cuda():
         raise NotImplementedError(missing_on_cuda(op.name(), "SparseCsrCUDA"))
-    return _watched(op, functools.partial(_run_on_cpu, op), args, kwargs)
-
-
-def _watched(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a kernel, while somebody looks where somebody does."""
-    if policy.watching:
-        if any(index_of(each) >= 0 for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)):
-            policy.check_alive()
-        looking = policy.recorder()
-        if looking is not None:
-            return policy.record(looking, op, kernel, args, kwargs)
-    return kernel(*args, **kwargs)
+    return policy.looked_at(op, functools.partial(_run_on_cpu, op), args, kwargs)
 
 
 def _to_copy(*args: Any, **kwargs: Any) -> torch.Tensor:
-    return _watched(_aten._to_copy.default, _copy_parts, args, kwargs)
+    return policy.looked_at(_aten._to_copy.default, _copy_parts, args, kwargs)
 
 
 def _copy_parts(

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from torchdevice.core.context import Context
-from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import index_of
 from torchdevice.simulation.observe.happens_before import host_waits, touched
 
@@ -36,12 +35,6 @@ class HostWaits:
 
 def begin(context: Context) -> None:
     """Look at the kernels of a context from now on. May be called again."""
-    known = policy.recorders.get(context, ())
-    if not any(isinstance(each, HostWaits) for each in known):
-        policy.recorders[context] = [*known, HostWaits(context)]
-        policy.watch((HostWaits, context))
-
-
-def end(context: Context) -> None:
-    """Look no more. May be called again."""
-    policy.unwatch((HostWaits, context))
+    if not any(isinstance(each, HostWaits) for each in context.policy.recorders):
+        context.policy.recorders.append(HostWaits(context))
+        context.policy.settle()

@@ -26,7 +26,7 @@ def guarded(op: Any, kernel: Kernel) -> Kernel:
         return kernel
 
     def refusing(*args: Any, **kwargs: Any) -> Any:
-        if policy.watching and policy.stands_for_mps():
+        if policy.stands_for_mps():
             for value in args:
                 if isinstance(value, torch.Tensor) and value.dtype in dtypes:
                     raise TypeError(_message(name, value.dtype))

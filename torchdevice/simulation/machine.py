@@ -1,0 +1,96 @@
+"""What the outermost scope on simulated devices owns: the devices' memory, their random numbers, an error that stays.
+
+A scope's machine is held by its context, and shared by the scopes inside it and by the threads that inherit them. A
+scope that is entered again goes on with its machine, as a program does with a GPU; another scope has another machine.
+A tensor of a machine that nobody is in any more keeps its values and its memory there. A kernel that is given such a
+tensor in another scope allocates its results on the machine of that scope.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.devices.allocation_events import Observer
+from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings
+
+
+class Machine:
+    """A number of simulated devices.
+
+    Attributes:
+        contexts: The active contexts whose kernels run on the devices.
+        copied_bytes: Copies between devices: (source, destination) -> bytes.
+        copies: Copies between devices: (source, destination) -> number.
+        fallbacks: Operators that a device lacks and that ran on the CPU: name -> number of calls.
+        generators: Index -> the generator from which operators draw where the program passes none.
+        lost: The kind of CUDA's error after which no device works any more, and what happened; None before one.
+        memory: Index -> the memory of the device (``caching_allocator.Device``).
+        observers: The observers of every allocation and deallocation, called in the thread where it happens.
+        outer_settings: Context inside another -> the settings of each device's allocator before it.
+    """
+
+    def __init__(self) -> None:
+        self.contexts: set[Context] = set()
+        self.copied_bytes: Counter[tuple[str, str]] = Counter()
+        self.copies: Counter[tuple[str, str]] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        self.generators: dict[int, Any] = {}
+        self.lost: tuple[tuple[str, str], str] | None = None
+        self.memory: dict[int, Any] = {}
+        self.observers: list[Observer] = []
+        self.outer_settings: dict[Context, dict[int, Settings]] = {}
+
+    def begin(self) -> None:
+        """Begin as a device does for a new process: with the default settings, no cache, no peaks and no error."""
+        self.lost = None
+        for each in self.memory.values():
+            each.configure(DEFAULT)
+            each.empty_cache()
+            each.reset_peak()
+            each.reset_accumulated()
+
+
+_OUTSIDE = Machine()
+"""Counts what is computed with tensors of simulated devices where no scope on such a device is active."""
+
+
+def current() -> Machine:
+    """Return the machine of this thread's innermost scope on simulated devices."""
+    state = thread_state.state
+    if state.context is not None and state.context.machine is not None:
+        return state.context.machine
+    return outermost() or _OUTSIDE
+
+
+def enter(context: Context) -> None:
+    """Give a context the machine on which it works: that of the scope around it, else its own."""
+    around = outermost()
+    if around is None:
+        context.machine = context.machine or Machine()
+        context.machine.begin()
+    else:
+        context.machine = around
+        around.outer_settings[context] = {index: each.settings for index, each in around.memory.items()}
+    context.machine.contexts.add(context)
+
+
+def leave(context: Context) -> None:
+    """Let a context work no more, and put the settings of the context around it back. May be called again."""
+    machine: Machine | None = context.machine
+    if machine is None:
+        return
+    machine.contexts.discard(context)
+    if context in machine.outer_settings:
+        for index, each in machine.memory.items():
+            each.configure(machine.outer_settings[context].get(index, DEFAULT))
+        context.machine = None
+        del machine.outer_settings[context]
+
+
+def outermost() -> Machine | None:
+    """Return the machine that all scopes of this thread share; None where none of them is on simulated devices."""
+    contexts = (entry.context for entry in thread_state.state.entries if entry.context is not None)
+    return next((context.machine for context in contexts if context.machine is not None), None)
