@@ -183,8 +183,9 @@ def table(rows: Iterable[Row]) -> str:
     reasons: dict[str, int] = {}
     for row in rows:
         failed = " ".join([str(len(row.failed)), *(f"`{name}`" for name in row.failed[:5])])
-        notes = [f"[{reasons.setdefault(reason, len(reasons) + 1)}]" for reason in row.skipped]
-        left_out = " ".join([str(sum(row.skipped.values())), *notes])
+        # In parentheses: Markdown reads [1] [2] as a reference.
+        numbers = [reasons.setdefault(reason, len(reasons) + 1) for reason in row.skipped]
+        left_out = f"{sum(row.skipped.values())}" + (f" ({', '.join(map(str, numbers))})" if numbers else "")
         cells = (*row[:5], row.passed, failed, left_out, f"{row.seconds:.0f}")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     notes = [f"{number}. {reason}" for reason, number in reasons.items()]

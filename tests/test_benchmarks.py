@@ -142,7 +142,7 @@ def test_platforms_are_compared(tmp_path: Path) -> None:
     version, day = f"| {platform.python_version()} | {torch.__version__} |", datetime.date.today().isoformat()
     assert ran.returncode == 1, ran.stdout + ran.stderr
     for line, engine in zip(lines[2:4], ("mode", "wrap"), strict=True):
-        assert line.startswith(f"{version} {engine} | a part | {day} | 1 | 1 `test_bad` | 1 [1] |"), line
+        assert line.startswith(f"{version} {engine} | a part | {day} | 1 | 1 `test_bad` | 1 (1) |"), line
     assert lines[4].startswith("| /nowhere/python | cannot be started: No such file or directory |  | nothing |  | 0 |")
     assert "1. x is absent" in lines
     assert "left out: Python 0.1 with torch 9" in ran.stderr

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -256,3 +259,29 @@ class TestDistribution:
         said = self.ask(Path(sys.executable), *words, str(installed), "typed.py", cwd=tmp_path).stdout
         errors = [line for line in said.splitlines() if ": error: " in line]
         assert len(errors) == len(TYPE_ERRORS) and all(map(str.__contains__, errors, TYPE_ERRORS)), said
+
+
+def test_the_site_is_built_with_exact_releases() -> None:
+    """The file of constraints names everything that the ``[docs]`` extra installs."""
+    pytest.importorskip("mkdocs", reason="install with the [docs] extra")
+    from packaging.requirements import Requirement
+
+    lines = [Requirement(line) for line in (ROOT / ".ci" / "docs.txt").read_text().splitlines() if line[0] != "#"]
+    assert all(str(line.specifier).startswith("==") for line in lines)
+    locked = {canonical(line.name) for line in lines}
+    (declared,) = re.findall(r"^docs = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.M)
+    wanted, seen = [Requirement(text) for text in json.loads(declared)], set()
+    while wanted:
+        requirement = wanted.pop()
+        name = canonical(requirement.name)
+        if name not in seen:
+            seen.add(name)
+            needed = map(Requirement, importlib.metadata.requires(name) or ())
+            asked = [{"extra": extra} for extra in requirement.extras or {""}]
+            wanted += [one for one in needed if not one.marker or any(map(one.marker.evaluate, asked))]
+    assert len(seen) > 20 and seen <= locked, seen - locked
+
+
+def canonical(name: str) -> str:
+    """Return the name of a distribution as all its spellings have it in common."""
+    return re.sub(r"[-_.]+", "-", name).lower()

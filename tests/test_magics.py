@@ -118,9 +118,9 @@ class TestEnable:
             run(session, "torchdevice.disable()")
             assert torchdevice.current() is outer
 
-    def test_elsewhere_calls_are_nested(self) -> None:
-        first, second = torchdevice.enable("cpu"), torchdevice.enable("cpu")
-        assert second is not first and torchdevice.current() is second
-        torchdevice.disable()
-        assert torchdevice.current() is first
-        torchdevice.disable()
+    def test_a_cell_finds_what_an_interrupt_of_the_last_has_lost(self, session: Any) -> None:
+        run(session, "import torch, torchdevice\ntorchdevice.enable('cpu', engine='mode')")
+        run(session, "getattr(torch._C, '_pop_torch_function_stack')() and None")
+        assert run(session, "torch.ones(2, device='cuda').sum().item()") == 2
+        run(session, "torchdevice.disable()")
+        assert not session.events.callbacks["pre_run_cell"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 
 from torchdevice import options as _options
 from torchdevice import target_selection
-from torchdevice.core.thread_state import state, undo
+from torchdevice.core import thread_state
+from torchdevice.core.thread_state import Entry, state, undo
 from torchdevice.engines import held_functions
 from torchdevice.errors import ScopeError
 from torchdevice.options import Options
@@ -112,7 +113,7 @@ _PROPAGATE = inspect.Parameter("propagate", inspect.Parameter.KEYWORD_ONLY, defa
 def enable(target: str | torch.device | None = None, *, propagate: bool = False, **options: Any) -> Scope:
     """Activate a scope for the rest of the process: this thread and the ones it starts, until :func:`disable`.
 
-    In IPython and in notebooks, where a cell may run again, the last call counts: it takes the place of one before.
+    The last call counts: it takes the place of the program's calls before, in this thread.
 
     Args:
         propagate: Also set ``TORCHDEVICE=1`` and the variables of all options in the environment until then, so that
@@ -122,44 +123,72 @@ def enable(target: str | torch.device | None = None, *, propagate: bool = False,
     Returns:
         The scope.
     """
-    chosen = _options.chosen({"target": target, **options})
-    return (enable_again if _in_ipython() else enable_chosen)(chosen, propagate=propagate)
-
-
-def _in_ipython() -> bool:
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and ipython.get_ipython() is not None
+    return enable_again(_options.chosen({"target": target, **options}), propagate=propagate)
 
 
 def enable_again(options: Options, *, propagate: bool) -> Scope:
-    """Activate a scope as :func:`enable` does, in place of one that :func:`enable` has activated last."""
-    if is_enabled():
-        last = state.entries[-1]
-        scope: Scope = last.owner
-        if scope.options == options and bool(last.environment) is propagate:
+    """Activate a scope as :func:`enable` does, in place of those that the program has activated before."""
+    thread_state.settle()  # an interrupt may have lost the mode of the scope in force
+    before = _enabled_by_program()
+    if before and before[-1] is state.entries[-1]:
+        scope: Scope = before[-1].owner
+        if scope.options == options and bool(before[-1].environment) is propagate:
             return scope
-        target_selection.resolve(options)  # raises, if it does, before the scope in force is left
-        disable()
-    return enable_chosen(options, propagate=propagate)
+    target_selection.resolve(options)  # raises, if it does, before the scope in force is left
+    _end(before)
+    return enable_chosen(options, propagate=propagate, enabled_by="program")
+
+
+def _enabled_by_program() -> list[Entry]:
+    return [entry for entry in state.entries if entry.enabled_by == "program"]
 
 
 def is_enabled() -> bool:
-    """Return whether the innermost scope of this thread was activated by :func:`enable`."""
-    return bool(state.entries) and state.entries[-1].environment is not None
+    """Return whether the program called :func:`enable` in this thread, and not :func:`disable` since."""
+    return bool(_enabled_by_program())
 
 
-def enable_chosen(options: Options, *, propagate: bool) -> Scope:
-    """Activate a scope with a complete record of options, as :func:`enable` does."""
+def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run") -> Scope:
+    """Activate a scope with a complete record of options until :func:`disable`.
+
+    Args:
+        options: What was asked for.
+        propagate: As for :func:`enable`.
+        enabled_by: See :class:`Entry`.
+    """
     whole_process = options.engine == "auto" and not state.entries
     scope = Scope(options, auto=held_functions.engine() if whole_process else "mode")
-    scope.__enter__()
-    entry = scope._entry_to_leave()
     try:
-        entry.environment = _options.set_environment(variables_of(scope)) if propagate else {}
+        scope.__enter__(enabled_by)
+        if propagate:
+            _options.set_environment(variables_of(scope), scope._entry_to_leave().environment)
+        for cells in _cells():
+            cells.register("pre_run_cell", _before_cell)
+        return scope
     except BaseException:
-        undo(leave, entry)
+        _end([entry for entry in state.entries if entry.owner is scope])
         raise
-    return scope
+
+
+def _end(entries: Sequence[Entry]) -> None:
+    """Undo what :func:`enable_chosen` has made, the last first."""
+    for entry in reversed(entries):
+        _options.set_environment(entry.environment)
+        undo(leave, entry)
+    for cells in _cells():
+        if _before_cell in cells.callbacks["pre_run_cell"]:
+            cells.unregister("pre_run_cell", _before_cell)
+
+
+def _cells() -> list[Any]:
+    """Return the events of IPython's session in a list, which is empty in other programs."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return [] if shell is None else [shell.events]
+
+
+def _before_cell(_: Any) -> None:
+    """Put back what an interrupt of the cell before has lost."""
+    thread_state.settle()
 
 
 def variables_of(scope: Scope) -> dict[str, str | None]:
@@ -174,24 +203,23 @@ def variables_of(scope: Scope) -> dict[str, str | None]:
 
 
 def disable() -> None:
-    """Undo the last :func:`enable` of this thread.
+    """Undo :func:`enable` in this thread; without one, what ``torchdevice run`` or ``TORCHDEVICE=1`` has activated.
 
     Raises:
         ScopeError: No :func:`enable` is in force in this thread, or a scope entered after it is still active.
     """
-    enabled = [entry for entry in state.entries if entry.environment is not None]
+    enabled = _enabled_by_program() or [entry for entry in state.entries if entry.enabled_by][-1:]
     if not enabled:
         raise ScopeError(
             "disable() was called without enable() in this thread. Call enable() first, and disable() in the same "
             "thread."
         )
-    entry = enabled[-1]
-    innermost = entry is state.entries[-1]
-    _options.set_environment(entry.environment or {})
-    undo(leave, entry)
+    last = enabled[-1]
+    innermost = last is state.entries[-1]
+    _end(enabled)
     if not innermost:
         raise ScopeError(
-            f"{entry.owner!r} was disabled before a scope entered after it was left. Leave scopes in the reverse order "
+            f"{last.owner!r} was disabled before a scope entered after it was left. Leave scopes in the reverse order "
             f"of entry; it has been left, and the later one is still active."
         )
 

@@ -513,15 +513,20 @@ def to_environment(options: Any) -> dict[str, str | None]:
     return values
 
 
-def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set variables, delete those whose value is None, and return the previous values in that form."""
-    before = {name: os.environ.get(name) for name in values}
+def set_environment(values: Mapping[str, str | None], before: dict[str, str | None] | None = None) -> None:
+    """Set variables, and delete those whose value is None.
+
+    Args:
+        values: The value of each variable.
+        before: Gets the previous values, in that form, before anything changes.
+    """
+    if before is not None:
+        before.update((name, os.environ.get(name)) for name in values)
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    return before
 
 
 def add_flags(add: Callable[..., Any], flag: Callable[[str], str] = flag_of, record: type = Options) -> None:

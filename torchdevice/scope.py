@@ -141,11 +141,14 @@ class Scope(AbstractContextManager["Scope"]):
     def _join(self, context: Context, forced_cpu: bool) -> Joining:
         return Joining(self, context, forced_cpu)
 
-    def __enter__(self) -> Scope:
+    def __enter__(self, enabled_by: str = "") -> Scope:
         if not state.entries:
             _refuse_other_patchers()
             configure_logging()
-        _enter(self._resolve(), self)
+        context = self._resolve()
+        entry = Entry(context, owner=self)
+        entry.enabled_by = enabled_by
+        _enter(entry, context)
         return self
 
     def _entry_to_leave(self) -> Entry:
@@ -182,8 +185,8 @@ class Joining(Scope):
         self._context: Context = context
         self._forced_cpu = forced_cpu
 
-    def __enter__(self) -> Scope:
-        super().__enter__()
+    def __enter__(self, enabled_by: str = "") -> Scope:
+        super().__enter__(enabled_by)
         if self._forced_cpu:
             self._context.force_cpu()
         return self
@@ -192,9 +195,8 @@ class Joining(Scope):
         return self._context
 
 
-def _enter(context: Context, owner: Scope) -> None:
+def _enter(entry: Entry, context: Context) -> None:
     """Enter a context in this thread. If that fails or is interrupted, undo it and raise."""
-    entry = Entry(context, owner=owner)
     try:
         _fill(entry, context)
         context.entries.add(entry)

@@ -8,6 +8,7 @@ may.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -22,10 +23,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 import torchdevice
 from torchdevice import installed
 from torchdevice.core import thread_state
+from torchdevice.core.thread_state import ContextMode
 from torchdevice.engines import wrap
 
 # Python reports an exception in a destructor, an injected interrupt too, as unraisable.
@@ -292,3 +295,87 @@ def test_a_signal_handler_that_uses_a_scope(chosen: str) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
     assert all(seen) and state_of_thread() == before
+
+
+@pytest.mark.parametrize("file", [torch.overrides.__file__, contextlib.__file__])
+@pytest.mark.parametrize("kept", [False, True], ids=["error dropped", "error kept"])
+def test_an_interrupt_in_torchs_own_block(kept: bool, file: str, chosen: str) -> None:
+    """Torch may lose the mode then. The next entry finds it on the stack, also while the error's frames are kept."""
+
+    def call() -> None:
+        torch.nn.functional.softmax(torch.ones(2, device="cuda"), dim=0)
+
+    def on_stack() -> int:
+        return sum(isinstance(mode, ContextMode) for mode in torch.overrides._get_current_function_mode_stack())
+
+    before = state_of_thread()
+    with torchdevice.portable(engine="mode"):
+        with Injector(-1, interrupt, files=file) as counter:
+            call()
+        lost = 0
+        for number in range(counter.reached):
+            error: BaseException | None = None
+            with Injector(number, interrupt, files=file):
+                try:
+                    call()
+                except KeyboardInterrupt as caught:
+                    error = caught
+            assert error is not None
+            lost += on_stack() == 0
+            if not kept:
+                error = None
+            with torchdevice.portable("cpu"):
+                assert torch.ones(2, device="cuda").sum().item() == 2 and on_stack() == 1
+            error = None
+            with torchdevice.portable("cpu"):
+                call()
+            assert on_stack() == 1 and torch.ones(2, device="cuda").sum().item() == 2
+        assert lost
+    assert state_of_thread() == before
+
+
+def lose(above: Any) -> None:
+    """Take the mode below another one off, in a function that has ended when the mode is looked for."""
+    for _ in range(2):
+        torch._C._pop_torch_function_stack()
+    torch._C._push_on_torch_function_stack(above)
+
+
+def test_a_lost_mode_gets_its_place_again(chosen: str) -> None:
+    """The program's own modes take themselves off blindly, so each must be where it was."""
+    stack = torch.overrides._get_current_function_mode_stack
+    before = state_of_thread()
+    with BaseTorchFunctionMode(), torchdevice.portable(engine="mode"), BaseTorchFunctionMode() as above:
+        whole = stack()
+        lose(above)
+        with torchdevice.portable("cpu"):
+            assert stack() == whole
+        torch._C._push_on_torch_function_stack(whole[1])  # as torch's own block does late, when an error is dropped
+        with torchdevice.portable("cpu"):
+            assert stack() == whole
+    assert state_of_thread() == before
+
+
+@pytest.mark.parametrize("first", [None, {"devices": 2, "propagate": True}], ids=["first", "second"])
+def test_an_interrupt_at_any_line_of_enable(first: dict[str, Any] | None, sweep: tuple[bool, int]) -> None:
+    """Whatever an interrupted ``enable()`` has left, one ``disable()`` ends it."""
+
+    def cycle() -> None:
+        if first is not None:
+            torchdevice.enable("cpu", **first)
+        torchdevice.enable("cpu", devices=3, propagate=True)
+
+    cycle()
+    torchdevice.disable()
+    before, environment = state_of_thread(), dict(os.environ)
+    with Injector(-1, interrupt) as counter:
+        cycle()
+    torchdevice.disable()
+    for number in chosen_lines(counter.reached, sweep, 150):
+        with Injector(number, interrupt) as injector, contextlib.suppress(KeyboardInterrupt):
+            cycle()
+        if torchdevice.current() is not None:
+            assert torch.ones(2, device="cuda").sum().item() == 2
+            torchdevice.disable()
+        assert state_of_thread() == before and dict(os.environ) == environment, injector.where
+        assert_inside_and_outside(makers("cpu", "mode"))

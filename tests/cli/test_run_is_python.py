@@ -87,8 +87,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with zipfile.ZipFile(root / name, "w") as archive:
             archive.writestr("__main__.py", probe)
             archive.writestr("beside.py", "VALUE = 'archive'")
-    # The text of the installed ``torchdevice`` script.
-    (root / "command.py").write_text("import sys\nfrom torchdevice.cli.main import main\nsys.exit(main())\n")
     return root
 
 
@@ -104,10 +102,10 @@ def outcomes(
     folder: Path,
     *program: str,
     flags: tuple[str, ...] = (),
-    launcher: tuple[str, ...] = ("-m", "torchdevice"),
+    launcher: tuple[str, ...] = (str(Path(__file__).with_name("console_script.py")),),
     **env: str,
 ) -> Iterator[tuple[int, str, str]]:
-    """Run a program under Python, then under the command. Yield the exit status, stdout and stderr of each run."""
+    """Run a program under Python, then under the installed command. Yield exit status, stdout and stderr of each."""
     environment = {"TORCHDEVICE_LOG": "ERROR", "PYTHONDONTWRITEBYTECODE": "1", **env}
     for command in ([], [*launcher, "run", "--target", "cpu"]):
         result = run_python(*flags, *command, *program, cwd=folder, **environment)
@@ -123,9 +121,8 @@ class TestStart:
         assert run == plain
 
     @pytest.mark.parametrize("start", ["script", "module", "folder"])
-    def test_by_the_installed_command(self, start: str, programs: Path) -> None:
-        launcher = (str(programs / "command.py"),)
-        plain, run = outcomes(programs, *STARTS[start], launcher=launcher)
+    def test_by_the_module(self, start: str, programs: Path) -> None:
+        plain, run = outcomes(programs, *STARTS[start], launcher=("-m", "torchdevice"))
         assert run == plain and plain[0] == 0
 
     @pytest.mark.parametrize("start", ["script", "module", "folder"])
@@ -173,8 +170,6 @@ ENDINGS = {
     "base_exception": "class Ended(BaseException): pass\nraise Ended('boom')",
     "interrupt": "raise KeyboardInterrupt",
     "interrupt_by_signal": "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nwhile True: pass",
-    "syntax_error": "def broken(:\n",
-    "indentation_error": "if True:\nprint(1)\n",
     "syntax_error_at_run_time": "exec('def broken(:')",
     "own_hook": "import sys\nsys.excepthook = lambda *args: print(args[0], args[2].tb_lineno, __file__)\n1 / 0",
     "own_hook_exits": "import sys\nsys.excepthook = lambda *args: sys.exit(5)\n1 / 0",
@@ -196,7 +191,85 @@ class Last:
     def __del__(self): print('torn down')
 kept = Last()""",
     "stdout_is_gone": "import os, sys\nprint('words'); os.close(1)",
+    "stderr_is_gone": "import os\nos.close(2)\n1 / 0",
+    "exit_empty_text": "raise SystemExit('')",
+    "exit_float": "raise SystemExit(1.5)",
+    "exit_beyond_c": "raise SystemExit(2**70)",
+    "exit_not_encodable": "raise SystemExit('\\udc80')",
+    "exit_without_text": "class C:\n    def __str__(self): 1 / 0\nraise SystemExit(C())",
+    "exit_subclass": "class S(SystemExit): code = property(lambda self: 6)\nraise S(4)",
+    "exit_in_finally": "try:\n    1 / 0\nfinally:\n    raise SystemExit(11)",
+    "exit_builtin": "quit('bye')",
+    "signal_kills": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "signal_aborts": "import os; os.abort()",
+    "signal_of_a_pipe": "import os, signal; os.kill(os.getpid(), signal.SIGPIPE); print('alive')",
+    "signal_handler_raises": """
+import os, signal
+def handle(*_): raise ValueError('from the handler')
+signal.signal(signal.SIGTERM, handle)
+os.kill(os.getpid(), signal.SIGTERM)
+while True: pass""",
+    "no_frames": "raise ValueError(1).with_traceback(None) from SyntaxError('made', ('file.py', 3, 4, 'text'))",
+    "syntax_error_of_an_import": "open('broken.py', 'w').write('def f(:')\nimport broken",
+    "exceptions_in_a_group": "raise ExceptionGroup('some', [ValueError(1), TypeError(2)])",
+    "exceptions_in_a_circle": "a, b = ValueError(1), ValueError(2)\na.__cause__, b.__cause__ = b, a\nraise a",
+    "exception_without_text": "class E(Exception):\n    def __str__(self): 1 / 0\nraise E",
+    "exception_with_a_suggestion": "variable = 1\nvariabel",
+    "thread_raises": "import threading\ndef f(): 1 / 0\nt = threading.Thread(target=f); t.start(); t.join()",
+    "thread_exits": "import sys, threading\nt = threading.Thread(target=lambda: sys.exit(3)); t.start(); t.join()",
+    "thread_raises_after_the_end": """
+import threading, time
+def f():
+    time.sleep(0.3); raise ValueError('of the thread')
+threading.Thread(target=f).start()
+raise KeyError('of the program')""",
+    "thread_ends_the_process": """
+import os, threading
+threading.Thread(target=os._exit, args=[5]).start()
+while True: pass""",
+    "pool_raises": """
+from concurrent.futures import ThreadPoolExecutor
+ThreadPoolExecutor(1).submit(lambda: 1 / 0).result()""",
+    "child_exits": "import os\nchild = os.fork()\nif not child: raise SystemExit(3)\nprint(os.waitpid(child, 0)[1])",
+    "child_raises": "import os\nchild = os.fork()\nif not child: 1 / 0\nprint(os.waitpid(child, 0)[1])",
+    "exit_handler_raises": "import atexit\n@atexit.register\ndef f(): 1 / 0\nraise ValueError('first')",
+    "exit_handler_exits": "import atexit, sys\n@atexit.register\ndef f(): sys.exit('bye')",
+    "exit_handler_interrupted": "import atexit, signal\natexit.register(signal.raise_signal, signal.SIGINT)",
+    "exit_handler_ends_at_once": "import atexit, os\n@atexit.register\ndef f(): os._exit(12)",
+    "globals_at_the_end": "import atexit\natexit.register(lambda: print(sorted(globals())))",
+    "globals_after_an_error": "import atexit\natexit.register(lambda: print(sorted(globals())))\n1 / 0",
+    "globals_after_an_exit": "import atexit\natexit.register(lambda: print(sorted(globals())))\nraise SystemExit(3)",
+    "destructor_raises": "class A:\n    def __del__(self): 1 / 0\nA()\nkept = A()",
+    "hook_raises": "import sys\ndef hook(*_): raise KeyError('of the hook')\nsys.excepthook = hook\n1 / 0",
+    "hook_is_none": "import sys\nsys.excepthook = None\n1 / 0",
+    "hook_and_no_frames": "import sys\nsys.excepthook = lambda *seen: print(seen)\nexec('(')",
+    "modules_are_gone": "import sys\nsys.modules.clear()\n1 / 0",
+    "main_is_gone": "import sys\ndel sys.modules['__main__']\n1 / 0",
+    "warnings": "x = 1\nif x is 1: pass\nassert (x, 'always')\n",
+    "coroutine_never_awaited": "async def f(): pass\nf()",
 }
+
+NOT_COMPILED = {
+    "syntax": b"def broken(:\n",
+    "unclosed": b"x = (1,\n",
+    "unclosed_text": b"x = '''abc\n",
+    "return_outside": b"print(1)\nreturn 3\n",
+    "future": b"from __future__ import nope\n",
+    "same_argument": b"def f(a, a): pass\n",
+    "indentation": b"if True:\nprint(1)\n",
+    "indented_less": b"if True:\n        x = 1\n    y = 2\n",
+    "tabs": b"if True:\n        x = 1\n\ty = 2\n",
+    "null_byte": b"x = 1\n\0\n",
+    "null_byte_at_once": b"\0",
+    "not_utf8": b"x = 1\ny = '\xe9'\n",
+    "unknown_encoding": b"# -*- coding: nope -*-\nx = 1\n",
+    "two_encodings": b"\xef\xbb\xbf# -*- coding: latin-1 -*-\nx = 1\n",
+    "warning_before": b"assert (1, 'always')\nreturn 3\n",
+    "too_many_parentheses": b"(" * 300 + b")" * 300,
+    "nested_too_deeply": b"x = " + b"-" * 100_000 + b"1\n",
+    "bytecode_of_another_python": b"\0\0\r\n" + b"\0" * 12,
+}
+"""Programs that Python refuses before it runs the first line."""
 
 
 class TestEnd:
@@ -206,21 +279,12 @@ class TestEnd:
         plain, run = outcomes(tmp_path, "program.py")
         assert run == plain
 
-    def test_source_that_is_not_utf8(self, tmp_path: Path) -> None:
-        """Python words the SyntaxError differently for a file than for bytes that are compiled."""
-        (tmp_path / "program.py").write_bytes(b"x = '\xe9'")
-        plain, run = outcomes(tmp_path, "program.py")
-        assert run[:2] == plain[:2] == (1, "")
-        assert plain[2].startswith("SyntaxError: ") and run[2].splitlines()[-1].startswith("SyntaxError: ")
-        assert "Traceback" not in run[2] and f'File "{tmp_path / "program.py"}", line 1' in run[2]
-
-    @pytest.mark.parametrize("ending", ["exit_text", "exception", "interrupt", "syntax_error", "last_traceback"])
-    @pytest.mark.parametrize("start", ["module", "folder"])
-    def test_ending_of_a_module_or_folder(self, start: str, ending: str, tmp_path: Path) -> None:
-        (tmp_path / "folder").mkdir()
-        for name in ("program.py", "folder/__main__.py"):
-            (tmp_path / name).write_text(ENDINGS[ending])
-        plain, run = outcomes(tmp_path, *STARTS[start])
+    @pytest.mark.parametrize("ending", ENDINGS)
+    @pytest.mark.parametrize("start", ["module", "package", "folder", "archive", "-c"])
+    def test_ending_of_a_program_that_is_no_script(self, start: str, ending: str, tmp_path: Path) -> None:
+        source = ENDINGS[ending]
+        written(tmp_path, source.encode())
+        plain, run = outcomes(tmp_path, *(("-c", source) if start == "-c" else STARTS[start]))
         assert run == plain
 
     def test_interrupt_ends_the_process_by_the_signal(self, tmp_path: Path) -> None:
@@ -251,6 +315,42 @@ class TestEnd:
         (tmp_path / "program.py").write_text(program)
         result = run_python("-m", "torchdevice", "run", "--target", "cpu", "--report", "program.py", cwd=tmp_path)
         assert result.returncode == 1 and result.stderr.index("ZeroDivisionError") < result.stderr.index("1 x cuda")
+
+
+def written(folder: Path, source: bytes) -> None:
+    """Write a program as script, package, folder and archive."""
+    for name in ("package", "folder"):
+        (folder / name).mkdir()
+        (folder / name / "__main__.py").write_bytes(source)
+    (folder / "package" / "__init__.py").touch()
+    for name in ("program.py", "program.pyc"):
+        (folder / name).write_bytes(source)
+    with zipfile.ZipFile(folder / "archive.zip", "w") as archive:
+        archive.writestr("__main__.py", source)
+
+
+class TestNotCompiled:
+    @pytest.mark.sampled(len(NOT_COMPILED))
+    @pytest.mark.parametrize("kind", NOT_COMPILED)
+    def test_a_script(self, kind: str, tmp_path: Path) -> None:
+        """Python says it, in the words that it has for a file, and torch is not imported before."""
+        written(tmp_path, NOT_COMPILED[kind])
+        script = "program.pyc" if kind == "bytecode_of_another_python" else "program.py"
+        for flags in ((), ("-O", "-X", "importtime")):
+            plain, run = outcomes(tmp_path, script, flags=flags)
+            assert plain[0] == 1 and "torch._C" not in run[2]
+            if not flags:
+                assert run == plain
+
+    @pytest.mark.parametrize("kind", NOT_COMPILED)
+    @pytest.mark.parametrize("start", ["module", "package", "folder", "archive", "-c"])
+    def test_a_program_that_is_no_script(self, start: str, kind: str, tmp_path: Path) -> None:
+        source = NOT_COMPILED[kind]
+        if start == "-c":
+            source = source.replace(b"\0", b"\1").replace(b"\xe9", b"\xc3\xa9").removeprefix(b"\xef\xbb\xbf")
+        written(tmp_path, source)
+        plain, run = outcomes(tmp_path, *(("-c", source.decode()) if start == "-c" else STARTS[start]))
+        assert run == plain
 
 
 class TestWorkers:

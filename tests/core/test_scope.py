@@ -24,6 +24,7 @@ from conftest import OUT_OF_TREE, failing_half_way, run_python
 from torch.overrides import TorchFunctionMode
 
 import torchdevice
+from torchdevice import activation, options
 from torchdevice.core import thread_state
 from torchdevice.errors import NotSupportedError, ScopeError
 
@@ -77,7 +78,11 @@ class TestMatrix:
             inner = run(way, is_active)
             return [inner, is_active()]
 
-        assert run(way, outer) == [True, True]
+        if way == "enable":  # the inner disable() ends both
+            with pytest.raises(ScopeError, match="without enable"):
+                run(way, outer)
+        else:
+            assert run(way, outer) == [True, True]
         assert not is_active()
 
     def test_nested_with_other_options(self, way: str) -> None:
@@ -86,7 +91,8 @@ class TestMatrix:
             inner = run(way, torch.cuda.device_count, devices=4)
             return [before, inner, torch.cuda.device_count()]
 
-        assert run(way, counts, devices=2) == [2, 4, 2]
+        outer = "with" if way == "enable" else way
+        assert run(outer, counts, devices=2) == [2, 4, 2]
 
     def test_reused(self, way: str) -> None:
         if way == "enable":
@@ -103,6 +109,11 @@ class TestMatrix:
             assert not is_active()
 
     def test_reentered(self, way: str) -> None:
+        if way == "enable":
+            assert len({torchdevice.enable() for _ in range(50)}) == 1
+            torchdevice.disable()
+            assert not is_active()
+            return
         scope = torchdevice.portable()
 
         def nested(depth: int) -> bool:
@@ -330,14 +341,53 @@ class TestDecorator:
 
 
 class TestEnable:
-    def test_twice(self) -> None:
-        torchdevice.enable()
+    def test_the_last_call_counts(self) -> None:
+        first = torchdevice.enable()
+        assert torchdevice.enable() is first
         torchdevice.enable(devices=2)
         assert torch.cuda.device_count() == 2
         torchdevice.disable()
-        assert torch.cuda.device_count() == 1
+        assert not is_active()
+
+    def test_the_last_call_counts_with_a_block_between(self) -> None:
+        torchdevice.enable()
+        with torchdevice.portable(devices=2) as block:
+            torchdevice.enable(devices=3)
+            assert torch.cuda.device_count() == 3
+            torchdevice.disable()
+            assert torchdevice.current() is block and torch.cuda.device_count() == 2
+        assert not is_active()
+
+    def test_a_call_that_is_refused_changes_nothing(self) -> None:
+        scope = torchdevice.enable()
+        with pytest.raises(torchdevice.errors.UnknownTargetError):
+            torchdevice.enable("vax")
+        assert torchdevice.current() is scope
+        torchdevice.disable()
+
+    @pytest.mark.parametrize("ways", [("mode", "wrap"), ("wrap", "mode")])
+    def test_the_last_call_chooses_the_engine(self, ways: tuple[str, str]) -> None:
+        for engine in ways:
+            torchdevice.enable(engine=engine)
+            assert (thread_state.state.mode is not None) is (engine == "wrap")
+        torchdevice.disable()
+
+    def test_what_activates_a_whole_run_stays(self) -> None:
+        """A program in ``torchdevice run`` that enables a scope and disables it is back in the run's."""
+        run = activation.enable_chosen(options.chosen({}), propagate=False)
+        torchdevice.enable(devices=2)
+        torchdevice.disable()
+        assert torchdevice.current() is run
         torchdevice.disable()
         assert not is_active()
+
+    def test_the_environment_is_as_before_the_first_call(self) -> None:
+        before = dict(os.environ)
+        for count in (2, 3):
+            torchdevice.enable(devices=count, propagate=True)
+            assert os.environ["TORCHDEVICE_DEVICES"] == str(count)
+        torchdevice.disable()
+        assert dict(os.environ) == before
 
     def test_propagation_is_undone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCHDEVICE_TARGET", "cpu")

@@ -22,7 +22,8 @@ import subprocess
 import sys
 import textwrap
 import types
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchdevice import options as _options
@@ -113,6 +114,9 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
         return _start_python(options, program)
     if program.is_command:
         return _start_command(options, program)
+    if program.path and isinstance(program.source, bytes) and not _is_valid(program.source):
+        # Python words an error in a file differently from one in text that it is given to compile.
+        return _become([*subprocess._args_from_interpreter_flags(), *program.argv])  # type: ignore[attr-defined]
     sys.argv[:] = program.argv
     _set_first_path(program)
     main = _new_main(program)
@@ -125,10 +129,27 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
 def _start_python(options: argparse.Namespace, program: Program) -> int:
     """Begin again in an interpreter with the given flags."""
     again = ["-m", "torchdevice", "run", *options.own, *program.argv] if program.argv else []
-    words = [sys.executable, *program.interpreter, *again]
+    return _become([*program.interpreter, *again])
+
+
+def _become(arguments: Sequence[str]) -> int:
+    """Let an interpreter with the given arguments take the place of this process."""
+    words = [sys.executable, *arguments]
     if os.name == "nt":  # where another process would not take the place of this one
         return subprocess.call(words)
     os.execv(sys.executable, words)
+
+
+def _is_valid(source: bytes) -> bool:
+    """Return whether Python can compile a script, which may be compiled already."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not source.startswith(importlib.util.MAGIC_NUMBER):
+                compile(source, "", "exec", dont_inherit=True)
+    except Exception:  # also a MemoryError, for too many parentheses
+        return False
+    return True
 
 
 def _start_command(options: argparse.Namespace, program: Program) -> int:
@@ -182,7 +203,8 @@ def _new_main(program: Program) -> dict[str, Any]:
     another name that multiprocessing gives to ``__main__``. This comes before the import of torch, which imports
     multiprocessing.
     """
-    before = vars(sys.modules["__main__"])
+    _replaced.append(sys.modules["__main__"])
+    before = vars(_replaced[-1])
     main = types.ModuleType("__main__")
     new = vars(main)
     if "__annotations__" in before:  # up to Python 3.13
@@ -198,6 +220,10 @@ def _new_main(program: Program) -> dict[str, Any]:
     if "__mp_main__" in sys.modules:
         sys.modules["__mp_main__"] = main
     return new
+
+
+_replaced: list[types.ModuleType] = []
+"""This command's own ``__main__``. At the end the interpreter writes into its globals, without a reference to them."""
 
 
 def _loader(path: str, source: bytes | str) -> Any:
@@ -300,29 +326,41 @@ def _execute(program: Program, main: dict[str, Any], checked: bool) -> None:
         else:
             code = pkgutil.read_code(io.BytesIO(program.source))
             exec(code or compile(program.source, program.file, "exec", dont_inherit=True), main)
+            _forget_file(program, main)
     except SystemExit:
         raise
     except BaseException as error:
         trim(error.__cause__ or error.__context__)
         if checked:
             _note_end(error)
-        _show_from(error, without_ours(error))
+        _show_from(error, without_ours(error), functools.partial(_forget_file, program, main))
         raise
 
 
-def _show_from(error: BaseException, frames: types.TracebackType | None) -> None:
+def _forget_file(program: Program, main: dict[str, Any]) -> None:
+    """Take the file's name out of the globals of a script, as Python does before handlers of exit run."""
+    for name in ("__file__", "__cached__") if isinstance(program.source, bytes) else ():
+        main.pop(name, None)
+
+
+def _show_from(error: BaseException, frames: types.TracebackType | None, then: Callable[[], None]) -> None:
     """Let the interpreter print an uncaught exception without the frames above the given ones.
 
     The interpreter also chooses the exit status and ends the process, so the exception must reach it. On its way the
     exception collects frames of this command, and they are taken off when the interpreter calls its hook.
     """
-    hook = sys.excepthook
+    hook = getattr(sys, "excepthook", sys.__excepthook__)
 
     def show(kind: type[BaseException], value: BaseException, traceback: types.TracebackType | None) -> None:
         sys.excepthook = hook
         if value is error:
             traceback = sys.last_traceback = value.__traceback__ = frames
-        hook(kind, value, traceback)
+        try:
+            hook(kind, value, traceback)
+        except BaseException as raised:
+            raised.__traceback__ = without_ours(raised)
+            raise
+        then()
 
     sys.excepthook = show
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -43,10 +45,12 @@ class ContextMode(TorchFunctionMode):
         context: The context of the innermost entry that the mode serves; None where it serves none any more.
         is_pushed: Whether the mode is on torch's stack, or was taken off by torch itself for the time of a call. False
             while this package puts it there or takes it off.
+        index: Where on torch's stack it was put.
     """
 
     context: Context | None
     is_pushed = False
+    index = 0
 
     def serve(self, context: Context | None) -> None:
         """Serve a context from now on."""
@@ -67,14 +71,16 @@ class Entry:
         during_call: Whether a mode beside the stack handles a call outside the entry, so that ``state.mode`` is None.
         restores: Whether ``state.mode`` is still to be restored: the entry was left as the innermost one.
         parts: The installations that this entry holds. The caller of :func:`enter` sets and drops them.
-        environment: The environment variables to restore on leaving; None for an entry that :func:`enable` did not
-            make.
+        enabled_by: Who made an entry that lasts until :func:`disable`: ``"program"``, whose next call of :func:`enable`
+            takes its place, or ``"run"``, which is whatever activates a whole run; empty for other entries.
+        environment: The environment variables to restore by :func:`disable`.
     """
 
     __slots__ = (
         "compiling",
         "context",
         "during_call",
+        "enabled_by",
         "environment",
         "mode",
         "owner",
@@ -100,7 +106,8 @@ class Entry:
         self.during_call = state.mode is None and bool(state.entries) and state.entries[-1].unstacked is not None
         self.restores = False
         self.parts: list[Any] = []
-        self.environment: dict[str, str | None] | None = None
+        self.enabled_by = ""
+        self.environment: dict[str, str | None] = {}
 
 
 class ThreadState(threading.local):
@@ -191,6 +198,7 @@ def _stack(mode: ContextMode, context: Context | None) -> None:
     if mode not in state.stacked:
         mode.serve(context)
         state.stacked[mode] = None
+        mode.index = _stack_length()
         _push(mode)
         mode.is_pushed = True
 
@@ -241,6 +249,8 @@ def _serve_or_retire(mode: ContextMode) -> None:
     # A new entry never takes a mode that serves nothing, so this condition stays true.
     if _served_by(mode) is None:
         _retire(mode)
+    elif mode.is_pushed and stacked_modes().count(mode) != 1:
+        _put_back(mode)
 
 
 def _served_by(mode: ContextMode) -> Context | None:
@@ -313,6 +323,57 @@ def _retire(mode: ContextMode) -> None:
             continue  # a signal handler came within the line, and the stack is empty now
     if not mode.is_pushed:
         state.stacked.pop(mode, None)
+
+
+def put_back_lost() -> None:
+    """Put modes back that an interrupt in torch's own block around a call has lost."""
+    for mode in list(state.stacked):
+        _serve_or_retire(mode)
+    if state.lifted:
+        _put_back_lifted()
+
+
+def _put_back(mode: ContextMode) -> None:
+    """Put a mode on torch's stack once.
+
+    Torch takes it off while it handles a call, and puts it back where the frame of its block ends. An interrupt in that
+    block loses the mode, or leaves the frame to the error, which may end when the mode is on the stack again.
+    """
+    if mode not in stacked_modes() and _handles_a_call(mode):
+        return
+    while (times := (stack := stacked_modes()).count(mode)) != 1:
+        try:
+            if times and stack[-1] is not mode:
+                return  # until no mode of another package is above
+            if times:
+                _pop() if _is_top(mode) else None
+            elif len(stack) > mode.index:
+                state.lifted.append(_Lifted(len(stack), stack[-1], mode))
+                _pop() if _is_top(stack[-1]) else None
+            else:
+                _push(mode)
+        except RuntimeError:
+            continue  # a signal handler came within the line, and the stack is empty now
+
+
+_TAKING_OFF = {"_pop_mode", "_pop_mode_temporarily", "_pop_torch_function_stack"}
+"""What functions call that take modes off torch's stack for some time."""
+
+_DYNAMO = os.path.join("torch", "_dynamo", "")
+"""Dynamo takes all modes off while it compiles."""
+
+
+def _handles_a_call(mode: ContextMode) -> bool:
+    """Return whether a frame of this thread has taken a mode off torch's stack and will put it back."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code is type(mode).__torch_function__.__code__ and frame.f_locals.get("self") is mode:
+            return True
+        if not _TAKING_OFF.isdisjoint(code.co_names) or _DYNAMO in code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_top(mode: Any) -> bool:

@@ -67,6 +67,8 @@ def of_this_thread() -> ContextMode | None:
     """Return the mode that handles this thread's calls, beside torch's stack or on it; None while it handles one."""
     if thread_state.state.mode is not None:
         return thread_state.state.mode
+    if thread_state.state.stacked:
+        thread_state.put_back_lost()
     for mode in thread_state.stacked_modes():
         if isinstance(mode, DeviceMode) and mode.context is not None:
             return mode

@@ -32,7 +32,7 @@ def _start(context: Context, original: Any, self: threading.Thread) -> None:
     if getattr(target, "__module__", None) in _INHERIT_NO_SCOPE:
         return original(self)
     of_thread = self.__dict__.get(_RUN)  # a program may have set one of its own
-    run = _in_scope(context, self.run)
+    run, inherited = self.run, context.in_another_thread()
 
     def restore() -> None:
         self.__dict__.pop(_RUN, None)
@@ -41,7 +41,8 @@ def _start(context: Context, original: Any, self: threading.Thread) -> None:
 
     def run_in_scope() -> None:
         restore()
-        run()
+        with inherited:  # in this function: leaving a scope takes the frame of its caller out of tracebacks
+            run()
 
     try:
         self.__dict__[_RUN] = run_in_scope

@@ -1,0 +1,8 @@
+"""The text of the ``torchdevice`` command, as pip installs it."""
+
+import sys
+
+from torchdevice.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
