@@ -117,3 +117,15 @@ def test_a_generator_that_has_a_place_determines_the_numbers(draws: Callable[...
         assert draws(x.cuda(), None).tolist() == expected.tolist()
         with pytest.raises(RuntimeError, match="device type for generator"):
             draws(x.cuda(), torch.Generator())
+
+
+def test_the_class_is_pickled_as_torchs_own() -> None:
+    original = torch.Generator
+    for engine in ("mode", "wrap"):
+        with torchdevice.portable("cpu", engine=engine):
+            pickled = pickle.dumps([torch.Generator, Own])
+        assert pickle.loads(pickled) == [original, Own] and b"torchdevice" not in pickled
+
+
+class Own(torch.Generator):
+    """A program's class."""

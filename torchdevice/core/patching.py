@@ -85,6 +85,15 @@ def original_of(function: Any) -> Any:
     return getattr(function, "_torchdevice_original", function)
 
 
+class OwnModule(str):
+    """The ``__module__`` of a class whose instances have none of the class's. pybind11 pickles functions by it."""
+
+    def __get__(self, instance: Any, owner: type) -> str:
+        if instance is None:
+            return str(self)
+        raise AttributeError("__module__")
+
+
 class Replaced:
     """An attribute of a module or class, replaced by what ``make(original)`` returns.
 
@@ -189,7 +198,7 @@ class ReplacedInImporters:
     """
 
     def __init__(self, owner: ModuleType, name: str, make: Callable[[Any], Any]):
-        self._name, self._make = name, make
+        self._name, self._make = name, functools.cache(make)  # the importers share one object
         self._function = require(owner, name)
         _imported_names.add(name)
         self._searched = 0
@@ -234,7 +243,7 @@ def _importers() -> Mapping[str, list[ModuleType]]:
     if _searched[0] != state:
         found: dict[str, list[ModuleType]] = {name: [] for name in names}
         for key, module in list(sys.modules.items()):
-            if key.startswith("torch."):
+            if key == "torch" or (key.startswith("torch.") and key != "torch._C"):  # which has the originals
                 for name in vars(module).keys() & names:
                     found[name].append(module)
         _searched = state, found
@@ -291,7 +300,8 @@ class Guarded:
         self._module = module
         self._before: type[ModuleType] = type(module)
         descriptors = {name: _GuardedName(name, value) for name, value in names.items()}
-        self._class = type(f"Guarded[{module.__name__}]", (self._before,), descriptors)
+        members = {**descriptors, "__module__": OwnModule(__name__)}
+        self._class = type(f"Guarded[{module.__name__}]", (self._before,), members)
 
     def install(self) -> None:
         self._module.__class__ = self._class

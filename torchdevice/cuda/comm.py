@@ -13,7 +13,7 @@ import torch.cuda.comm
 
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.patching import Patch, replaced_in_importers
 from torchdevice.cuda.nccl import reduced
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.interrupt_safe_exit import block
@@ -211,6 +211,5 @@ def _reduce_add(context: Context, original: Any, inputs: Any, destination: Any =
 def patches() -> list[Patch]:
     """Return the patches of ``reduce_add``."""
     return [
-        replaced_function(torch.nn.parallel.comm, "reduce_add", _reduce_add, native_to="cuda"),
-        replaced_function(torch.cuda.comm, "reduce_add", _reduce_add, native_to="cuda"),
+        replaced_in_importers(torch.nn.parallel.comm, "reduce_add", _reduce_add, native_to="cuda"),
     ]

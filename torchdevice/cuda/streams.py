@@ -21,7 +21,14 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function, subclass_in_place_of
+from torchdevice.core.patching import (
+    Patch,
+    Replaced,
+    ReplacedInImporters,
+    per_context,
+    replaced_function,
+    subclass_in_place_of,
+)
 from torchdevice.cuda.sleeping import busy_until
 from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling
@@ -469,12 +476,13 @@ def _no_range() -> Any:
 
 
 def _from_ipc_handle(original: Any) -> Any:
-    def from_ipc_handle(cls: type, device: Any, handle: bytes) -> Any:
+    @functools.wraps(original)
+    def from_ipc_handle(device: Any, handle: bytes) -> Any:
         if thread_state.state.for_cuda is None:
             return original(device, handle)
         thread_state.refuse("torch.cuda.Event.from_ipc_handle", "Share an event between threads, not processes.")
 
-    return classmethod(functools.update_wrapper(from_ipc_handle, original))
+    return staticmethod(from_ipc_handle)
 
 
 def _new_event(
@@ -489,12 +497,16 @@ def _new_event(
     return EventStandIn(context, enable_timing)
 
 
+_Stream, _Event = torch.Stream, torch.Event
+
+
 def _is_the_programs(context: Context, device: Any) -> bool:
     """Return whether a device argument is None, spells an accelerator, or is a device rewritten to the target."""
     rewritten = isinstance(device, torch.device) and context.is_targets(device)
     return device is None or rewritten or context.redirect(device) is not None
 
 
+@functools.wraps(_Stream.__new__)
 def _new_generic_stream(cls: type, device: Any = None, **kwargs: Any) -> Any:
     """``torch.Stream``: a ``torch.cuda.Stream`` where the device is None or the program's accelerator."""
     context = thread_state.state.for_cuda
@@ -503,15 +515,13 @@ def _new_generic_stream(cls: type, device: Any = None, **kwargs: Any) -> Any:
     return _Stream.__new__(cls, *(() if device is None else (device,)), **kwargs)
 
 
+@functools.wraps(_Event.__new__)
 def _new_generic_event(cls: type, device: Any = None, **kwargs: Any) -> Any:
     """``torch.Event``: a ``torch.cuda.Event`` where the device is None or the program's accelerator."""
     context = thread_state.state.for_cuda
     if context is not None and _is_the_programs(context, device):
         return torch.cuda.Event(**kwargs)
     return _Event.__new__(cls, *(() if device is None else (device,)), **kwargs)
-
-
-_Stream, _Event = torch.Stream, torch.Event
 
 
 def _of_accelerators(name: str) -> tuple[type, ...]:
@@ -527,8 +537,8 @@ _GenericEvent = subclass_in_place_of(_Event, _new_generic_event, also=_of_accele
 def patches() -> list[Patch]:
     """Return the patches of the stream and event classes."""
     return [
-        Replaced(torch, "Stream", lambda _: _GenericStream),
-        Replaced(torch, "Event", lambda _: _GenericEvent),
+        ReplacedInImporters(torch, "Stream", lambda _: _GenericStream),
+        ReplacedInImporters(torch, "Event", lambda _: _GenericEvent),
         replaced_function(torch.cuda.Stream, "__new__", _new_stream, native_to="cuda"),
         replaced_function(torch.cuda.ExternalStream, "__new__", _new_external_stream, native_to="cuda"),
         priorities_of(StreamStandIn),

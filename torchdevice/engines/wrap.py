@@ -12,14 +12,14 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from typing import Any
 
 import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Installation, Patch, Replaced, loaded, stands_for
+from torchdevice.core.patching import Installation, OwnModule, Patch, Replaced, loaded, put_in, stands_for, take_out
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, retries, rewriters
@@ -44,7 +44,11 @@ class EntryPoint:
     It compares, hashes, pickles and inspects as the original, because torch and programs keep tables of functions.
     """
 
+    __module__ = OwnModule(__name__)
     original: Any = None  # until __init__ has run, before which Dynamo asks what the object is
+
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = OwnModule(cls.__module__)
 
     def __init__(self, original: Any):
         functools.update_wrapper(self, original)
@@ -191,13 +195,22 @@ def _operator_call(original: Any) -> Any:
     return __call__
 
 
-_entry_points: dict[Any, EntryPoint] = {}
-"""Original function -> its entry point."""
+_entry_points: dict[int, EntryPoint] = {}
+"""``id`` of an original function -> its entry point. Aliases such as ``mm`` and ``dsmm`` are equal, and two objects."""
+
+
+def _entry_point(function: Any) -> EntryPoint:
+    """Return the entry point of a function, or what is one already."""
+    if isinstance(function, EntryPoint):
+        return function
+    if id(function) not in _entry_points:
+        _entry_points[id(function)] = _kind_for(function)(function)
+    return _entry_points[id(function)]
 
 
 def _stand_in(original: Any) -> Any:
     """Return the entry point of a function. A replacement that a program has put in its place is returned as it is."""
-    return _entry_points.get(original, original) if isinstance(original, _FUNCTIONS) else original
+    return _entry_points.get(id(original), original)
 
 
 # ---- where the entry points are --------------------------------------------------------------------------------------
@@ -229,16 +242,16 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
 def _listed(functions: Collection[Any]) -> list[Patch]:
     """Return a patch for each place in torch that holds one of these functions, methods or accessors of attributes."""
     found: list[Patch] = []
+    wrapped: set[int] = set()
     for owner, name, value in _members():
         if isinstance(value, types.GetSetDescriptorType):
             if value.__get__ in functions or value.__set__ in functions:
                 found.append(Replaced(owner, name, _Attribute))
         elif isinstance(value, _FUNCTIONS) and value in functions:
-            if value not in _entry_points:
-                _entry_points[value] = _kind_for(value)(value)
+            wrapped.add(id(_entry_point(value).original))
             if owner is not torch._VF:  # see _VariableFunctions
                 found.append(Replaced(owner, name, _stand_in))
-    return [*found, _ImportedByValue(value for value in functions if value in _entry_points)]
+    return [*found, _ImportedByValue(wrapped)]
 
 
 def _kind_for(function: Any) -> type[EntryPoint]:
@@ -287,43 +300,40 @@ def _may_be_refused() -> frozenset[Any]:
     """Return the functions that a device's kernels may refuse, without the short ones, which are methods of tensors."""
     spaces = (torch.nn.functional, torch._C._nn, torch.linalg, torch.special, torch.fft)
     found = {value for space in spaces for value in vars(space).values() if isinstance(value, _FUNCTIONS)}
-    return frozenset(value for value in found if dtype_gaps.can_be_repeated(value))
+    found = {value for value in found if value.__module__ != "torch._C"}  # has_torch_function and its siblings
+    return frozenset(filter(dtype_gaps.can_be_repeated, found))
 
 
 class _ImportedByValue:
-    """The patch of modules that imported functions by value before the scope: ``from torch import zeros``.
+    """The patch of modules that imported functions by value before the scope, torch's own among them.
 
-    A function held by a class, a closure or a default argument is not found. Torch's own modules are left out, because
-    they look names up when they run.
+    A function held by a class, a closure or a default argument is not found.
     """
 
-    def __init__(self, functions: Iterable[Any]) -> None:
-        self._originals = {id(function): function for function in functions}
+    def __init__(self, originals: Set[int]) -> None:
+        self._originals = originals
         self._seen: set[str] = set()
         self._loaded = 0, ""
         self._patches: dict[tuple[types.ModuleType, str], Replaced] = {}
 
     def install(self) -> None:
-        originals = self._originals.keys()
+        originals = self._originals
         now = loaded()
         if now != self._loaded:
             new = sys.modules.keys() - self._seen
             for place in (place for key in new | {"__main__"} for place in _holding(key, originals)):
                 self._patches.setdefault(place, Replaced(*place, _stand_in, may_be_absent=True))
             self._seen, self._loaded = set(sys.modules), now
-        for (module, name), patch in self._patches.items():
-            if id(vars(module).get(name)) in originals:
-                patch.install()
+        put_in([patch for patch in self._patches.values() if id(patch.attributes.get(patch.name)) in originals])
 
     def remove(self) -> None:
-        for patch in self._patches.values():
-            patch.remove()
+        take_out(list(self._patches.values()))
 
 
 def _holding(key: str, known: Set[int]) -> list[tuple[types.ModuleType, str]]:
     """Return the module and name of each global variable of a module whose value has an ``id`` in ``known``."""
     module = sys.modules.get(key)
-    if not isinstance(module, types.ModuleType) or key.startswith(("torch.", "torchdevice.")):
+    if not isinstance(module, types.ModuleType) or key.startswith("torchdevice."):
         return []
     if known.isdisjoint(map(id, list(vars(module).values()))):  # most modules, and the loop below takes longer
         return []
@@ -335,7 +345,7 @@ def _find_module(original: Any) -> Any:
 
     @functools.wraps(original)
     def find(orig_method: Any) -> str:
-        entry = _entry_points.get(orig_method)
+        entry = _entry_points.get(id(orig_method))
         return original(orig_method if entry is None or orig_method.__module__ else entry)
 
     return find

@@ -10,6 +10,7 @@ several classes.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import sys
 import sysconfig
@@ -71,7 +72,8 @@ class Constructor:
         self._dictionary: dict[str, Any] = dictionaries[0]
         self._original_new = self._dictionary["__new__"]
         prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.py_object)
-        self._new = staticmethod(self._make(prototype(self._original_slot)))
+        new = self._make(prototype(self._original_slot))
+        self._new = staticmethod(functools.update_wrapper(new, self._original_new))
 
     def _put(self, new: Any, slot: int) -> None:
         self._dictionary["__new__"] = new

@@ -120,7 +120,8 @@ def _register() -> None:
 
 def _guard_storage() -> None:
     """Replace ``torch.UntypedStorage.__new__``, which crashes on this device, for the rest of the process."""
-    guarded = functools.partial(new_storage, torch.UntypedStorage.__new__)
+    original = torch.UntypedStorage.__new__
+    guarded = functools.update_wrapper(functools.partial(new_storage, original), original)
     torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
 
 

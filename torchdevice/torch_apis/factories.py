@@ -13,7 +13,7 @@ import torch.utils.dlpack
 from torch.utils._device import DeviceContext, _device_constructors
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers
 from torchdevice.engines import float64_policy, lookup, moves
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
 from torchdevice.foundation.torch_internals import require
@@ -82,6 +82,5 @@ def patches() -> list[Patch]:
         replaced_function(torch.nested, "nested_tensor", _nested),
         replaced_function(torch.nested, "as_nested_tensor", _nested),
         replaced_function(require(torch._C, "_nested"), "nested_tensor", _nested),  # where that was imported by value
-        replaced_function(torch, "from_dlpack", _from_dlpack),
-        replaced_function(torch.utils.dlpack, "from_dlpack", _from_dlpack),
+        replaced_in_importers(torch, "from_dlpack", _from_dlpack),
     ]

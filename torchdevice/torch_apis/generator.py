@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copyreg
+import functools
+import pkgutil
 from typing import Any
 
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.patching import Callback, Patch, Replaced, subclass_in_place_of
+from torchdevice.core.patching import Callback, Patch, ReplacedInImporters, subclass_in_place_of
 
 _Original = torch.Generator
 
 
+@functools.wraps(_Original.__new__)
 def _new(cls: type, device: Any = "cpu") -> torch.Generator:
     context = thread_state.state.context
     if context is not None:
@@ -34,15 +37,25 @@ def _reduce(generator: torch.Generator) -> Any:
 Generator.__reduce__ = _reduce  # for subclasses of a program, which torch pickles as torch.Generator
 
 
+def _reduce_class(cls: type) -> Any:
+    """Pickle the class in the place of torch's own as that one, and subclasses of a program by their names."""
+    return (pkgutil.resolve_name, ("torch:Generator",)) if cls is Generator else cls.__qualname__
+
+
+_REDUCERS: dict[Any, Any] = {_Original: _reduce, type(Generator): _reduce_class}
+
+
 def _register() -> None:
-    copyreg.dispatch_table.setdefault(_Original, _reduce)
+    for cls, reduce in _REDUCERS.items():
+        copyreg.dispatch_table.setdefault(cls, reduce)
 
 
 def _unregister() -> None:
-    if copyreg.dispatch_table.get(_Original) is _reduce:
-        copyreg.dispatch_table.pop(_Original, None)
+    for cls, reduce in _REDUCERS.items():
+        if copyreg.dispatch_table.get(cls) is reduce:
+            copyreg.dispatch_table.pop(cls, None)
 
 
 def patches() -> list[Patch]:
     """Return the patches of ``torch.Generator``."""
-    return [Replaced(torch, "Generator", lambda _: Generator), Callback(_register, _unregister)]
+    return [ReplacedInImporters(torch, "Generator", lambda _: Generator), Callback(_register, _unregister)]

@@ -14,7 +14,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, ReplacedInImporters, original_of, replaced_function
+from torchdevice.core.patching import Patch, ReplacedInImporters, original_of, replaced_in_importers
 from torchdevice.devices.device_strings import ACCELERATORS
 from torchdevice.engines import float64_policy
 from torchdevice.foundation import dispatch_modes
@@ -226,8 +226,8 @@ def patches() -> list[Patch]:
     """Return the patches of ``torch.jit``."""
     builtins = importlib.import_module("torch.jit._builtins")
     return [
-        Replaced(torch.jit, "script", _script),
-        replaced_function(torch.jit, "load", _load),
-        replaced_function(torch.jit, "trace", _trace),
+        ReplacedInImporters(torch.jit._script, "script", _script),
+        replaced_in_importers(torch.jit._serialization, "load", _load),
+        replaced_in_importers(torch.jit._trace, "trace", _trace),
         ReplacedInImporters(builtins, "_find_builtin", _find_builtin),
     ]

@@ -76,13 +76,7 @@ def _device_of(context: Context, device: Any) -> torch.device:
 
 
 def _stand_in(module: str, name: str, dtype: torch.dtype, layout: torch.layout) -> LegacyTensorType:
-    members = {
-        "dtype": dtype,
-        "layout": layout,
-        "__module__": module,
-        "__doc__": f"A {dtype} tensor on the program's accelerator.",
-    }
-    return LegacyTensorType(name, (), members)
+    return LegacyTensorType(name, (), {"dtype": dtype, "layout": layout, "__module__": module})
 
 
 STAND_INS = {

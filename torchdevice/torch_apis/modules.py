@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.core.patching import Patch, ReplacedInImporters, replaced_function
 from torchdevice.engines import moves
 from torchdevice.engines.wrap import EntryPoint
 from torchdevice.foundation.torch_internals import require
@@ -40,13 +41,15 @@ class _HasTorchFunction(EntryPoint):
 
     It is True where any mode is on torch's stack, and the scope's is none of the program's. The paths differ in more
     than time: after the fast one an encoder's results are 0 at padded places, and only it takes nested tensors.
+    Modules that import it by value, such as ``torch.nn.functional``, hand calls over to the scope's mode by it.
     """
 
     def __call__(self, /, relevant_args: Any) -> bool:
         answer: bool = self.original(relevant_args)
-        if not answer or not all(isinstance(mode, thread_state.ContextMode) for mode in thread_state.stacked_modes()):
+        if not answer or "has_torch_function" in sys._getframe(1).f_globals:
             return answer
-        return any(map(_overrides, relevant_args))
+        only_ours = all(isinstance(mode, thread_state.ContextMode) for mode in thread_state.stacked_modes())
+        return not only_ours or any(map(_overrides, relevant_args))
 
 
 def _overrides(value: Any) -> bool:
@@ -61,7 +64,7 @@ _DISABLED = require(torch._C, "_disabled_torch_function_impl")
 def patches() -> list[Patch]:
     """Return the patches of modules and their parameters."""
     return [
-        Replaced(torch.overrides, "has_torch_function", _HasTorchFunction),
+        ReplacedInImporters(torch.overrides, "has_torch_function", _HasTorchFunction),
         replaced_function(torch.nn.Module, "_apply", _apply),
         replaced_function(torch.nn.Parameter, "__deepcopy__", _deepcopy),
     ]
