@@ -53,7 +53,8 @@ def accelerator() -> str:
     """Return the accelerator that the program of the active scope is written for."""
     scope = torchdevice.current()
     assert scope is not None
-    return scope.options.written_for
+    written_for = scope.options.written_for
+    return "cuda" if written_for == "any" else written_for
 
 
 class _Module:

@@ -128,6 +128,8 @@ def take() -> dict[str, Any]:
         "packages": list(torch.serialization._package_registry),
         "function modes": list(_get_current_function_mode_stack()),
         "autocast": {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda", "mps")},
+        "included keys": str(torch._C._dispatch_tls_local_include_set()),
+        "excluded keys": str(torch._C._dispatch_tls_local_exclude_set()),
         "autocast dtype": {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda", "mps")},
         "default dtype": torch.get_default_dtype(),
         "visible": {

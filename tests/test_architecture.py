@@ -180,7 +180,7 @@ def _strings(node: ast.AST) -> Iterator[str]:
 DEVICE_TYPES = {"cpu", "mps", "xpu", "simulated"}
 
 
-PROGRAMS = {"written_for", "accelerator"}
+PROGRAMS = {"written_for", "program", "accelerator"}
 """Attributes that name the accelerator a program is written for or spells, not the device that stands in."""
 
 

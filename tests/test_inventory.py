@@ -157,7 +157,9 @@ def skip_torchs_own(name: str, kind: str) -> None:
 
 
 def program(name: str) -> dict[str, Any]:
-    """Return the options of a scope for a program that uses a name: it is written for the name's accelerator."""
+    """Return the options of a scope for a program that uses a name: cases of MPS compare with names of CUDA."""
+    if name.startswith(("torch.mps.", "torch.backends.mps.")):
+        return {"written_for": "any"}
     return {"written_for": "xpu" if name.startswith("torch.xpu.") else "cuda"}
 
 

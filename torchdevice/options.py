@@ -290,10 +290,11 @@ class Options:
         parse=_parse_properties,
         show=lambda value: json.dumps(value, default=str, sort_keys=True),
     )
-    written_for: Family = _option(  # noqa: RUF009, as of the other options
+    written_for: Family | Literal["any"] = _option(  # noqa: RUF009, as of the other options
         "cuda",
-        "The accelerator that the program is written for. No other one is reported as available.",
-        **_one_of("written_for", *FAMILIES),
+        "The accelerator that the program is written for. Others are absent, as on a machine without them. any is "
+        "cuda, and names and devices of the others work too, though none of them is reported as available.",
+        **_one_of("written_for", *FAMILIES, "any"),
     )
     races: Literal["error", "warn"] | None = _option(
         None,

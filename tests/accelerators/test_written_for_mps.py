@@ -49,17 +49,19 @@ def test_nothing_of_it_stays(target: str) -> None:
             assert not torch.backends.mps.is_available() and torch.cuda.is_available()
 
 
-def test_cuda_is_another_device_until_it_is_used(mps: torchdevice.Scope, kind: str) -> None:
-    device = torch.device("cuda")
-    x = torch.ones(1, device="mps")
-    assert device.type == "cuda" and x.device != device and x.device == torch.ones(1, device=device).device
-    assert torch.Generator(device).device.type == kind or mps.options.identity == "program"
+def test_mps_is_another_device_until_it_is_used(target: str, kind: str) -> None:
+    device = torch.device("mps")
+    with torchdevice.portable(target, written_for="any"):
+        x = torch.ones(1, device="cuda")
+        assert device.type == "mps" and x.device != device and x.device == torch.ones(1, device=device).device
+        assert torch.Generator(device).device.type == kind
+        assert torch.mps.current_allocated_memory() >= 0 and not torch.backends.mps.is_available()
 
-    @torch.compile(backend="eager", fullgraph=True)
-    def compiled(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if x.device == torch.device("cuda") else torch.zeros_like(x, device=torch.device("cuda"))
+        @torch.compile(backend="eager", fullgraph=True)
+        def compiled(x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if x.device == torch.device("mps") else torch.zeros_like(x, device=torch.device("mps"))
 
-    assert compiled(x).tolist() == [0.0] and compiled(x).device == x.device
+        assert compiled(x).tolist() == [0.0] and compiled(x).device == x.device
 
 
 def test_a_training_loop(mps: torchdevice.Scope, kind: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,13 @@ SPELLINGS: list[Any] = ["cuda", "cuda:0", 0, "mps", "mps:0", "xpu", "xpu:0"]
 OTHER = torch.empty(2, dtype=torch.float16)
 
 
+@pytest.fixture
+def any_family(distinct: torchdevice.Scope) -> Iterator[None]:
+    with torchdevice.portable("meta", written_for="any"):
+        yield
+
+
+@pytest.mark.usefixtures("any_family")
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=repr)
 class TestSpellings:
     def test_keyword(self, spelling: Any) -> None:
@@ -55,14 +62,15 @@ class TestSpellings:
         assert torch.nn.Linear(2, 2, device=spelling).weight.is_meta
 
 
-def test_another_family_is_redirected_only_where_it_is_used(distinct: torchdevice.Scope) -> None:
-    for spelling in ("mps", "mps:0", "xpu:1"):
-        assert str(torch.device(spelling)) == spelling
-    assert torch.device("mps", 3) == torch.device(torch.device("mps:3"))
-    reported = {entry.requested for entry in distinct.journal.entries}
-    assert not any(text.startswith(("mps", "xpu")) for text in reported), reported
-    torch.zeros(1, device=torch.device("mps"))
-    assert "mps" in {entry.requested for entry in distinct.journal.entries}
+def test_another_family_is_redirected_only_where_it_is_used() -> None:
+    with torchdevice.portable("meta", written_for="any") as scope:
+        for spelling in ("mps", "mps:0", "xpu:1"):
+            assert str(torch.device(spelling)) == spelling
+        assert torch.device("mps", 3) == torch.device(torch.device("mps:3"))
+        reported = {entry.requested for entry in scope.journal.entries}
+        assert not any(text.startswith(("mps", "xpu")) for text in reported), reported
+        torch.zeros(1, device=torch.device("mps"))
+        assert "mps" in {entry.requested for entry in scope.journal.entries}
 
 
 def test_torch_device_by_keyword_and_index() -> None:

@@ -73,17 +73,17 @@ def looked_up_before() -> dict[str, Callable[[], torch.Tensor]]:
         make = staticmethod(torch.zeros)
 
     def default(make: Any = torch.zeros) -> torch.Tensor:
-        return make(1, device="xpu")
+        return make(1, device="cuda")
 
     return {
-        "functools.partial": functools.partial(torch.zeros, 1, device="xpu"),
-        "a closure": lambda: zeros(1, device="xpu"),
+        "functools.partial": functools.partial(torch.zeros, 1, device="cuda"),
+        "a closure": lambda: zeros(1, device="cuda"),
         "a default argument": default,
-        "a class": lambda: Holder.make(1, device="xpu"),
-        "an object": lambda: an_object.make(1, device="xpu"),
-        "a dictionary": lambda: by_name["make"](1, device="xpu"),
-        "a list": lambda: by_number[0](1, device="xpu"),
-        "a bound method": lambda: move("xpu"),
+        "a class": lambda: Holder.make(1, device="cuda"),
+        "an object": lambda: an_object.make(1, device="cuda"),
+        "a dictionary": lambda: by_name["make"](1, device="cuda"),
+        "a list": lambda: by_number[0](1, device="cuda"),
+        "a bound method": lambda: move("cuda"),
     }
 
 
@@ -448,7 +448,7 @@ class TestImportedByValue:
             exec("from torch import zeros", vars(module))
         assert module.zeros(2).device.type == "cpu"
         with pytest.raises((RuntimeError, AssertionError)):
-            module.zeros(2, device="xpu")
+            module.zeros(2, device="cuda")
         with torchdevice.portable(engine="wrap"):
             assert module.zeros(2, device="cuda").device.type == kind
 
@@ -473,7 +473,7 @@ class TestThreads:
         assert in_thread(lambda: torch.device("cuda").type) == "cuda"
         assert in_thread(lambda: torch.zeros(2).to("cpu").device.type) == "cpu"
         with pytest.raises((RuntimeError, AssertionError)):
-            in_thread(lambda: torch.zeros(2, device="xpu"))
+            in_thread(lambda: torch.zeros(2, device="cuda"))
 
     def test_another_engine_in_another_thread(self, wrapped: torchdevice.Scope, kind: str) -> None:
         def other() -> list[str]:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import torchdevice
-from torchdevice.simulation import cast_lists
+from torchdevice.torch_apis import autocast_lists
 
 ENGINES = ("mode", "wrap")
 
@@ -34,16 +34,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 # ---- kernels that call operators above autograd ----------------------------------------------------------------------
 
-MACROS = (
-    "AT_FORALL_LOWER_PRECISION_FP",
-    "AT_FORALL_FP32",
-    "AT_FORALL_FP32_SET_OPT_DTYPE",
-    "AT_FORALL_PROMOTE",
-)
-
-ABOVE_AUTOGRAD = {"scaled_dot_product_attention"}.union(
-    name.partition(".")[0] for macro in MACROS for name in cast_lists.listed(macro)
-)
+ABOVE_AUTOGRAD = {"scaled_dot_product_attention"}.union(name.partition(".")[0] for name in autocast_lists.policies())
 """Operators whose kernels for the device call others, which save tensors."""
 
 

@@ -33,12 +33,17 @@ def _supplies(name: str, function: Callable[..., Any]) -> None:
 
 def get_accelerator(context: Context, check: bool | None = None) -> torch.device:
     """Return the accelerator that the program is written for, as a device without an index."""
-    return _ACCELERATORS[context.options.written_for]
+    return _ACCELERATORS[context.program]
 
 
 def get_stream(context: Context, index: int) -> torch.Stream:
     """Return the current stream of a device."""
-    return torch.cuda.current_stream(index)
+    return streams.new_stream(
+        context,
+        streams.StreamStandIn,
+        stream_id=context.thread.streams.get(index, 0),
+        device_index=index,
+    )
 
 
 def set_stream(context: Context, stream: torch.Stream) -> None:

@@ -1,7 +1,7 @@
 """``torch.mps`` on devices that are not Apple's, for ``torch/mps`` and ``torch/backends/mps``.
 
-Its functions work in every scope. But ``torch.mps.is_available()`` is True only in a program written for MPS, because a
-program that supports several accelerators uses the first one that is available.
+Its functions work in a program written for MPS. In others they are absent, as on a machine without MPS, because a
+program that supports several accelerators uses the first one that it finds.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def _index(context: Context) -> int:
     return context.device(context.thread.device_index).index or 0
 
 
-@supplied_value("torch._C._has_mps", native_to=_MPS)
+@supplied_value("torch._C._has_mps", native_to=_MPS, denies=True)
 def has_mps(context: Context) -> bool:
     """Return whether the program is written for MPS."""
-    return context.options.written_for == _MPS
+    return context.program == _MPS
 
 
-@supplied_function("_mps_is_available", native_to=_MPS)
+@supplied_function("_mps_is_available", native_to=_MPS, denies=True)
 def is_available(context: Context) -> bool:
     """Return whether the program is written for MPS."""
-    return context.options.written_for == _MPS
+    return context.program == _MPS
 
 
 @supplied_function("_mps_is_in_bad_fork", native_to=_MPS)
@@ -224,7 +224,8 @@ def _asked_of_modules(name: str) -> None:
     """
 
     def value(context: Context) -> Any:
-        return getattr(torch.cuda, name) if name in context.runtime.lacks_in_module else TORCHS_OWN
+        lacks = name in context.runtime.lacks_in_module
+        return getattr(getattr(torch, context.program), name) if lacks else TORCHS_OWN
 
     add(Supplied(f"torch.mps.{name}", value, Fidelity.EXACT, f"that of `torch.cuda.{name}`"))
 

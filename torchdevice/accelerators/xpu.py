@@ -30,16 +30,16 @@ XPU_DEVICE_TYPE = 12
 """``c10::DeviceType::XPU``."""
 
 
-@supplied_value("torch._C._has_xpu", native_to=XPU)
+@supplied_value("torch._C._has_xpu", native_to=XPU, denies=True)
 def has_xpu(context: Context) -> bool:
     """Return whether the program is written for XPU."""
-    return context.options.written_for == XPU
+    return context.program == XPU
 
 
-@supplied_function("_xpu_getDeviceCount", native_to=XPU)
+@supplied_function("_xpu_getDeviceCount", native_to=XPU, denies=True)
 def get_device_count(context: Context) -> int:
     """Return the number of devices that the scope advertises; 0 in a program written for another accelerator."""
-    return context.device_count if context.options.written_for == XPU else 0
+    return context.device_count if context.program == XPU else 0
 
 
 @supplied_function("_xpu_synchronize", native_to=XPU)
@@ -304,7 +304,7 @@ def patches() -> list[Patch]:
         Replaced(
             torch.xpu,
             "_get_device_properties",
-            lambda original: per_context(original or _uninitialized, _device_properties, native_to=XPU),
+            lambda original: per_context(original or _uninitialized, _device_properties, native_to=XPU, family=XPU),
             may_be_absent=True,
         ),
         replaced_in_importers(torch.xpu._utils, "_get_device_index", device_queries.get_device_index, native_to=XPU),

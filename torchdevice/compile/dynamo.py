@@ -27,12 +27,12 @@ from torchdevice.core.patching import (
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.cuda.streams import StreamStandIn, new_stream
 from torchdevice.devices.device_properties import DeviceProperties
-from torchdevice.devices.device_strings import ACCELERATORS
 from torchdevice.engines import traced
 from torchdevice.errors import FidelityError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import require
 from torchdevice.foundation.tracebacks import PACKAGE
+from torchdevice.torch_apis import autocast_lists
 from torchdevice.torch_apis.autocast import dtype_on_target
 
 
@@ -210,11 +210,13 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
     """Stand in for ``AutocastModeVariable.create``: in a graph, autocast of an accelerator is that of the target."""
     found = original(*args, **kwargs)
     device_type, dtype, enabled, *rest = found.target_values
-    if device_type not in ACCELERATORS and dtype not in (None, torch.float16, torch.bfloat16):
+    if device_type not in context.families and dtype not in (None, torch.float16, torch.bfloat16):
         enabled = False  # as torch says, with a warning, where it is made outside a graph
-    if device_type in ACCELERATORS or device_type == context.device_type:
+    if device_type in context.families or device_type == context.device_type:
         fitting = dtype_on_target(context, dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
-        found.target_values = [context.device_type, fitting, enabled, *rest]
+        # The spare name makes the graph another one than that of a program which asks for the CPU's own lists.
+        named = context.device_type if context.runtime.autocast_key is None else autocast_lists.SPARE
+        found.target_values = [named, fitting, enabled, *rest]
     return found
 
 

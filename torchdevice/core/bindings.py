@@ -50,6 +50,7 @@ def supplied_function(
     note: str = "",
     native_to: str = "cuda",
     on: Mapping[str, tuple[Fidelity, str]] | None = None,
+    denies: bool = False,
 ) -> Callable[[Any], Any]:
     """Register a function ``(context, *args)`` that torch calls, without the context, by one or several names.
 
@@ -60,7 +61,9 @@ def supplied_function(
         name: One name or several: of ``torch._C``, or dotted.
         fidelity: How close the function comes to the accelerator's own.
         note: What the function does, in a few words; the first line of its docstring if left out.
-        native_to: The device type that the name belongs to: on a target of that type torch's own function is called.
+        native_to: The accelerator that the name belongs to: on a target of that type, and in a program written for
+            another accelerator, torch's own function is called.
+        denies: Whether the function says that the accelerator is not there, in a program written for another one.
         on: Target -> fidelity and note, for the targets where these differ.
     """
 
@@ -75,10 +78,11 @@ def supplied_function(
         )
 
         def value(context: Context) -> Any:
-            found = TORCHS_OWN if context.family == native_to else context.bound(called)
+            found = context.bound(called) if _answers(context, native_to, dotted if denies else "") else TORCHS_OWN
             context.supplied_values[value] = found
             return found
 
+        dotted = ""
         for each in names:
             dotted = each if "." in each else _C + each
             add(Supplied(dotted, value, fidelity, note or first_line(function), on or {}))
@@ -87,23 +91,34 @@ def supplied_function(
     return register
 
 
-def supplied_value(name: str, fidelity: Fidelity = Fidelity.EXACT, *, native_to: str = "cuda") -> Callable[[Any], Any]:
+def supplied_value(
+    name: str, fidelity: Fidelity = Fidelity.EXACT, *, native_to: str = "cuda", denies: bool = False
+) -> Callable[[Any], Any]:
     """Register a function of the context that returns the value of the dotted ``name``.
 
     Args:
         name: The dotted name.
         fidelity: How close the value comes to the accelerator's own.
-        native_to: The device type that the name belongs to: on a target of that type torch's own value is read.
+        native_to: See :func:`supplied_function`.
+        denies: See :func:`supplied_function`.
     """
 
     def register(function: Callable[[Context], Any]) -> Callable[[Context], Any]:
         def value(context: Context) -> Any:
-            return TORCHS_OWN if context.family == native_to else function(context)
+            return function(context) if _answers(context, native_to, name if denies else "") else TORCHS_OWN
 
         add(Supplied(name, value, fidelity, first_line(function)))
         return function
 
     return register
+
+
+def _answers(context: Context, family: str, denied: str) -> bool:
+    """Return whether a name is supplied: for the program's accelerator, or to deny one that torch's own name finds."""
+    if context.stands_for(family) or not denied or context.family == family:
+        return context.stands_for(family)
+    module, _, name = denied.rpartition(".")
+    return name in vars(importlib.import_module(module))
 
 
 def add(supplied: Supplied) -> None:

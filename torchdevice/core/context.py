@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.current_streams import CurrentStreams
-from torchdevice.devices.device_strings import Spelling, parse
+from torchdevice.devices.device_strings import Spelling, ordinal_of, parse
 from torchdevice.devices.runtime import HALF, Runtime
 from torchdevice.devices.sparse_parts import plain_parts
 from torchdevice.devices.stream_order import Stream, StreamObserver
@@ -88,6 +89,8 @@ class Context:
         machine: The devices that a scope on simulated devices works on, see ``simulation/machine.py``; else None.
         policy: What the kernels of simulated devices have to ask, see ``simulation/policy.py``; else None.
         simulated_by: The context that answers for these names, on a simulated machine; None where torch itself does.
+        program: The accelerator that the program is written for.
+        families: The accelerators whose names and devices are there for the program.
         is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
         unsupported_dtypes: Dtypes that the target cannot hold.
         keeps_doubles: Whether tensors in those dtypes are kept on the CPU.
@@ -126,8 +129,11 @@ class Context:
         self.machine: Any = None
         self.policy: Any = None
         self.simulated_by: Context | None = runtime.simulated_by
+        anyone = options.written_for == "any"
+        self.program = "cuda" if anyone else options.written_for
+        self.families = frozenset(FAMILIES if anyone else (options.written_for,))
         self.is_native = runtime.family == options.written_for
-        self.shown_as = options.written_for if options.identity == "program" else runtime.shown_as
+        self.shown_as = self.program if options.identity == "program" else runtime.shown_as
         self.unsupported_dtypes = runtime.unsupported_dtypes
         self.keeps_doubles = options.float64 not in ("float32", "error") and bool(runtime.unsupported_dtypes)
         self.lines_warned_of: set[tuple[str, int]] = set()
@@ -233,6 +239,10 @@ class Context:
         """Return the target's device for one of the program's ordinals."""
         return self.runtime.device(index if index < self.runtime.device_count() else 0)
 
+    def stands_for(self, family: str) -> bool:
+        """Return whether the target stands in for an accelerator: the program may use it, and it is not the target."""
+        return family in self.families and family != self.family
+
     def is_targets(self, device: torch.device) -> bool:
         """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""
         return self.is_targets_type(device.type)
@@ -244,7 +254,7 @@ class Context:
     def program_device(self, index: int) -> torch.device:
         """Return the device that the program would spell for one of its ordinals."""
         with torch._C.DisableTorchFunction():
-            return torch.device(self.options.written_for, index)
+            return torch.device(self.program, index)
 
     def shown(self, device: torch.device) -> torch.device:
         """Return a device as tensors on it say it."""
@@ -278,7 +288,7 @@ class Context:
         if not self.runtime.torch_knows_current and self._is_target_without_index(value):
             return self.target
         spelling = parse(value)
-        if spelling is None or (spelling.accelerator == self.family and isinstance(value, (str, torch.device))):
+        if spelling is None or not (self.stands_for(spelling.accelerator) or ordinal_of(value) is not None):
             return self._redirect_own(value, spelling)
         folded = spelling.index is not None and spelling.index >= self.device_count
         if self.runtime.degraded_notice:
@@ -294,7 +304,8 @@ class Context:
     def _redirect_own(self, value: Any, spelling: Spelling | None) -> torch.device | None:
         """Return None, or for a spelling of the target's own name on a simulated machine its device there."""
         device = None
-        if spelling is not None and self.family != self.device_type and not self.thread.forced_cpu:
+        on_machine = spelling is not None and spelling.accelerator == self.family != self.device_type
+        if spelling is not None and on_machine and not self.thread.forced_cpu:
             device = self.device(self.thread.device_index if spelling.index is None else spelling.index)
         self._remember(value, None if device is None else (device, "", ""))
         return device

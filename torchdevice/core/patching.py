@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from torchdevice.core import thread_state
+from torchdevice.devices.accelerators import of_module
 from torchdevice.foundation import garbage_collection
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.torch_internals import require
@@ -48,7 +49,11 @@ TORCHS_OWN: Any = object()
 
 
 def per_context(
-    original: Callable[..., Any], replacement: Callable[..., Any], *, native_to: str | None = None
+    original: Callable[..., Any],
+    replacement: Callable[..., Any],
+    *,
+    native_to: str | None = None,
+    family: str | None = None,
 ) -> Callable[..., Any]:
     """Return a function that calls ``replacement(context, original, ...)`` where a context is active.
 
@@ -58,12 +63,15 @@ def per_context(
         original: Torch's own function.
         replacement: What stands in for it.
         native_to: The device type the function belongs to: where the target is that device, torch's own is called.
+        family: The accelerator whose module has the function, which is absent from programs written for others.
     """
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         context = _state.context
-        if context is not None and context.family == native_to:
+        while context is not None and (
+            context.family == native_to or (family is not None and family not in context.families)
+        ):
             context = context.simulated_by
         if context is None:
             return original(*args, **kwargs)
@@ -188,7 +196,10 @@ def replaced_function(
     owner: Any, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
 ) -> Replaced:
     """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context."""
-    return Replaced(owner, name, lambda original: per_context(original, replacement, native_to=native_to))
+    family = of_module(owner)
+    return Replaced(
+        owner, name, lambda original: per_context(original, replacement, native_to=native_to, family=family)
+    )
 
 
 class ReplacedInImporters:
@@ -254,7 +265,10 @@ def replaced_in_importers(
     owner: ModuleType, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
 ) -> ReplacedInImporters:
     """Return the patch that routes a function of torch to ``replacement`` in each module that has imported it."""
-    return ReplacedInImporters(owner, name, lambda original: per_context(original, replacement, native_to=native_to))
+    family = of_module(owner)
+    return ReplacedInImporters(
+        owner, name, lambda original: per_context(original, replacement, native_to=native_to, family=family)
+    )
 
 
 def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:

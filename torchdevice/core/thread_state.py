@@ -22,7 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchdevice.core.context import Context
-from torchdevice.devices.accelerators import conventional_modules
+from torchdevice.devices.accelerators import conventional_modules, of_module
 from torchdevice.errors import NotSupportedError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import Exit, LeavingBy
@@ -35,7 +35,7 @@ _stack_at = require(torch._C, "_get_function_stack_at")
 _push = require(torch._C, "_push_on_torch_function_stack")
 _pop = require(torch._C, "_pop_torch_function_stack")
 
-_initializing = [require(module, "_tls") for module in conventional_modules()]
+_initializing = {str(of_module(module)): require(module, "_tls") for module in conventional_modules()}
 
 
 class ContextMode(TorchFunctionMode):
@@ -116,7 +116,8 @@ class ThreadState(threading.local):
     Attributes:
         entries: What was entered and not left, outermost first.
         context: The innermost context; None where torch answers for itself.
-        for_cuda: ``context`` where the target stands in for CUDA; None where the target is CUDA itself.
+        for_cuda: ``context`` where the target stands in for CUDA; None where the target is CUDA itself, and in a
+            program that is written for another accelerator.
         mode: The mode beside torch's stack, which wrapped entry points call; None where torch's stack has the mode, and
             while the mode handles a call.
         traced: The mode beside the stack, while Dynamo traces a program.
@@ -166,6 +167,11 @@ class _Lifted(NamedTuple):
 def current() -> Context | None:
     """Return the context that answers in this thread; None where torch answers for itself."""
     return state.context
+
+
+def innermost() -> Context:
+    """Return the context of this thread's innermost entry that has one, also while torch answers for itself."""
+    return next(entry.context for entry in reversed(state.entries) if entry.context is not None)
 
 
 def refuse(name: str, remedy: str) -> NoReturn:
@@ -272,10 +278,10 @@ def _answer_for(entry: Entry | None) -> None:
     state.answers = False
     state.context = context
     state.compiling = compiling
-    state.for_cuda = None if context is None or context.device_type == "cuda" else context
+    state.for_cuda = context if context is not None and context.stands_for("cuda") else None
     # In a thread that says it is initialising, torch neither initialises CUDA nor looks for NVIDIA's library.
-    for of_accelerator in _initializing:
-        if state.for_cuda is not None and not state.for_cuda.is_in_bad_fork:
+    for family, of_accelerator in _initializing.items():
+        if context is not None and context.stands_for(family) and not context.is_in_bad_fork:
             of_accelerator.is_initializing = True
         else:
             vars(of_accelerator).pop("is_initializing", None)
@@ -284,7 +290,7 @@ def _answer_for(entry: Entry | None) -> None:
 
 def _after_fork() -> None:
     """Let torch refuse to initialise CUDA in a child process, as it does on a machine with CUDA."""
-    context = state.for_cuda
+    context = state.context
     if context is not None and context.is_in_bad_fork:
         state.answers = False
         settle()

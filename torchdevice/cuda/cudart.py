@@ -58,8 +58,6 @@ class Cudart:
     threads get those of the build's own module, which is None in a build without CUDA.
     """
 
-    cudaError = CudaError
-
     def __init__(self, original: Any):
         self._original = original
 
@@ -67,6 +65,8 @@ class Cudart:
         context = thread_state.state.for_cuda
         if context is None:
             return getattr(self._original, name)
+        if name == "cudaError":
+            return CudaError
         if name not in _CUDART:
             thread_state.refuse(f"torch.cuda.cudart().{name}", "It needs the CUDA runtime. Use a torch function.")
         return context.bound(_CUDART[name])

@@ -22,12 +22,12 @@ from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import require
 
 
-@supplied_function("_cuda_getDeviceCount")
+@supplied_function("_cuda_getDeviceCount", denies=True)
 def get_device_count(context: Context) -> int:
     """Return the number of devices that the scope advertises; 0 in a program written for another accelerator."""
     if sys._getframe(1).f_code is torch.cuda.is_available.__code__:  # torch documents that this one calls the driver
         context.touch()
-    return context.device_count if context.options.written_for == "cuda" else 0
+    return context.device_count if context.program == "cuda" else 0
 
 
 @supplied_function("_cuda_init")
@@ -180,7 +180,7 @@ class InitializedFlag:
 
     def __bool__(self) -> bool:
         context = thread_state.state.context
-        if context is None or context.device_type == self.device_type:
+        if context is None or not context.stands_for(self.device_type):
             return bool(self._original)
         return sys._getframe(1).f_code is not self.device_count
 
@@ -209,7 +209,7 @@ def get_device_index(
             return -1
         return context.thread.device_index
     spelling = parse(device) if isinstance(device, (str, torch.device)) else None
-    if spelling is None or spelling.accelerator != context.options.written_for:
+    if spelling is None or spelling.accelerator != context.program:
         return original(device, optional, allow_cpu)  # which refuses another accelerator's device
     if spelling.index is not None:
         return spelling.index
@@ -248,7 +248,7 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
     The module of a target, such as ``torch.cpu``, lacks functions that the program calls.
     """
     if not context.runtime.is_torch_accelerator and isinstance(device, torch.device) and context.is_targets(device):
-        return getattr(torch, context.options.written_for)
+        return getattr(torch, context.program)
     spelling = parse(device) if isinstance(device, str) else None
     if spelling is not None:
         return getattr(torch, spelling.accelerator)
@@ -263,7 +263,9 @@ def patches() -> list[Patch]:
         Replaced(
             torch.cuda,
             "_get_device_properties",
-            lambda original: per_context(original or _uninitialized, _device_properties, native_to="cuda"),
+            lambda original: per_context(
+                original or _uninitialized, _device_properties, native_to="cuda", family="cuda"
+            ),
             may_be_absent=True,
         ),
         # Its cached answers are those of the target, so they are dropped with the last scope.

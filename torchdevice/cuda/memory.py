@@ -232,7 +232,7 @@ def list_gpu_processes(context: Context, original: Any, device: Any = None) -> s
 
 def _module(context: Context) -> Any:
     """Return the module of torch for the accelerator that the program is written for."""
-    return getattr(torch, context.options.written_for)
+    return getattr(torch, context.program)
 
 
 def _figure(field: str) -> Callable[..., int]:

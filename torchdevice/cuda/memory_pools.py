@@ -61,7 +61,7 @@ def _pools(context: Context, device: int) -> PrivatePools:
 
 
 def _refuse(context: Context) -> NoReturn:
-    thread_state.refuse(f"torch.{context.options.written_for}.MemPool", POOL)
+    thread_state.refuse(f"torch.{context.program}.MemPool", POOL)
 
 
 def new_pool(

@@ -25,10 +25,12 @@ from torchdevice.core.patching import (
     Patch,
     Replaced,
     ReplacedInImporters,
+    original_of,
     per_context,
     replaced_function,
     subclass_in_place_of,
 )
+from torchdevice.cuda import device_queries
 from torchdevice.cuda.sleeping import busy_until
 from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling
@@ -71,7 +73,7 @@ def get_stream_from_external(context: Context, pointer: int, device: int) -> tup
         index, stream_id = context.stream_handles[pointer]
         return stream_id, index, CUDA_DEVICE_TYPE
     if pointer:
-        module = getattr(torch, context.options.written_for)
+        module = getattr(torch, context.program)
         name = "ExternalStream" if hasattr(module, "ExternalStream") else "get_stream_from_external"
         remedy = f"There is no stream of torch at that address. Use {module.__name__}.Stream."
         thread_state.refuse(f"{module.__name__}.{name}", remedy)
@@ -420,7 +422,9 @@ def new_stream(
         return context.streams.get((made, stream_id, index)) or _remembered(context, made(context, stream_id, index))
     if "stream_ptr" in kwargs:
         return _new_external_stream(context, None, made, device=device, **kwargs)
-    index = context.ordinal(Spelling("cuda", made.module._utils._get_device_index(device, optional=True)))
+    ordinal_by_torch = original_of(made.module._utils._get_device_index)
+    ordinal = device_queries.get_device_index(context, ordinal_by_torch, device, optional=True)
+    index = context.ordinal(Spelling("cuda", ordinal))
     priority = max(made.highest_priority, min(made.lowest_priority, priority))
     stream = _remembered(context, made(context, next(_ids), index, priority))
     if context.runtime.has_handles:
@@ -466,7 +470,9 @@ def priorities_of(made: type[StreamStandIn]) -> Patch:
     native_to = made.module.__name__.rpartition(".")[2]
 
     def make(original: Any) -> Any:
-        return staticmethod(per_context(original or _no_range, lambda *_: made.priority_range(), native_to=native_to))
+        return staticmethod(
+            per_context(original or _no_range, lambda *_: made.priority_range(), native_to=native_to, family=native_to)
+        )
 
     return Replaced(made.module.Stream, "priority_range", make, may_be_absent=True)
 
@@ -509,18 +515,23 @@ def _is_the_programs(context: Context, device: Any) -> bool:
 @functools.wraps(_Stream.__new__)
 def _new_generic_stream(cls: type, device: Any = None, **kwargs: Any) -> Any:
     """``torch.Stream``: a ``torch.cuda.Stream`` where the device is None or the program's accelerator."""
-    context = thread_state.state.for_cuda
-    if context is not None and "stream_id" not in kwargs and _is_the_programs(context, device):
-        return torch.cuda.Stream(device, **kwargs)
+    context = thread_state.state.context
+    if (
+        context is not None
+        and context.family != "cuda"
+        and "stream_id" not in kwargs
+        and _is_the_programs(context, device)
+    ):
+        return new_stream(context, StreamStandIn, device, **kwargs)
     return _Stream.__new__(cls, *(() if device is None else (device,)), **kwargs)
 
 
 @functools.wraps(_Event.__new__)
 def _new_generic_event(cls: type, device: Any = None, **kwargs: Any) -> Any:
     """``torch.Event``: a ``torch.cuda.Event`` where the device is None or the program's accelerator."""
-    context = thread_state.state.for_cuda
-    if context is not None and _is_the_programs(context, device):
-        return torch.cuda.Event(**kwargs)
+    context = thread_state.state.context
+    if context is not None and context.family != "cuda" and _is_the_programs(context, device):
+        return _new_event(context, None, torch.cuda.Event, **kwargs)
     return _Event.__new__(cls, *(() if device is None else (device,)), **kwargs)
 
 

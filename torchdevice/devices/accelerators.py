@@ -18,6 +18,16 @@ SPELLED = re.compile(rf"({'|'.join(sorted(FAMILIES))})(?::(0|[1-9][0-9]*))?")
 """A device of an accelerator as a text: the whole text, with the ordinal if there is one."""
 
 
+_IN_MODULE = re.compile(rf"torch\.(?:backends\.)?({'|'.join(FAMILIES)})(?:\..+)?")
+
+
+def of_module(owner: object) -> str | None:
+    """Return the accelerator to which a module, or the module of a class, belongs; None for others."""
+    name = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", "")
+    found = _IN_MODULE.fullmatch(name)
+    return found[1] if found is not None else None
+
+
 def conventional_modules() -> list[ModuleType]:
     """Return the families' modules that follow torch's convention: they initialise the device when it is used."""
     import torch  # not above: options are read before torch is imported, which may activate this package

@@ -48,6 +48,7 @@ class CpuRuntime(Runtime):
     # CPU autocast in float16 leaves exp, softmax, layer_norm, sum and others in half: a public toy task gives NaN at
     # its first step.
     float16_autocast_is_finite = False
+    autocast_key = "AutocastCPU"
     degraded_notice = "no accelerator is in use: what the program asks of CUDA runs on the CPU"
     exact_memory = False
     is_torch_accelerator = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numbers
 import operator
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,14 +81,14 @@ LEGACY_DTYPES = {
 }
 """The dtypes of legacy tensor types such as ``torch.cuda.FloatTensor``, by the type's name."""
 
-_LEGACY_TYPE = re.compile(rf"torch\.(?:{'|'.join(sorted(ACCELERATORS))})\.(?:sparse\.)?(\w+)")
+_LEGACY_TYPE = re.compile(rf"torch\.({'|'.join(sorted(ACCELERATORS))})\.(?:sparse\.)?(\w+)")
 
 
-def legacy_dtype(wanted: Any) -> torch.dtype | None:
+def legacy_dtype(wanted: Any, families: Collection[str] = ACCELERATORS) -> torch.dtype | None:
     """Return the dtype of an accelerator's legacy tensor type, given as a class or by its dotted name; else None."""
     name = wanted if isinstance(wanted, str) else _dotted_name(wanted)
     match = _LEGACY_TYPE.fullmatch(name)
-    return LEGACY_DTYPES.get(match[1]) if match else None
+    return LEGACY_DTYPES.get(match[2]) if match and match[1] in families else None
 
 
 def _dotted_name(cls: Any) -> str:

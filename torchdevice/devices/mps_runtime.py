@@ -64,6 +64,7 @@ class MpsRuntime(Runtime):
     unsupported_dtypes = frozenset({torch.float64, torch.complex128})
     # pytorch issues 139550 and 189690: an asynchronous copy can return partly copied data.
     blocking_copies_only = True
+    autocast_key: str | None = "AutocastMPS"
     exact_memory = False
     is_asynchronous = True
     missing_operators_key = "MPS"

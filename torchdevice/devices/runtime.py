@@ -90,6 +90,8 @@ class Runtime:
         is_asynchronous: Whether calls return before the device has done the work.
         is_integrated: Whether the device computes in the host's memory.
         float16_autocast_is_finite: Whether float16 autocast computes exp, softmax and sums in float32, as CUDA's does.
+        autocast_key: The dispatch key of torch's kernels for autocast of the device, where these follow other lists of
+            operators than CUDA's; None where they follow CUDA's, or the device has its own.
         compiles: Whether Inductor makes code for the device.
         compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
         synchronizes_batch_norm: Whether torch allows ``SyncBatchNorm`` on the device, and has its kernels.
@@ -130,6 +132,7 @@ class Runtime:
     is_asynchronous = False
     is_integrated = True
     float16_autocast_is_finite = True
+    autocast_key: str | None = None
     compiles = True
     compiles_flex_backward = True
     synchronizes_batch_norm = True
@@ -202,9 +205,6 @@ class Runtime:
 
     def leave_thread(self, entry: Any) -> None:
         """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone before."""
-
-    def clear_autocast_cache(self) -> None:
-        """Drop the casts of weights: the outermost region of autocast has ended."""
 
     def after_backward(self) -> None:
         """Bring this thread in line with its entries after the autograd engine, which restores what hooks changed."""

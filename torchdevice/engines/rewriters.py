@@ -97,7 +97,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         return made
     if context.runtime.shares_host_memory and moves.spells_host(context, args[0] if args else kwargs.get("type")):
         return moves.host_device(made.type, made.index)
-    redirected = context.redirect(made, _ABOVE) if made.type == context.options.written_for else None
+    redirected = context.redirect(made, _ABOVE) if made.type == context.program else None
     return made if redirected is None else context.shown(redirected)
 
 
@@ -185,7 +185,7 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 @rewrites(*(getattr(torch.Tensor, family) for family in FAMILIES if hasattr(torch.Tensor, family)))
 def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` to the method's accelerator."""
-    if context.device_type == func.__name__:
+    if context.device_type == func.__name__ or func.__name__ not in context.families:
         return func(*args, **kwargs)
     device, rest = None, kwargs
     if len(args) > 1 or kwargs:

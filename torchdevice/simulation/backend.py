@@ -20,7 +20,7 @@ from torchdevice.foundation import garbage_collection
 from torchdevice.foundation.torch_internals import require
 from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import installing
-from torchdevice.simulation import cast_lists, device_guard, policy, printing, sharing, storage_resizing
+from torchdevice.simulation import device_guard, policy, printing, sharing, storage_resizing
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import (
     cpu_kernels,
@@ -34,6 +34,7 @@ from torchdevice.simulation.kernels.overloads import composite, of_aten, overloa
 from torchdevice.simulation.policy import KIND
 from torchdevice.simulation.refusals import mps_refusals
 from torchdevice.simulation.refusals.cuda_refusals import guarded
+from torchdevice.torch_apis import autocast_lists
 
 _libraries: list[torch.library.Library] = []
 
@@ -72,6 +73,10 @@ class Module:
         """Return the dtypes that autocast accepts."""
         return [torch.float16, torch.bfloat16]
 
+    def device(self, device: Any) -> Any:
+        """Return a context manager that makes a device current. Not the program's own: ``torch.mps`` has none."""
+        return torch.accelerator.device_index(torch.accelerator._utils._get_device_index(device, optional=True))
+
     def manual_seed_all(self, seed: int) -> None:
         """Do nothing: ``torch.manual_seed`` also calls ``torch.cuda.manual_seed_all``, which seeds in a scope."""
 
@@ -80,9 +85,10 @@ class Module:
         return context is not None and context.is_in_bad_fork
 
     def __getattr__(self, name: str) -> Any:
-        if _scope() is None:
+        context = _scope()
+        if context is None:
             raise AttributeError(f"torch.{KIND} has no {name!r} where no scope on a simulated device is active")
-        return getattr(torch.cuda, name)
+        return getattr(getattr(torch, context.program), name)
 
 
 def _scope() -> Context | None:
@@ -166,7 +172,15 @@ def _register_kernels() -> None:
     nested.register(aten)
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, _NON_FUNCTIONAL)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
-    _libraries.extend((fallback, aten, quantized.register(aten), *cast_lists.register(), *sparse.register()))
+    _libraries.extend(
+        (
+            fallback,
+            aten,
+            quantized.register(aten),
+            *autocast_lists.register(KIND, "AutocastPrivateUse1"),
+            *sparse.register(),
+        )
+    )
 
 
 def _made_when_called(name: str) -> Any:

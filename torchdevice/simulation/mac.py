@@ -46,6 +46,7 @@ class MacRuntime(MpsRuntime):
     generator_type = device_generators.Generator
     draws_on_cpu = True
     compiles_ahead = False
+    autocast_key = None
     missing_operators_key = "PrivateUse1"
     lacks_kernel = staticmethod(_lacks_kernel)
     run_for_others = staticmethod(backend.run_any)
@@ -92,9 +93,6 @@ class MacRuntime(MpsRuntime):
 
     def leave_thread(self, entry: Any) -> None:
         self._simulated.leave_thread(entry)
-
-    def clear_autocast_cache(self) -> None:
-        self._simulated.clear_autocast_cache()
 
     def after_backward(self) -> None:
         self._simulated.after_backward()

@@ -111,7 +111,7 @@ class Policy:
         if missing is None:
             return None
         context = _simulating(self._context)
-        native = context.options.written_for == self.profile.accelerator
+        native = context.program == self.profile.accelerator
         asked = os.environ.get(missing_operators.VARIABLE, "0" if native else "")
         if self.profile.refuses or context.options.strict or asked == "0":
             context.note(missing, "NotImplementedError", Fidelity.UNSUPPORTED)
@@ -267,7 +267,7 @@ def memory_limits(index: int) -> tuple[int | None, int | None]:
 
 def _errs_as_mps(context: Context) -> bool:
     """Return whether a program sees the errors of MPS's allocator: it was written for MPS, and runs on its profile."""
-    return context.options.written_for == context.runtime.profile.accelerator and stands_for_mps()
+    return context.program == context.runtime.profile.accelerator and stands_for_mps()
 
 
 def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> RuntimeError | None:

@@ -23,7 +23,6 @@ from torchdevice.foundation.torch_internals import require
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
     backend,
-    cast_lists,
     device_generators,
     device_guard,
     inductor,
@@ -136,13 +135,9 @@ class SimulatedRuntime(Runtime):
         if not entry.context.entries:
             _end(entry.context)
             sanitizer.end(entry.context)
-            cast_lists.clear_cache()
         _thread.entries.discard(entry)
         _settle_multithreading()
         signals.settle(in_a_scope=bool(_thread.entries))
-
-    def clear_autocast_cache(self) -> None:
-        cast_lists.clear_cache()
 
     def after_backward(self) -> None:
         device_guard.renew()

@@ -1,7 +1,8 @@
 """``torch.autocast("cuda")`` and its older spellings.
 
 The program's autocast object enables autocast for cuda, as torch wrote it, so that ``torch.is_autocast_enabled()`` and
-similar functions report that. A second autocast object, for the target, is entered and left with it.
+similar functions report that. A second autocast object, for the target, is entered and left with it, and CUDA's lists
+of operators (``autocast_lists.py``) where the target has others.
 
 torch accepts any dtype for cuda; for other devices torch warns of some and leaves autocast off. The operators that
 autocast casts make no such difference, so autocast of the target accepts any dtype too.
@@ -22,11 +23,11 @@ from torch.amp.autocast_mode import autocast
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, Replaced, replaced_function
-from torchdevice.devices.device_strings import ACCELERATORS
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import float64_policy
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import require
+from torchdevice.torch_apis import autocast_lists
 
 _IS_COMPANION = "_torchdevice_is_companion"
 """The attribute of autocast that a scope has made beside the program's."""
@@ -71,12 +72,12 @@ class _Companion:
     """Autocast of other devices, enabled while the program's autocast is entered and the thread is in the scope.
 
     Args:
-        context: The active context.
+        context: The context of the thread.
         requested: The program's autocast.
-        others: Autocast of the target and of the device that torch asks about.
+        others: Autocast of the target and of the device that torch asks about, and CUDA's lists of operators.
     """
 
-    def __init__(self, context: Context, requested: autocast, others: list[autocast]):
+    def __init__(self, context: Context, requested: autocast, others: list[Any]):
         self._context, self._requested, self._others = context, requested, others
 
     def enter(self) -> None:
@@ -95,6 +96,7 @@ class _Companion:
     def _pause(self) -> None:
         """Disable autocast of others: the thread leaves the scope, between two steps of a generator or for good."""
         self._exit_others()
+        autocast_lists.clear_cache()
         self._context.thread.at_return.append(self._resume)
 
     def _resume(self) -> None:
@@ -107,14 +109,18 @@ class _Companion:
             other.__exit__(None, None, None)
 
 
-def _enter(context: Context, original: Any, self: autocast) -> Any:
-    companion = _companion(context, self)
-    result = original(self)
-    if companion is not None:
-        companion.enter()
-    # A list, because an autocast object can be entered again while it is entered.
-    self.__dict__.setdefault(_COMPANIONS, []).append(companion)
-    return result
+def _enter(original: Any) -> Any:
+    @functools.wraps(original)
+    def __enter__(self: autocast) -> Any:
+        companion = _companion(thread_state.state.context, self)
+        result = original(self)
+        if companion is not None:
+            companion.enter()
+        # A list, because an autocast object can be entered again while it is entered.
+        self.__dict__.setdefault(_COMPANIONS, []).append(companion)
+        return result
+
+    return __enter__
 
 
 def _exit(original: Any) -> Any:
@@ -129,13 +135,20 @@ def _exit(original: Any) -> Any:
     return __exit__
 
 
-def _companion(context: Context, requested: autocast) -> _Companion | None:
+def _companion(context: Context | None, requested: autocast) -> _Companion | None:
     """Return autocast of other devices; None where the program's autocast suffices or is for another device."""
-    device_type, enabled = context.device_type, requested._enabled
+    enabled = requested._enabled
     if hasattr(requested, _IS_COMPANION):
         return None
+    if requested.device == autocast_lists.SPARE:  # in a graph of Dynamo, perhaps while torch answers for itself
+        context = thread_state.innermost()
+        of_target = _of_any_dtype(context.device_type, requested.fast_dtype, enabled, requested._cache_enabled)
+        return _Companion(context, requested, [of_target, autocast_lists.Region(context.runtime, enabled)])
+    if context is None:
+        return None
+    device_type = context.device_type
     # A program that writes torch.autocast(device.type) spells the target, because device was rewritten.
-    if requested.device != device_type and requested.device not in ACCELERATORS:
+    if requested.device != device_type and requested.device not in context.families:
         return None
     dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
     chosen = dict.fromkeys((device_type, context.family), dtype)
@@ -143,7 +156,11 @@ def _companion(context: Context, requested: autocast) -> _Companion | None:
         chosen.setdefault(backend, requested.fast_dtype)
     if chosen.get(requested.device) is requested.fast_dtype:
         del chosen[requested.device]
-    others = [_of_any_dtype(each, dtype, enabled, requested._cache_enabled) for each, dtype in chosen.items()]
+    others: list[Any] = [
+        _of_any_dtype(each, dtype, enabled, requested._cache_enabled) for each, dtype in chosen.items()
+    ]
+    if context.runtime.autocast_key is not None:
+        others.append(autocast_lists.Region(context.runtime, enabled))
     return _Companion(context, requested, others) if others else None
 
 
@@ -180,13 +197,13 @@ def _is_what_is_computed_in(context: Context | None, device_type: Any, dtype: An
 
 def _clear_cache(context: Context, original: Any) -> None:
     original()
-    context.runtime.clear_autocast_cache()
+    autocast_lists.clear_cache()
 
 
 def patches() -> list[Patch]:
     """Return the patches of ``torch.autocast``."""
     return [
-        replaced_function(autocast, "__enter__", _enter),
+        Replaced(autocast, "__enter__", _enter),
         Replaced(autocast, "__exit__", _exit),
         Replaced(autocast, "__init__", _init_in_graph),
         replaced_function(torch, "clear_autocast_cache", _clear_cache),

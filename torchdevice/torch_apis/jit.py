@@ -14,8 +14,12 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, ReplacedInImporters, original_of, replaced_in_importers
-from torchdevice.devices.device_strings import ACCELERATORS
+from torchdevice.core.patching import (
+    Patch,
+    ReplacedInImporters,
+    original_of,
+    replaced_in_importers,
+)
 from torchdevice.engines import float64_policy
 from torchdevice.foundation import dispatch_modes
 
@@ -109,7 +113,7 @@ class _Rewriting:
     def __init__(self, context: Context):
         self._context = context
         self._seen: set[str] = set()
-        accelerators = sorted(ACCELERATORS - {context.device_type})
+        accelerators = sorted(context.families - {context.device_type})
         index = " + spelled[len(accelerator):]" if context.device(0).index is not None else ""
         self._replacements = torch.jit.CompilationUnit(
             _REPLACEMENTS.format(accelerators=accelerators, target=context.device_type, index=index)

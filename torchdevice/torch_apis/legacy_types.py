@@ -95,7 +95,7 @@ def _set_default_tensor_type(original: Any) -> Any:
     @functools.wraps(original)
     def set_default_tensor_type(kind: Any) -> None:
         context = thread_state.current()
-        dtype = legacy_dtype(kind) if context is not None else None
+        dtype = legacy_dtype(kind, context.families) if context is not None else None
         if context is not None and dtype is not None:
             torch.set_default_dtype(dtype)
             _DefaultType.of(context).begin()
@@ -156,8 +156,7 @@ def _new_tensor(
     if target.type != context.device_type:
         # torch's words
         raise RuntimeError(
-            f"legacy constructor expects device type: {context.options.written_for} but device type: {target.type} was "
-            f"passed"
+            f"legacy constructor expects device type: {context.program} but device type: {target.type} was passed"
         )
     with torch._C.DisableTorchFunctionSubclass():
         made = original(torch.Tensor, *args, **kwargs)
@@ -191,9 +190,9 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
     if isinstance(wanted, torch.dtype):
         result = convert(context, func, args, kwargs)
         return moves.followed(args[0], result) if context.runtime.shares_host_memory else result
-    dtype = legacy_dtype(wanted)
+    dtype = legacy_dtype(wanted, context.families)
     if dtype is not None:
-        return move(context, torch.Tensor.to, (args[0], context.current_spelling("cuda")), {"dtype": dtype})
+        return move(context, torch.Tensor.to, (args[0], context.current_spelling(context.program)), {"dtype": dtype})
     result = func(*args, **kwargs)  # a CPU type
     if context.runtime.shares_host_memory:
         return moves.moved(context, args[0], result, moves.Side.HOST)

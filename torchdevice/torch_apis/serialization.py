@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback, Patch, replaced_function
-from torchdevice.devices.device_strings import parse
+from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.engines import float64_policy, moves
 from torchdevice.fallback.doubles import HostDouble
 from torchdevice.foundation.torch_internals import require
@@ -52,7 +52,9 @@ def _deserialize(storage: Any, location: str) -> Any:
     if spelling is not None:
         if context.device_count and spelling.index is not None and not context.accepts(spelling.index):
             raise RuntimeError(_NOT_THERE.format(spelling.accelerator.upper(), spelling, context.device_count))
-        device = context.redirect(location)
+        # A file is not the program: the same program wrote it, on another target.
+        known = spelling.accelerator in (context.family, *context.families)
+        device = context.redirect(location if known else str(Spelling(context.program, spelling.index)))
     else:  # map_location may be a device that is rewritten already
         rewritten = location.partition(":")[0] == context.device_type and not context.runtime.shares_host_memory
         device = torch.device(location) if rewritten else None
@@ -69,6 +71,9 @@ def _restore_location(context: Context, original: Any, map_location: Any) -> Any
     Without a mark, loaded memory would count as the host's, as NumPy's does, also where the program meant the device.
     """
     restore = original(map_location)
+    spelling = parse(map_location) if isinstance(map_location, (str, torch.device)) else None
+    if spelling is not None and spelling.accelerator not in (context.family, *context.families):
+        return lambda storage, location: _by_torch(restore, storage, location)
     if not context.runtime.shares_host_memory:
         return restore
     side = moves.side_meant(context, map_location, None)  # None of a mapping or a function
@@ -77,6 +82,11 @@ def _restore_location(context: Context, original: Any, map_location: Any) -> Any
         return moves.mark_unmarked(restore(storage, location), side)
 
     return restored
+
+
+def _by_torch(restore: Any, storage: Any, location: str) -> Any:
+    with thread_state.suspended():
+        return restore(storage, location)
 
 
 _whole: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -218,8 +218,8 @@ class _Program:
         if self._simulated:
             used = [native_device(each) for each in tensors((self._inputs.args, self._inputs.kwargs))]
             index = next((each.index or 0 for each in used if each.type == device), 0)
-            device, indent = f"{self._context.options.written_for}:{index}", "    "
-            family = self._context.options.written_for
+            device, indent = f"{self._context.program}:{index}", "    "
+            family = self._context.program
             more = f', written_for="{family}"' if family != Options().written_for else ""
             yield f'with torchdevice.portable("{self._context.runtime.target}"{more}):'
         reference, more = ('run("cpu", wide=True)', ", check_dtype=False") if self._wide else ('run("cpu")', "")

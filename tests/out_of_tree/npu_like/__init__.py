@@ -21,7 +21,7 @@ policy.KIND = "npu_like"
 from torchdevice.devices.cpu import bytes_wanted  # noqa: E402
 from torchdevice.devices.module import ModuleRuntime  # noqa: E402
 from torchdevice.devices.registry import register_runtime  # noqa: E402
-from torchdevice.simulation import backend, cast_lists, device_generators, device_guard, sharing, storage_resizing  # noqa: E402
+from torchdevice.simulation import backend, device_generators, device_guard, sharing, storage_resizing  # noqa: E402
 from torchdevice.simulation.kernels import cpu_kernels, handwritten_kernels  # noqa: E402
 
 
@@ -34,9 +34,6 @@ class _Runtime(ModuleRuntime):
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         return device_generators.Generator(index) if cls is torch._C.Generator else device_generators.own(cls, index)
-
-    def clear_autocast_cache(self) -> None:
-        cast_lists.clear_cache()
 
     def numbers_of(self, generator: torch.Generator) -> torch.Generator:
         return device_generators.numbers_of(generator)

@@ -33,7 +33,7 @@ _ODD = 0x9E3779B97F4A7C15
 def _init_tracker(context: Context, original: Any, self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
     """``OffsetBasedRNGTracker``, which refuses the CPU."""
     self._device = context.target
-    self._device_handle = getattr(torch, context.options.written_for)
+    self._device_handle = getattr(torch, context.program)
     self._use_distribute_region = True
     if run_state_sync:
         state = self._get_device_state()

@@ -107,7 +107,7 @@ class NcclGroup(dist.ProcessGroup):
         """The devices whose tensors the group takes. Object collectives use the first, or the CPU if it is one."""
         context = thread_state.current()
         # As torch's own code spells it, which looks for it in this list; the scope rewrites both.
-        types = [self.runtime.device_type if context is None else context.options.written_for]
+        types = [self.runtime.device_type if context is None else context.program]
         if self._takes_cpu and not self.runtime.shares_host_memory:
             types.insert(0, "cpu")
         return [torch.device(each) for each in types]

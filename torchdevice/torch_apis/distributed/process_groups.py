@@ -80,7 +80,7 @@ def _default_backend(context: Context, original: Any, device: Any) -> str:
     """``get_default_backend_for_device``: for the target, the backend of the program's accelerator."""
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
     is_target = context.is_targets_type(kind) and not context.runtime.shares_host_memory
-    return original(context.program_device(0) if is_target or kind == context.options.written_for else device)
+    return original(context.program_device(0) if is_target or kind == context.program else device)
 
 
 def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: Any, **kwargs: Any) -> None:
@@ -129,13 +129,13 @@ def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any,
 
 def _device_handle(context: Context, original: Any, cls: type, device: Any) -> Any:
     """``_FSDPDeviceHandle.from_device``: the program's module, because ``torch.cpu`` has streams without methods."""
-    return getattr(torch, context.options.written_for) if context.is_targets(device) else original(cls, device)
+    return getattr(torch, context.program) if context.is_targets(device) else original(cls, device)
 
 
 def _module_of_type(context: Context, original: Any, device_type: str = "cuda") -> Any:
     """``_get_device_handle`` and ``_get_device_module``: the program's module, because ``torch.mps`` has no streams."""
     lacks = bool(context.runtime.lacks_in_module) and context.is_targets_type(device_type)
-    return getattr(torch, context.options.written_for) if lacks else original(device_type)
+    return getattr(torch, context.program) if lacks else original(device_type)
 
 
 def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
@@ -146,7 +146,7 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     chosen, count = context.is_initialized, context.device_count
     group = original(self)
     index = int(os.environ.get("LOCAL_RANK", dist.get_rank() % max(1, count)))
-    of_accelerator = self._device_type == context.options.written_for or context.is_targets_type(self._device_type)
+    of_accelerator = self._device_type == context.program or context.is_targets_type(self._device_type)
     if of_accelerator and not chosen and index < count:
         context.thread.select(index)
     return group

@@ -1,0 +1,317 @@
+"""CUDA's lists of operators for autocast, on devices that torch has other lists for.
+
+Source: ``AT_FORALL_LOWER_PRECISION_FP`` and its neighbours in ATen/autocast_mode.h, which every torch wheel carries and
+from which torch itself registers CUDA and XPU. Where a device lacks a kernel for an operator of the lists, or has one
+that casts to another dtype, a kernel in Python is registered:
+
+- for a device without lists, which is the simulated one, under the device's own key;
+- for the CPU and MPS under :data:`SPARE`, the key of a device type that nobody registers kernels for. A :class:`Region`
+  adds the key to those of its thread, so that no other thread and no other region runs these kernels.
+
+A weight is cast once in an outermost region of autocast, as by ``cached_cast`` of aten/src/ATen/autocast_mode.cpp, so
+that its gradient comes through one cast.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.devices.runtime import Runtime
+from torchdevice.fallback.missing_operators import overload
+from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, registrations_for_dispatch_key, require
+
+SPARE = "ipu"
+"""The device type whose autocast stands for CUDA's lists on the CPU and on MPS, also in graphs of Dynamo."""
+
+_SPARE_KEY = "AutocastIPU"
+
+_CAST_OTHERWISE = frozenset({"binary_cross_entropy", "conv_transpose3d.input", "grid_sampler"})
+"""Operators of CUDA's lists for which torch has a kernel for the CPU or MPS that casts to another dtype than CUDA's."""
+
+_KEPT = re.compile(r"cat|stack|cross_entropy_loss|fft_.*|stft.*|view_as_complex|polar")
+"""Operators outside CUDA's lists that torch's kernels for autocast of the CPU serve: those whose results have the same
+dtypes as without them, and those with complex results, which do not exist in bfloat16."""
+
+_BY_CUDNN = [f"{name}.{given}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for given in ("input", "data")]
+"""Operators that CUDA runs by ``_cudnn_rnn``, which a file of its own casts (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+
+_UNSAFE = """torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.
+Many models use a sigmoid layer right before the binary cross entropy layer.
+In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits
+or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are
+safe to autocast."""
+
+_set_included = require(torch._C, "_dispatch_tls_set_dispatch_key_included")
+_has_fallback = require(torch._C, "_dispatch_has_backend_fallback")
+_is_cached_tensor = require(torch._C, "_is_cached_tensor")
+_below_autocast = require(torch._C, "_dispatch_keyset_full_after")(torch._C.DispatchKey.AutocastCPU)
+
+
+# ---- regions ---------------------------------------------------------------------------------------------------------
+
+
+class _ThreadRegion(threading.local):
+    kind: str | None = None
+    """The device type for which this thread uses the lists under the spare key, if any."""
+
+
+_region = _ThreadRegion()
+
+
+class Region:
+    """CUDA's lists for tensors of a device, in this thread while the region is entered.
+
+    Args:
+        runtime: The device, which has an ``autocast_key``.
+        enabled: Whether autocast is on in the region.
+    """
+
+    def __init__(self, runtime: Runtime, enabled: bool):
+        self._kind = runtime.device_type if enabled else None
+        self._before: str | None = None
+        key = runtime.autocast_key
+        if key not in _served:
+            with thread_state.suspended():  # kernels that a program registers run with the mode
+                _served[key] = _register_spare(key)
+
+    def __enter__(self) -> None:
+        self._before = _region.kind
+        _use_for(self._kind)
+
+    def __exit__(self, *raised: object) -> None:
+        _use_for(self._before)
+
+
+def _use_for(kind: str | None) -> None:
+    if kind == _region.kind:
+        return
+    _region.kind = kind
+    torch.set_autocast_enabled(SPARE, kind is not None)
+    _set_included(_SPARE_KEY, kind is not None)
+
+
+def _region_kind() -> str | None:
+    return _region.kind
+
+
+def _enabled_kind() -> str | None:
+    """Return the region's device type; None within torch's own kernels for autocast, which switch it off."""
+    kind = _region.kind
+    return kind if kind is not None and torch.is_autocast_enabled(kind) else None
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+
+def register(kind: str, key: str) -> list[torch.library.Library]:
+    """Register kernels for all operators of the lists, for a device that has none.
+
+    Returns:
+        The libraries, which unregister their kernels when they end.
+    """
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return _registered(key, {name: _kernel(name, lambda: kind, keys) for name in policies()})
+
+
+def _register_spare(own_key: Any) -> list[torch.library.Library]:
+    """Register kernels for what torch's kernels under a key do otherwise than those for CUDA."""
+    own, listed = _names_of_aten(own_key), policies().keys()
+    made = {name: _kernel(name, _enabled_kind, _SPARE_AND_OWN) for name in listed - own}
+    made.update((name, _kernel(name, _region_kind, _SPARE_AND_OWN)) for name in _CAST_OTHERWISE)
+    found = _registered(_SPARE_KEY, {name: made[name] for name in made.keys() - _with_kernel})
+    unlisted = [name for name in own - listed - _with_kernel if not _KEPT.fullmatch(name)]
+    for name in unlisted:
+        found[-1].impl(name, _without_autocast(_op(name)), _SPARE_KEY, with_keyset=True)
+    _with_kernel.update(made, unlisted)
+    return found
+
+
+_served: dict[str | None, list[torch.library.Library]] = {}
+"""The key of torch's kernels for a device -> the registrations beside them, which stay: only a region includes them."""
+
+_with_kernel: set[str] = set()
+"""The operators with a kernel under the spare key."""
+
+_SPARE_AND_OWN = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _SPARE_KEY))
+_SPARE_AND_OWN |= torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_SPARE_AND_OWN |= torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastMPS)
+
+
+def _registered(key: str, kernels: dict[str, Callable[..., Any]]) -> list[torch.library.Library]:
+    fallback, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    if not _has_fallback(getattr(torch._C.DispatchKey, key)):
+        fallback.fallback(torch.library.fallthrough_kernel, key)
+    for name, kernel in kernels.items():
+        aten.impl(name, kernel, key)
+    return [fallback, aten]
+
+
+def _names_of_aten(key: str) -> set[str]:
+    return {name.removeprefix("aten::") for name in registrations_for_dispatch_key(key)}
+
+
+@functools.cache
+def policies() -> dict[str, str]:
+    """Return the operators of CUDA's lists, by name with overload, and the macro of the header that lists each."""
+    header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
+    found = dict.fromkeys(_BY_CUDNN, _LOWER)
+    for macro in (_LOWER, _FLOAT32, _FLOAT32_RESULT, _WIDEST):
+        lines = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*)", header)
+        assert lines is not None, f"autocast_mode.h has no {macro}"
+        for name, variant in re.findall(r"_\((\w+)(?:, (\w+))?\)", lines[1]):
+            if variant != "deprecated":
+                found[f"{name}.{variant}" if variant else name] = macro
+    return {**found, "norm.Scalar": _FLOAT32, "norm.ScalarOpt_dim": _FLOAT32, "binary_cross_entropy": _BANNED}
+
+
+_LOWER, _FLOAT32 = "AT_FORALL_LOWER_PRECISION_FP", "AT_FORALL_FP32"
+_FLOAT32_RESULT, _WIDEST = "AT_FORALL_FP32_SET_OPT_DTYPE", "AT_FORALL_PROMOTE"
+_BANNED = "banned"
+
+
+def _op(name: str) -> Any:
+    return overload(f"aten::{name}")
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def _without_autocast(op: Any) -> Callable[..., Any]:
+    """Return a kernel that passes a call on to what comes below all keys of autocast."""
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return op.redispatch(keys & _below_autocast, *args, **kwargs)
+
+    return kernel
+
+
+def _kernel(name: str, kind_of: Callable[[], str | None], keys: Any) -> Callable[..., Any]:
+    """Return the kernel of an operator by its policy.
+
+    Args:
+        name: The operator, with overload.
+        kind_of: Returns the type of the devices whose tensors are cast, None for no tensors.
+        keys: The keys of autocast that the kernel's own calls leave out.
+    """
+    policy, op = policies()[name], _op(name)
+    if policy == _BANNED:
+        return _refuse
+    fit = _float32_result(op) if policy == _FLOAT32_RESULT else _casting(_DTYPES[policy])
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        kind = kind_of()
+        with torch._C.DisableTorchFunction(), ExcludeDispatchKeyGuard(keys):
+            if kind is not None:
+                args, kwargs = fit(kind, args, kwargs)
+            return op(*args, **kwargs)
+
+    return kernel
+
+
+def _casting(dtype_of: Callable[..., torch.dtype | None]) -> Callable[..., Any]:
+    """Return a function that casts the arguments of a call to one dtype."""
+
+    def fit(kind: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        dtype = dtype_of(kind, args, kwargs)
+        if dtype is None:
+            return args, kwargs
+        cast = [_cast(value, kind, dtype) for value in args]
+        return cast, {name: _cast(value, kind, dtype) for name, value in kwargs.items()} if kwargs else kwargs
+
+    return fit
+
+
+def _float32_result(op: Any) -> Callable[..., Any]:
+    """Return a function that asks for a result in float32 where a call names no ``dtype``."""
+    position = [argument.name for argument in op._schema.arguments].index("dtype")
+
+    def fit(kind: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        given = args[position] if len(args) > position else kwargs.get("dtype")
+        if given is None and args and _is_eligible(args[0], kind):
+            return args[:position], {**kwargs, "dtype": torch.float32}
+        return args, kwargs
+
+    return fit
+
+
+def _widest(kind: str, args: Any, kwargs: Any) -> torch.dtype | None:
+    """Return the dtype for arguments of different dtypes: float32 where one is, else autocast's dtype."""
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    dtypes = {value.dtype for value in leaves if _is_eligible(value, kind)}
+    if len(dtypes) < 2:
+        return None
+    return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype(kind)
+
+
+_DTYPES: dict[str, Callable[[str, Any, Any], torch.dtype | None]] = {
+    _LOWER: lambda kind, args, kwargs: torch.get_autocast_dtype(kind),
+    _FLOAT32: lambda kind, args, kwargs: torch.float32,
+    _WIDEST: _widest,
+}
+
+
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise RuntimeError(_UNSAFE)
+
+
+def _is_eligible(value: Any, kind: str) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type == kind
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
+
+
+def _cast(value: Any, kind: str, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.dtype is dtype or not _is_eligible(value, kind):
+            return value
+        return _cached_cast(value, dtype) if _is_weight(value, dtype) else value.to(dtype)
+    return [_cast(each, kind, dtype) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+_casts: dict[tuple[int, torch.dtype], tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+"""The ``_cdata`` of a weight and a dtype -> the weight and its cast, until the outermost region of autocast ends."""
+
+
+def clear_cache() -> None:
+    """Drop the casts of weights."""
+    _casts.clear()
+
+
+def _is_weight(value: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether torch caches the cast of a tensor: of a leaf in float32 that requires a gradient.
+
+    Outside of a scope on the device nothing tells where a region of autocast ends, so nothing is cached there.
+    """
+    context = thread_state.state.context
+    return (
+        value.requires_grad
+        and value.is_leaf
+        and value.dtype is torch.float32
+        and dtype is torch.get_autocast_dtype(value.device.type)
+        and not value._is_view()
+        and torch.is_autocast_cache_enabled()
+        and context is not None
+        and context.device_type == value.device.type
+        and not _is_cached_tensor(value)
+    )
+
+
+def _cached_cast(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    key = (weight._cdata, dtype)
+    known, cast = _casts.get(key, (None, None))
+    if cast is None or known is None or known() is not weight:
+        cast = weight.to(dtype)
+        _casts[key] = (weakref.ref(weight), cast)
+    return cast
