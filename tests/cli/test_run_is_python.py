@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import run_python
+from places import TESTS
 
 PROBE = """
     import builtins, gc, inspect, os, signal, sys, threading
@@ -102,7 +103,7 @@ def outcomes(
     folder: Path,
     *program: str,
     flags: tuple[str, ...] = (),
-    launcher: tuple[str, ...] = (str(Path(__file__).with_name("console_script.py")),),
+    launcher: tuple[str, ...] = (str(TESTS / "console_script.py"),),
     **env: str,
 ) -> Iterator[tuple[int, str, str]]:
     """Run a program under Python, then under the installed command. Yield exit status, stdout and stderr of each."""
