@@ -37,6 +37,7 @@ from torchdevice.installed import INSTALLATION
 from torchdevice.journal.journal import Journal
 from torchdevice.mps_workarounds import installing
 from torchdevice.options import Options
+from torchdevice.simulation import signals
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -206,6 +207,8 @@ def _enter(entry: Entry, context: Context) -> None:
         if context.options.verify:
             _verify().enter_thread(entry)
         thread_state.enter(entry)
+        if entry.parts:
+            signals.settle(in_a_scope=True)
         if context.thread.at_return:
             context.start_thread()
     except BaseException:
@@ -236,6 +239,11 @@ def _fill(entry: Entry, context: Context) -> None:
 def leave(entry: Entry) -> None:
     """Undo an entry, complete or not. May be called again."""
     do_all(_LEAVING, entry)
+
+
+def _leave_signals(entry: Entry) -> None:
+    if not state.entries or (entry.parts and not any(each.parts for each in state.entries)):
+        signals.settle(in_a_scope=False)
 
 
 def _forget(entry: Entry) -> None:
@@ -275,7 +283,15 @@ def _context_of(entry: Entry) -> Context:
     return entry.context
 
 
-_LEAVING = (thread_state.leave, _forget, _finish_thread, _drop_installations, _leave_verify, _leave_runtime)
+_LEAVING = (
+    thread_state.leave,
+    _leave_signals,
+    _forget,
+    _finish_thread,
+    _drop_installations,
+    _leave_verify,
+    _leave_runtime,
+)
 """The steps of leaving, in order. Each can be repeated, and is done even if another step failed."""
 
 

@@ -394,7 +394,19 @@ def _put_back_lifted() -> None:
         state.lifted.pop() if lifted in state.lifted[-1:] else None
 
 
-class suspended:
+class entered:
+    """Be in an entry for the time of a ``with`` statement."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+    def __enter__(self) -> None:
+        enter(self.entry)
+
+    __exit__ = Exit(lambda each: LeavingBy(functools.partial(undo, leave, each.entry)))
+
+
+class suspended(entered):
     """Let torch answer for itself in this thread: supplied names and patches behave as if no scope were active.
 
     Args:
@@ -402,12 +414,7 @@ class suspended:
     """
 
     def __init__(self, *, compiling: bool = False) -> None:
-        self.entry = Entry(None, compiling=compiling)
-
-    def __enter__(self) -> None:
-        enter(self.entry)
-
-    __exit__ = Exit(lambda each: LeavingBy(functools.partial(undo, leave, each.entry)))
+        super().__init__(Entry(None, compiling=compiling))
 
 
 class lent:

@@ -8,7 +8,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.thread_state import ContextMode
+from torchdevice.core.thread_state import ContextMode, Entry
 from torchdevice.engines import lookup, retries, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled, require
@@ -84,3 +84,14 @@ def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any
         return function(*args, **kwargs)
     with thread_state.lent(DeviceMode(context), context):
         return function(*args, **kwargs)
+
+
+def as_program(function: Any, *args: Any) -> Any:
+    """Call a function of the program that Python runs at any time, in the scope and with the mode of the program."""
+    context = next((entry.context for entry in reversed(thread_state.state.entries) if entry.context is not None), None)
+    if context is None or context.is_native:
+        return function(*args)
+    if context is thread_state.state.context:
+        return with_mode(context, function, *args)
+    with thread_state.entered(Entry(context)):  # a compiler has suspended the scope
+        return with_mode(context, function, *args)

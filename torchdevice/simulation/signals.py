@@ -1,9 +1,14 @@
-"""Handlers of signals, which wait while torch asks the device guard.
+"""Handlers of signals, which run where the program is, and not inside this package.
 
-torch lets Python run handlers between the moment when it looks a method of the guard up and the moment when it calls
-it, and ends the process if a handler raises there, as Ctrl-C's does. So while the main thread, in which Python runs
-handlers, is in a scope on a simulated device, each handler stands behind one that lets the signal come again later if
-torch is asking. What a program reads and sets by ``signal.signal`` and ``signal.getsignal`` are its own handlers.
+Python runs a handler between any two steps of Python code. In the middle of a torch call that this package handles, a
+handler would see no mode, no autograd and an allocator that is being changed. On a machine with CUDA the call is C
+code, in which no handler runs. So while the main thread, in which Python runs handlers, is in a scope, each handler
+stands behind one that lets the signal come again until the call has ended.
+
+torch also lets Python run handlers between the moment when it looks a method of the device guard up and the moment when
+it calls it, and ends the process if a handler raises there, as Ctrl-C's does. Handlers wait there too.
+
+What a program reads and sets by ``signal.signal`` and ``signal.getsignal`` are its own handlers.
 """
 
 from __future__ import annotations
@@ -11,22 +16,41 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _thread
 import functools
+import os
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from torchdevice import engines
 from torchdevice.core.patching import Replaced, put_in, take_out
+from torchdevice.engines import destructors
+from torchdevice.engines.mode import as_program, with_mode
+from torchdevice.journal.callers import PROGRAM, kind_of
 from torchdevice.simulation.device_guard import is_asked
 
 _interrupt: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assignment]
 
 _NUMBERS = [int(number) for number in signal.valid_signals()]
 
+_HANDLING = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (str(engines.__file__), __file__))
+"""The folders of the code that handles calls and runs operators."""
+
+
+def _is_handled(frame: FrameType | None) -> bool:
+    """Return whether a frame is inside a torch call that this package handles, and runs no code of the program."""
+    while frame is not None and frame.f_code is not with_mode.__code__:
+        if frame.f_code.co_filename.startswith(_HANDLING):
+            return True
+        if kind_of(frame) == PROGRAM:
+            return False
+        frame = frame.f_back
+    return False
+
 
 class _Waiting:
-    """A handler of the program, which waits while torch asks the guard."""
+    """A handler of the program, which waits while this package is at work or torch asks the guard."""
 
     __slots__ = ("handler",)
 
@@ -34,8 +58,8 @@ class _Waiting:
         self.handler = handler
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        if not is_asked():
-            return self.handler(number, frame)
+        if not (is_asked() or _is_handled(frame)):
+            return as_program(self.handler, number, frame)
         # Python would run the handler again after a call in this function. Unpacking is none.
         (_,) = map(_interrupt, (number,))
 
@@ -65,17 +89,21 @@ _patches = Replaced(signal, "signal", _set), Replaced(signal, "getsignal", _get)
 
 
 def settle(in_a_scope: bool) -> None:
-    """Let the handlers wait if the main thread is in a scope on a simulated device, else no more.
+    """Let the handlers wait if the main thread is in a scope, else no more, and lend collections the mode meanwhile.
 
     Does nothing in other threads. May be called again after an interrupt.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if in_a_scope is _patches[0].expected or threading.current_thread() is not threading.main_thread():
         return
     if in_a_scope:
         put_in(_patches)
     else:
-        take_out(_patches)
+        destructors.remove()
     for number in _NUMBERS:
         handler = _signal.getsignal(number)
         if (type(handler) is _Waiting) is not in_a_scope and callable(handler):
             _signal.signal(number, _Waiting(handler) if in_a_scope else _own(handler))
+    if in_a_scope:
+        destructors.install()
+    else:
+        take_out(_patches)  # last: until then the next exit looks at the handlers again

@@ -28,7 +28,6 @@ from torchdevice.simulation import (
     inductor,
     machine,
     policy,
-    signals,
     simulated_rewriters,
 )
 from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
@@ -114,14 +113,13 @@ class SimulatedRuntime(Runtime):
     def enter_thread(self, entry: Any) -> None:
         """Register the device, unless it is registered already, and keep backward on the calling thread.
 
-        Handlers of signals wait while torch asks the device guard (``signals.py``).
-
         Torch would run backward in one thread per device, and starts a thread for one simulated device only.
         """
         backend.register()
         _thread.entries.add(entry)
         _settle_multithreading()
         device_guard.renew()
+<<<<<<< 9da3257f5bf3d5a755829d8d93a7c2497753f4f7
         signals.settle(in_a_scope=True)
         context = entry.context
         if context.policy is None:
@@ -130,6 +128,15 @@ class SimulatedRuntime(Runtime):
             _begin(context)
         context.policy.settle()
         sanitizer.begin(context)
+=======
+        options = entry.context.options
+        if self._refuses_anything() or options.races or options.asynchronous or options.compute:
+            policy.watch(entry)
+        if entry.context not in policy.recorders:
+            _begin(entry.context)
+        stream_uses.begin(entry.context, is_nested=any(each.context is not entry.context for each in _thread.entries))
+        sanitizer.begin(entry.context)
+>>>>>>> 74716226cf858a83c341b63ad3ad0044606518ec
 
     def leave_thread(self, entry: Any) -> None:
         if not entry.context.entries:
@@ -137,7 +144,6 @@ class SimulatedRuntime(Runtime):
             sanitizer.end(entry.context)
         _thread.entries.discard(entry)
         _settle_multithreading()
-        signals.settle(in_a_scope=bool(_thread.entries))
 
     def after_backward(self) -> None:
         device_guard.renew()

@@ -9,6 +9,7 @@ Source: torch's notes on CUDA's memory management, and the comments of c10/cuda/
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection
@@ -21,6 +22,7 @@ from torchdevice.simulation.allocator.allocator_settings import DEFAULT, MINIMUM
 from torchdevice.simulation.allocator.allocator_stats import Statistics
 from torchdevice.simulation.allocator.memory_blocks import (
     FREE,
+    LATE,
     NOBODY,
     PENDING,
     SHIFT,
@@ -35,6 +37,9 @@ from torchdevice.simulation.allocator.out_of_memory import Limits
 from torchdevice.simulation.allocator.pool_choice import Pools
 from torchdevice.simulation.allocator.segments import Segments
 
+_LATE_ADDRESSES = itertools.count(1 << 52, 1 << 40)
+"""The addresses of late blocks until they have a place. No segment is there."""
+
 
 class Blocks:
     """The blocks of one device. One thread may use them at a time.
@@ -48,8 +53,14 @@ class Blocks:
         tell: Is called with each change of a segment: what happened, address, size and stream.
 
     Attributes:
+<<<<<<< 9da3257f5bf3d5a755829d8d93a7c2497753f4f7
         ended: What has ended on all devices, in this order. Its ``release`` gives the block to its device's ``freed``.
         freed: The blocks that nobody has any more, in this order.
+=======
+        ended: What has ended, in this order. Its ``release`` appends its block to ``freed``.
+        freed: The blocks that nobody has any more, and late ones, in this order.
+        late: What is to be done when the change in progress has ended.
+>>>>>>> 74716226cf858a83c341b63ad3ad0044606518ec
         pending: The freed blocks that another stream may still use.
         pools: The pools of free blocks.
         refused: The last error that is no interrupt.
@@ -70,6 +81,7 @@ class Blocks:
         tell: Callable[[str, int, int, int], None],
     ) -> None:
         self.freed: deque[Block] = deque()
+        self.late: deque[Callable[[], object]] = deque()
         self.pending: list[Block] = []
         self.refused: Exception | None = None
         self.statistics = Statistics()
@@ -99,7 +111,7 @@ class Blocks:
         self.segments.uncached = sum(block.size for block in outside)
         for _ in range(len(self.freed)):  # storages may end meanwhile, and append theirs
             block = self.freed.popleft()
-            if block in used:
+            if block in used and block.state != LATE:
                 self.freed.append(block)
         used -= outside
         self.pending = []
@@ -137,6 +149,26 @@ class Blocks:
         pool = self.pools.serving(stream, size <= SMALL)
         found = self._find(pool, size) or self._obtain(pool, size)
         return self._give(found, size, requested)
+
+    def allocate_meanwhile(self, requested: int, stream: int) -> Block:
+        """Return a block for a request in the middle of a change of the memory, by a destructor. It changes nothing."""
+        size = self.settings.rounded(requested)
+        if not self.settings.caches:
+            return self._from_driver(size, stream)
+        block = Block(next(_LATE_ADDRESSES), size, self.pools.serving(stream, size <= SMALL), LATE)
+        block.requested = requested
+        self.freed.append(block)
+        return block
+
+    def _place(self, late: Block) -> None:
+        """Give a late block its place. The device may have less memory left: somebody has the block already."""
+        pool, size = late.pool, late.size
+        found = self._find(pool, size) or self.segments.obtain(pool, self.settings.segment_size(size), None)
+        assert found is not None
+        found = self._give(found, size, late.requested)
+        late.replace(found)
+        if self.segments.heads.get(found.address) is found:
+            self.segments.heads[found.address] = late
 
     def _stays(self, block: Block, stream: int) -> bool:
         """Return whether a request of a freed block's size gets this block, and count what happens on the way.
@@ -304,9 +336,12 @@ class Blocks:
             return
 
     def settle(self) -> None:
-        """Free the blocks that nobody has any more."""
+        """Free the blocks that nobody has any more, and do what came in the middle of a change."""
         while self.freed:
             block = self.freed.popleft()
+            if block.state == LATE:
+                self._place(block)
+                continue
             if block.state != USED:  # a checkpoint was restored, and the storage ended meanwhile
                 continue
             if block.pool.owner == UNCACHED:
@@ -321,6 +356,8 @@ class Blocks:
                 self.pending.append(block)
             else:
                 self.free(block)
+        while self.late:
+            self.late.popleft()()
 
     def host_waited(self) -> None:
         """Free the blocks that were freed while another stream used them: the host has waited for the device."""

@@ -40,6 +40,9 @@ M = TypeVar("M", bound=Callable[..., Any])
 def _changing(method: M) -> M:
     """Let a method of a device hold the lock, and lay the memory out anew if an interrupt ends the method.
 
+    What has been freed is settled first. A destructor may call the method in the middle of another one. If it returns
+    nothing, it is called when that one has ended, else it sees the memory as it is.
+
     A generator that held the lock, as a context manager, would keep it where an interrupt comes between its two halves.
     """
 
@@ -47,8 +50,12 @@ def _changing(method: M) -> M:
     def changing(self: Device, *args: Any, **kwargs: Any) -> Any:
         try:
             self._blocks.release_ended()
+            if self._is_changing():
+                if method.__annotations__["return"] != "None":
+                    return method(self, *args, **kwargs)
+                return self._blocks.late.append(functools.partial(method, self, *args, **kwargs))
             # On one line: tests let interrupts come between lines, where Python lets none come between these.
-            with self._lock: return method(self, *args, **kwargs)  # noqa: E701  # fmt: skip
+            with self._lock: return self._settled(method, *args, **kwargs)  # noqa: E701  # fmt: skip
         except BaseException as error:
             self._recover_from(error)
             raise
@@ -96,6 +103,7 @@ class Device:
     def renew_lock(self) -> None:
         """Make a new lock."""
         self._lock = threading.RLock()
+        self._is_changing: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
 
     def begin_in_child(self) -> None:
         """Begin again in a forked child: another thread may have been in the middle of a change, which nobody ends."""
@@ -103,6 +111,10 @@ class Device:
         self.renew_lock()
         if not is_whole:
             self._recover()
+
+    def _settled(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._blocks.settle()
+        return method(self, *args, **kwargs)
 
     @property
     def settings(self) -> Settings:
@@ -117,7 +129,7 @@ class Device:
 
     def _recover_from(self, error: BaseException) -> None:
         """Lay the memory out anew after an interrupt: any error but a refusal, as handlers of signals raise any."""
-        if error is not self._blocks.refused:
+        if error is not self._blocks.refused and not self._is_changing():
             self._recover()
         self._blocks.refused = None
 
@@ -141,6 +153,8 @@ class Device:
         try:  # as ``_changing`` does it, without the time of its frame
             if self.ended:
                 self._blocks.release_ended()
+            if self._is_changing():
+                return self._blocks.allocate_meanwhile(requested, stream)
             with self._lock: return self._blocks.allocate(requested, stream)  # noqa: E701  # fmt: skip
         except BaseException as error:  # also after the block was found: nobody has it then
             self._recover_from(error)
@@ -236,7 +250,6 @@ class Device:
     def in_use(self, owner: Owner) -> list[Block]:
         """Return the blocks of a private pool that are in use."""
         self._check_private(owner)
-        self._blocks.settle()
         return pool_checkpoints.in_use(self._blocks, owner)
 
     def _check_private(self, owner: Owner) -> None:
@@ -255,31 +268,26 @@ class Device:
     @_changing
     def figures(self) -> Memory:
         """Return the current values and the peaks, in bytes."""
-        self._blocks.settle()
         return self._blocks.statistics.memory()
 
     @_changing
     def statistics(self) -> dict[str, Any]:
         """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
-        self._blocks.settle()
         return self._blocks.statistics.shown()
 
     @_changing
     def reset_peak(self) -> None:
         """Reset the peaks to the current values."""
-        self._blocks.settle()
         self._blocks.statistics.forget_peaks()
 
     @_changing
     def reset_accumulated(self) -> None:
         """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0."""
-        self._blocks.settle()
         self._blocks.statistics.forget_totals()
 
     @_changing
     def segments(self, data: Mapping[Block, int]) -> list[Segment]:
         """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
-        self._blocks.settle()
         return self._blocks.segments.shown(data)
 
     def refusal(self, requested: int, total: int) -> str:

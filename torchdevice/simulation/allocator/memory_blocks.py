@@ -12,8 +12,10 @@ from torchdevice.simulation.allocator.pool_stats import Figures
 SHIFT = 64
 """The key of a free block is its size, shifted by so many bits, and its address: keys sort by size, then by address."""
 
-USED, FREE, PENDING, UNMAPPED = range(4)
-"""The states of a block. A pending one is free for the program, and another stream may still use it."""
+USED, FREE, PENDING, UNMAPPED, LATE = range(5)
+"""The states of a block. A pending one is free for the program, and another stream may still use it. A late one was
+given away in the middle of a change of the memory, and gets its place when the change has ended.
+"""
 
 Owner = tuple[int, int]
 """The id of a private pool; (0, 0) is none."""
@@ -49,6 +51,15 @@ class Block:
         self.next: Block | None = None
         self.state = state
         self.uses: set[Any] | None = None
+
+    def replace(self, other: Block) -> None:
+        """Take the place of a block in its segment."""
+        for name in ("address", "size", "requested", "pool", "previous", "next", "state"):
+            setattr(self, name, getattr(other, name))
+        if self.previous is not None:
+            self.previous.next = self
+        if self.next is not None:
+            self.next.previous = self
 
     @property
     def is_split(self) -> bool:

@@ -34,6 +34,9 @@ _neg_view = torch._C._VariableFunctions._neg_view
 _as_strided = torch._C._VariableFunctions.as_strided
 
 
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+
+
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
@@ -358,6 +361,7 @@ _by_meta: dict[int, _Dataless] = {}
 
 def meta_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of torch's meta device in the place of a simulated or CPU tensor."""
+    tensor = without_disguise(tensor)
     owner = _owners.get(tensor.untyped_storage().data_ptr())
     if isinstance(owner, _Dataless) and owner.on.index == tensor.get_device():
         meta = torch.empty(0, dtype=tensor.dtype, device="meta")
@@ -473,6 +477,9 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
     The caller must not resize the result: it may be the tensor that owns the memory.
     """
+    kind = tensor.__class__
+    if kind is not _Tensor and kind is not _Parameter:
+        tensor = without_disguise(tensor)
     address, dtype, shape, stride = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
     owner = _owners.get(address)
     if owner is not None:
@@ -501,12 +508,24 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() or (tensor.dim() == 2 and tensor.stride() == (1, tensor.shape[0]))
 
 
+def without_disguise(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, or a plain view of it where its class has its own shape, strides or dtype.
+
+    torch's kernels read a tensor's own. The class's may raise, as those of an uninitialized parameter do, or differ.
+    """
+    kind = tensor.__class__
+    if kind.shape is _Tensor.shape and kind.stride is _Tensor.stride and kind.dtype is _Tensor.dtype:
+        return tensor
+    return tensor.as_subclass(_Tensor)
+
+
 def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a new CPU tensor that shares memory with a simulated tensor, for a kernel that may resize it.
 
     The memory cannot grow: a kernel that needs more than the block holds raises an error with the text
     :data:`CANNOT_GROW`.
     """
+    tensor = without_disguise(tensor)
     owner = _owners.get(tensor.untyped_storage().data_ptr())
     if owner is None:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

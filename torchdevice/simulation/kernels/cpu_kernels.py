@@ -69,6 +69,10 @@ index_of = torch.Tensor.get_device
 """The index of a tensor's device; -1 for a CPU tensor."""
 
 
+dtype_of = torch.Tensor.dtype.__get__
+"""The dtype of a tensor, whatever the tensor's class says."""
+
+
 def kernel_of(op: Any) -> Kernel:
     """Return the kernel of an operator."""
     schema = op._schema

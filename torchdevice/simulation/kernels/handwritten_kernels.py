@@ -303,10 +303,10 @@ def _ctc(overload: str) -> Callable[..., Any]:
 
     def kernel(log_probs: torch.Tensor, targets: torch.Tensor, *lengths_and_options: Any, **options: Any) -> Any:
         """Torch's kernels do not look at the targets: the CPU's ends the process where one is far out of range."""
-        used = _used_targets(aliased(targets), lengths_and_options[1])
-        wrong = used[(used < 0) | (used >= log_probs.shape[-1])]
+        used, classes = _used_targets(aliased(targets), lengths_and_options[1]), log_probs.size(-1)
+        wrong = used[(used < 0) | (used >= classes)]
         if wrong.numel():
-            raise _illegal_address(f"Target {wrong[0].item()} of ctc_loss is not in [0, {log_probs.shape[-1]}).")
+            raise _illegal_address(f"Target {wrong[0].item()} of ctc_loss is not in [0, {classes}).")
         return run(log_probs, targets, *lengths_and_options, **options)
 
     return kernel

@@ -13,6 +13,7 @@ import torch
 
 from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import policy
+from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
 from torchdevice.simulation.refusals import nondeterminism
 from torchdevice.simulation.refusals.cuda_dtypes import GAPS
@@ -198,10 +199,10 @@ def _check_capability() -> None:
 def _check_dtype(name: str, dtypes: frozenset[torch.dtype], args: Any) -> None:
     """Raise torch's NotImplementedError if CUDA has no kernel in the dtype of a call's first tensor."""
     first = next((each for each in args if isinstance(each, torch.Tensor)), None)
-    if first is None or first.dtype not in dtypes or not first.numel() or not policy.stands_for_cuda():
+    if first is None or dtype_of(first) not in dtypes or not first.numel() or not policy.stands_for_cuda():
         return
     kernel = _convolution(*args) if name == "convolution" else _KERNELS.get(name, f"{name}_cuda")
-    raise NotImplementedError(f"\"{kernel}\" not implemented for '{_SCALAR_TYPES[first.dtype]}'")
+    raise NotImplementedError(f"\"{kernel}\" not implemented for '{_SCALAR_TYPES[dtype_of(first)]}'")
 
 
 def _convolution(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchdevice.simulation import policy
+from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.refusals.mps_dtypes import GAPS
 
 Kernel = Callable[..., Any]
@@ -28,8 +29,8 @@ def guarded(op: Any, kernel: Kernel) -> Kernel:
     def refusing(*args: Any, **kwargs: Any) -> Any:
         if policy.stands_for_mps():
             for value in args:
-                if isinstance(value, torch.Tensor) and value.dtype in dtypes:
-                    raise TypeError(_message(name, value.dtype))
+                if isinstance(value, torch.Tensor) and dtype_of(value) in dtypes:
+                    raise TypeError(_message(name, dtype_of(value)))
         return kernel(*args, **kwargs)
 
     return refusing

@@ -1,0 +1,414 @@
+"""Code of the program that Python runs at any time: handlers of signals, destructors and callbacks that use the device.
+
+Each comes at one step of this package after the other, while a small network is trained. Afterwards what it saw and
+did is right, the training has the values that it has without it, and so have the figures of memory and torch's stack.
+"""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import io
+import os
+import random
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.core import thread_state
+from torchdevice.simulation.allocator.caching_allocator import Device
+from torchdevice.simulation.allocator.memory_blocks import Block
+
+pytestmark = [
+    pytest.mark.interrupts,
+    pytest.mark.timeout(7200),
+    pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),
+]
+
+PACKAGE = str(Path(torchdevice.__file__).parent) + os.sep
+
+NUMBER = signal.SIGTERM
+
+
+class At:
+    """Lets something come at one step of the package that is reached while this is active, and counts the steps.
+
+    Args:
+        at: The number of the step; -1 for none.
+        come: Lets it come.
+        event: What a step is: ``"line"`` or ``"opcode"``.
+    """
+
+    def __init__(self, at: int, come: Callable[[], None], event: str):
+        self.at, self.come, self.event = at, come, event
+        self.reached = 0
+        self.where = ""
+
+    def __enter__(self) -> At:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes = self.event == "opcode"
+        if event == self.event:
+            self.reached += 1
+            if self.reached - 1 == self.at:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                sys.settrace(None)
+                if self.come is by_signal:
+                    # Python would run the handler in this frame after a call. Unpacking is none.
+                    (_,) = map(_thread.interrupt_main, (NUMBER,))
+                    return None
+                self.come()
+        return self._trace
+
+
+class Visitor:
+    """What comes: it saves and loads a checkpoint, and uses the device otherwise."""
+
+    def __init__(self) -> None:
+        self.weights = torch.nn.Linear(3, 4).cuda().state_dict()
+        self.device = torch.zeros(1, device="cuda").device
+        self.errors: list[BaseException] = []
+        self.references: list[Any] = []
+        self.came = 0
+        self.trains = False
+
+    def __call__(self, *_: Any) -> None:
+        self._visit(self._use_the_device)
+
+    def use_what_is_there(self) -> None:
+        self._visit(self._compute)
+
+    def _visit(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BaseException as error:
+            self.errors.append(error)
+        self.came += 1
+
+    def _compute(self) -> None:
+        weight = self.weights["weight"]
+        large = weight.new_zeros(600_000)
+        assert large.device == weight.device and (large + 1).sum().item() == 600_000
+        assert torch.equal((weight * 2).cpu(), weight.cpu() * 2)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_stats() is not None
+
+    def _use_the_device(self) -> None:
+        made = torch.ones(4, device="cuda")
+        assert made.device == torch.zeros(1).cuda().device == self.device
+        assert (made * 2 + torch.arange(4).to("cuda:0")).tolist() == [2, 3, 4, 5]
+        large = torch.zeros(600_000, device="cuda")
+        large[3] = 1
+        assert large.sum().item() == 1
+        saved = io.BytesIO()
+        torch.save({name: value.cpu() for name, value in self.weights.items()}, saved)
+        saved.seek(0)
+        loaded = torch.load(saved, map_location="cuda")
+        assert all(loaded[name].device == self.device for name in self.weights)
+        assert all(torch.equal(loaded[name], value) for name, value in self.weights.items())
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() >= 0 and torch.cuda.memory_stats() is not None
+        if self.trains:
+            with torch.enable_grad():
+                x = torch.ones(2, device="cuda", requires_grad=True)
+                (x * x).sum().backward()
+                assert x.grad is not None and x.grad.tolist() == [2, 2]
+
+
+def train() -> list[Any]:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    x = torch.arange(6.0, device="cuda").reshape(2, 3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+    large = torch.zeros(700_000, device="cuda")
+    large[3] = 1
+    doubled = large + large
+    del large
+    drawn = torch.randn(5, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    moved = torch.tensor([1, 2, 3], device="cuda").float().to("cuda").cpu()
+    result = [loss.item(), doubled.sum().item(), drawn.tolist(), moved.tolist(), net[0].weight.tolist()]
+    after(result)
+    return result
+
+
+def after(result: list[Any]) -> None:
+    """Let a signal come that waits still."""
+
+
+def by_signal() -> None:
+    """See :class:`At`."""
+
+
+class Circle:
+    """What only a garbage collection frees, and the visitor comes then."""
+
+    def __init__(self, visitor: Visitor) -> None:
+        self.visitor, self.itself = visitor, self
+
+    def __del__(self) -> None:
+        self.visitor()
+
+
+class Dropped:
+    """What is freed at once, and the visitor comes then."""
+
+    def __init__(self, visitor: Visitor) -> None:
+        self.visitor = visitor
+
+    def __del__(self) -> None:
+        self.visitor.use_what_is_there()
+
+
+def figures() -> tuple[Any, ...]:
+    gc.collect()
+    exact = torch.zeros(1).cuda().device.type != "cpu"
+    stats = torch.cuda.memory_stats()
+    names = ("allocated_bytes", "reserved_bytes", "requested_bytes", "allocation", "segment", "inactive_split_bytes")
+    return (
+        [stats[f"{name}.all.current"] for name in names] if exact else None,
+        torch.overrides._get_current_function_mode_stack(),
+        thread_state.state.mode,
+        dict(thread_state.state.lent),
+        len(thread_state.state.entries),
+        gc.isenabled(),
+    )
+
+
+def by_destructor(visitor: Visitor) -> None:
+    Circle(visitor)
+    gc.collect()
+
+
+def by_weak_reference(visitor: Visitor) -> None:
+    circle = [Referred()]
+    circle[0].itself = circle
+    visitor.references.append(weakref.ref(circle[0], visitor))
+    del circle
+    gc.collect()
+
+
+class Referred:
+    itself: Any
+
+
+def by_callback_of_collections(visitor: Visitor) -> None:
+    def called(phase: str, info: Any) -> None:
+        if phase == "stop":
+            visitor()
+
+    gc.callbacks.append(called)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(called)
+
+
+def by_dropped_reference(visitor: Visitor) -> None:
+    """It comes without a collection, so without the mode, and uses tensors of the device."""
+    Dropped(visitor)
+
+
+WAYS = {
+    each.__name__: each for each in (by_destructor, by_weak_reference, by_callback_of_collections, by_dropped_reference)
+}
+
+
+@pytest.fixture
+def handled() -> Iterator[Callable[[Any], None]]:
+    before = signal.getsignal(NUMBER)
+    yield lambda handler: signal.signal(NUMBER, handler)
+    signal.signal(NUMBER, before)
+
+
+def check_at_steps(visitor: Visitor, come: Callable[[], None], event: str, sweep: tuple[bool, int], size: int) -> None:
+    """Let the visitor come at a sample of the steps, in a complete sweep at each fiftieth."""
+    train()
+    expected, counts = train(), []
+    for _ in range(3):
+        before = figures()
+        with At(-1, come, event) as counter:
+            train()
+        counts.append(counter.reached)
+    count = min(counts)
+    assert count > 1000
+    everything, seed = sweep
+    for number in sorted(random.Random(seed).sample(range(count), count // 50 if everything else size)):
+        visitor.came = 0
+        with At(number, come, event) as at:
+            result = train()
+        assert visitor.errors == [], at.where
+        assert visitor.came == 1, at.where
+        assert result == expected, at.where
+        assert figures() == before, at.where
+
+
+@pytest.fixture
+def scope(target: str, engine: str) -> Iterator[None]:
+    """A scope, and no garbage collection but those of the tests."""
+    gc.disable()
+    with torchdevice.portable(target, engine=engine):
+        yield
+    gc.enable()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("event", ["line", "opcode"])
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_handler_of_a_signal_at_any_step(scope: None, engine: str, event: str, sweep: tuple[bool, int]) -> None:
+    visitor = Visitor()
+    visitor.trains = True
+    visitor()
+    before = signal.signal(NUMBER, visitor)
+    try:
+        check_at_steps(visitor, by_signal, event, sweep, 30)
+    finally:
+        signal.signal(NUMBER, before)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("event", ["line", "opcode"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_destructor_at_any_step(scope: None, engine: str, way: str, event: str, sweep: tuple[bool, int]) -> None:
+    visitor = Visitor()
+    WAYS[way](visitor)
+    check_at_steps(visitor, lambda: WAYS[way](visitor), event, sweep, 20)
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_handler_while_a_compiler_has_suspended_the_scope(scope: None, engine: str) -> None:
+    visitor = Visitor()
+    before = signal.signal(NUMBER, visitor)
+    try:
+        with thread_state.suspended(compiling=True), torch._C.DisableTorchFunction():
+            modes = torch.overrides._get_current_function_mode_stack()
+            signal.raise_signal(NUMBER)
+            assert torch.overrides._get_current_function_mode_stack() == modes
+            assert thread_state.current() is None and thread_state.state.compiling
+    finally:
+        signal.signal(NUMBER, before)
+    assert visitor.came == 1 and visitor.errors == []
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_handler_inside_code_that_torch_calls(scope: None, engine: str) -> None:
+    """Code of the program is not waited for, where torch calls it: the mode may be off there."""
+    visitor, seen = Visitor(), []
+    before = signal.signal(NUMBER, visitor)
+
+    def change(value: float) -> float:
+        signal.raise_signal(NUMBER)
+        seen.append(visitor.came)
+        return value + 1
+
+    try:
+        assert torch.zeros(2).apply_(change).tolist() == [1, 1]
+        x = torch.ones(2, device="cuda", requires_grad=True)
+        x.register_hook(lambda grad: grad * change(0))
+        x.sum().backward()
+    finally:
+        signal.signal(NUMBER, before)
+    assert seen == [1, 2, 3] and visitor.errors == []
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_collections_leave_no_callbacks_behind(target: str, engine: str) -> None:
+    before = gc.callbacks[:]
+    with torchdevice.portable(target, engine=engine), torchdevice.portable("cpu"):
+        assert len(gc.callbacks) == len(before) + 2
+        in_thread = threading.Thread(target=gc.collect)
+        in_thread.start()
+        in_thread.join()
+    assert gc.callbacks == before
+
+
+class _Asking:
+    """Asks for memory in the middle of a change of the allocator: what limits the device is asked where it grows."""
+
+    def __init__(self) -> None:
+        self.device: Device | None = None
+        self.asked: list[Block] = []
+        self.size = 0
+
+    def __call__(self, index: int) -> tuple[int | None, int | None]:
+        size, self.size = self.size, 0
+        if size and self.device is not None:
+            self.asked.append(self.device.allocate(size))
+            assert self.device.figures() is not None
+            self.device.reset_peak()
+            self.device.empty_cache()
+        return (None, None)
+
+
+@pytest.mark.one_engine
+class TestMemoryInTheMiddleOfAChange:
+    """What a destructor gets and gives back while the allocator changes is counted when the change has ended."""
+
+    def made(self) -> tuple[Device, _Asking]:
+        asking = _Asking()
+        asking.device = Device(0, asking)
+        return asking.device, asking
+
+    def test_it_gets_memory_as_a_request_afterwards_does(self) -> None:
+        device, asking = self.made()
+        asking.size = 1000
+        first = device.allocate(5_000_000)
+        (late,) = asking.asked
+        assert device.figures().allocated == first.size + 1024 and late.size == 1024
+        other, _ = self.made()
+        blocks = [other.allocate(5_000_000), other.allocate(1000)]
+        other.reset_peak()
+        other.empty_cache()
+        assert device.statistics() == other.statistics()
+        assert [(each.address, each.size, each.requested) for each in (first, late)] == [
+            (each.address, each.size, each.requested) for each in blocks
+        ]
+        assert device.segments({}) == other.segments({})
+
+    def test_it_is_freed_before_it_has_a_place(self) -> None:
+        device, asking = self.made()
+        asking.size = 3_000_000
+        first = device.allocate(5_000_000)
+        device.freed.append(asking.asked[0])
+        assert device.figures().allocated == first.size
+        device.freed.append(first)
+        device.empty_cache()
+        assert device.figures().reserved == device.figures().allocated == 0
+
+    def test_an_interrupt_comes_too(self) -> None:
+        device, asking = self.made()
+        asking.size = 3_000_000
+        device.live = lambda: asking.asked
+
+        def tell(*change: Any) -> None:
+            raise KeyboardInterrupt
+
+        device.tell = tell
+        with pytest.raises(KeyboardInterrupt):
+            device.allocate(5_000_000)
+        assert device.figures().allocated == device.figures().reserved == asking.asked[0].size
+        device.freed.append(asking.asked[0])
+        device.live = tuple
+        assert device.figures().allocated == 0

@@ -1,0 +1,78 @@
+"""What a garbage collection calls: destructors, callbacks of weak references, ``gc.callbacks``.
+
+Python collects garbage at any time, also while the mode handles a call and is off. What the program does with the
+device then would reach torch itself. So the mode is lent for the time of the collection.
+
+Python loses what is raised in these callbacks, so they are in place only while ``simulation/signals.py`` lets handlers
+of signals wait for their end.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.engines.mode import DeviceMode, of_this_thread
+from torchdevice.foundation.torch_internals import is_torch_function_all_disabled, require
+
+_enable = require(torch._C, "_EnableTorchFunction")
+
+
+class _Thread(threading.local):
+    """What the collection in progress of a thread has entered, innermost last."""
+
+    def __init__(self) -> None:
+        self.entered: list[AbstractContextManager[Any]] = []
+
+
+_thread = _Thread()
+
+
+def _begin(phase: str, info: Mapping[str, int]) -> None:
+    if phase != "start":
+        return
+    if gc.callbacks[-1] is not _end and _end in gc.callbacks:  # the program has added one, which runs in between
+        gc.callbacks.remove(_end)
+        gc.callbacks.append(_end)
+    _leave()  # an interrupt kept the end of an earlier collection from it
+    context = thread_state.state.context
+    if context is None:
+        return
+    if is_torch_function_all_disabled():
+        _enter(_enable())
+    if of_this_thread() is None:
+        _enter(thread_state.lent(DeviceMode(context), context))
+
+
+def _end(phase: str, info: Mapping[str, int]) -> None:
+    if phase == "stop":
+        _leave()
+
+
+def _enter(manager: AbstractContextManager[Any]) -> None:
+    _thread.entered.append(manager)
+    manager.__enter__()
+
+
+def _leave() -> None:
+    while _thread.entered:
+        _thread.entered[-1].__exit__(None, None, None)
+        _thread.entered.pop()
+
+
+def install() -> None:
+    """Lend the mode to collections from now on. Handlers of signals must wait for the end of these callbacks."""
+    remove()
+    gc.callbacks.insert(0, _begin)
+    gc.callbacks.append(_end)
+
+
+def remove() -> None:
+    """Lend it no more. May be called again."""
+    gc.callbacks[:] = [each for each in gc.callbacks if each is not _begin and each is not _end]
