@@ -37,7 +37,11 @@ from torchdevice.installed import INSTALLATION
 from torchdevice.journal.journal import Journal
 from torchdevice.mps_workarounds import installing
 from torchdevice.options import Options
+<<<<<<< 337cd60335fbf2216ba88b222d8944ee62e03192
 from torchdevice.simulation import signals
+=======
+from torchdevice.torch_apis import library
+>>>>>>> be9990ff749713a13c45146baba377a6b3650dee
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -232,6 +236,7 @@ def _fill(entry: Entry, context: Context) -> None:
         *missing_operators.needed(context),
         *installing.needed(context),
         *refused_backward.needed(context),
+        *library.needed(context),
     ]
     entry.parts = [INSTALLATION, *of_target, *(wrap.needed(context) if wraps else ())]
 

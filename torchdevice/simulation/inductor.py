@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, without_mode, wrapped
 from torchdevice.simulation.policy import KIND
+from torchdevice.torch_apis import library
 
 _CPU = torch.device("cpu")
 
@@ -27,6 +28,10 @@ def obstacle(gm: torch.fx.GraphModule) -> str:
     """Return why a graph of Dynamo's cannot be compiled for the device; "" where it can."""
     if any(isinstance(each, torch.fx.GraphModule) for each in gm.modules() if each is not gm):
         return "the graph contains another one"
+    for node in gm.graph.nodes:
+        target = getattr(node.target, "default", node.target)
+        if isinstance(target, torch._ops.OpOverload) and library.serves(target):
+            return f"{target} has a kernel of the program's for the accelerator"
     devices = {each.device for each in _tensors(gm) if each.device.type == KIND or each.dim()}
     if len(devices) > 1 or any(each.type != KIND for each in devices):
         return f"its tensors are on {' and '.join(sorted(map(str, devices)))}"
