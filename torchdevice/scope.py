@@ -37,11 +37,8 @@ from torchdevice.installed import INSTALLATION
 from torchdevice.journal.journal import Journal
 from torchdevice.mps_workarounds import installing
 from torchdevice.options import Options
-<<<<<<< 337cd60335fbf2216ba88b222d8944ee62e03192
 from torchdevice.simulation import signals
-=======
 from torchdevice.torch_apis import library
->>>>>>> be9990ff749713a13c45146baba377a6b3650dee
 
 if TYPE_CHECKING:
     from torchdevice.report import Report

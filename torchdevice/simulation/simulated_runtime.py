@@ -119,8 +119,6 @@ class SimulatedRuntime(Runtime):
         _thread.entries.add(entry)
         _settle_multithreading()
         device_guard.renew()
-<<<<<<< 9da3257f5bf3d5a755829d8d93a7c2497753f4f7
-        signals.settle(in_a_scope=True)
         context = entry.context
         if context.policy is None:
             machine.enter(context)
@@ -128,15 +126,6 @@ class SimulatedRuntime(Runtime):
             _begin(context)
         context.policy.settle()
         sanitizer.begin(context)
-=======
-        options = entry.context.options
-        if self._refuses_anything() or options.races or options.asynchronous or options.compute:
-            policy.watch(entry)
-        if entry.context not in policy.recorders:
-            _begin(entry.context)
-        stream_uses.begin(entry.context, is_nested=any(each.context is not entry.context for each in _thread.entries))
-        sanitizer.begin(entry.context)
->>>>>>> 74716226cf858a83c341b63ad3ad0044606518ec
 
     def leave_thread(self, entry: Any) -> None:
         if not entry.context.entries:

@@ -37,7 +37,7 @@ from torchdevice.simulation.allocator.out_of_memory import Limits
 from torchdevice.simulation.allocator.pool_choice import Pools
 from torchdevice.simulation.allocator.segments import Segments
 
-_LATE_ADDRESSES = itertools.count(1 << 52, 1 << 40)
+_LATE_ADDRESSES = itertools.count(1 << 62, 1 << 40)
 """The addresses of late blocks until they have a place. No segment is there."""
 
 
@@ -53,14 +53,9 @@ class Blocks:
         tell: Is called with each change of a segment: what happened, address, size and stream.
 
     Attributes:
-<<<<<<< 9da3257f5bf3d5a755829d8d93a7c2497753f4f7
         ended: What has ended on all devices, in this order. Its ``release`` gives the block to its device's ``freed``.
-        freed: The blocks that nobody has any more, in this order.
-=======
-        ended: What has ended, in this order. Its ``release`` appends its block to ``freed``.
         freed: The blocks that nobody has any more, and late ones, in this order.
         late: What is to be done when the change in progress has ended.
->>>>>>> 74716226cf858a83c341b63ad3ad0044606518ec
         pending: The freed blocks that another stream may still use.
         pools: The pools of free blocks.
         refused: The last error that is no interrupt.
