@@ -285,3 +285,34 @@ def test_the_site_is_built_with_exact_releases() -> None:
 def canonical(name: str) -> str:
     """Return the name of a distribution as all its spellings have it in common."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+TWICE = """
+import contextlib, sys, torch, torchdevice as first
+def import_again():
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchdevice"]:
+        del sys.modules[name]
+    import torchdevice
+    return torchdevice
+def use(package):
+    with package.portable("cpu"):
+        return torch.ones(2, device="cuda").sum().item()
+use(first)
+with first.portable("cpu") if sys.argv[1] == "active" else contextlib.nullcontext():
+    second = import_again()
+    try:
+        use(second)
+    except RuntimeError as error:
+        print(type(error).__name__, error)
+    print(use(first))
+print(torch.cuda.is_available())
+"""
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("first", ["active", "left"])
+def test_two_copies_in_one_process(first: str, tmp_path: Path) -> None:
+    ran = run_python("-c", TWICE, first, cwd=tmp_path, TORCHDEVICE_LOG="ERROR")
+    refused, *rest = ran.stdout.splitlines()
+    assert refused.startswith("SecondCopyError torchdevice was imported twice in this process, and only"), ran.stderr
+    assert rest == ["2.0", "False"], ran.stderr

@@ -19,6 +19,7 @@ __all__ = [
     "RaceError",
     "RaceWarning",
     "ScopeError",
+    "SecondCopyError",
     "TargetUnavailableError",
     "TorchDeviceError",
     "TorchVersionError",
@@ -85,6 +86,16 @@ class AnotherPatcherError(TorchDeviceError, RuntimeError):
         super().__init__(
             f"{patcher!r} has replaced parts of torch in this process, so a scope could neither rewrite nor restore "
             f"these parts reliably. Remove the import of {patcher!r}, or do not activate torchdevice."
+        )
+
+
+class SecondCopyError(TorchDeviceError, RuntimeError):
+    """The package was imported twice in this process, as two sets of modules."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "torchdevice was imported twice in this process, and only the first of the two copies can change torch. "
+            "Use the first one, and leave its modules in sys.modules, or start a new process."
         )
 
 

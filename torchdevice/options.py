@@ -163,7 +163,7 @@ def _properties(value: Any) -> dict[str, Any] | None:
 def _parse_properties(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f'{text!r} is not JSON. Use an object such as {{"name": "a GPU"}}.') from None
 
 
@@ -444,8 +444,19 @@ def chosen(given: Mapping[str, Any], *, record: type = Options, **defaults: Any)
     said = {name: value for name, value in given.items() if value is not None}
     others = {**defaults, **from_environment(record)}
     if record is Options:
-        others = {**device_models.options_of(said.get("target", others.get("target"))), **others}
+        others = {**_implied_by(said.get("target", others.get("target"))), **others}
     return record(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
+
+
+def _implied_by(target: Any) -> dict[str, Any]:
+    """Return the options that a target implies, and name the target where one is not valid."""
+    found = device_models.options_of(target)
+    for name, value in found.items():
+        try:
+            declarations()[name].check(value)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{target}: {error}") from None
+    return found
 
 
 def variable_of(name: str) -> str:

@@ -18,16 +18,17 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from torchdevice import target_selection
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import do_all
-from torchdevice.core.thread_state import Entry, state, undo
+from torchdevice.core.thread_state import ContextMode, Entry, state, undo
 from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import wrap
 from torchdevice.engines.mode import DeviceMode, of_this_thread
-from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError
+from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError, SecondCopyError
 from torchdevice.fallback import missing_operators, refused_backward
 from torchdevice.foundation.decorating import decorated
 from torchdevice.foundation.interrupt_safe_exit import Exit, Leaving
@@ -298,6 +299,11 @@ _LEAVING = (
 
 
 def _refuse_other_patchers() -> None:
+    for kind in TorchFunctionMode.__subclasses__():  # in the order of definition; a copy has a class of the same name
+        if kind is ContextMode:
+            break
+        if (kind.__module__, kind.__name__) == (ContextMode.__module__, ContextMode.__name__):
+            raise SecondCopyError()
     for name in PATCHERS:
         if name in sys.modules:
             raise AnotherPatcherError(name)

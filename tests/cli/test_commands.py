@@ -523,7 +523,12 @@ def test_report(tmp_path: Path) -> None:
     assert run_command("report", "one.json", "--html", "one.html", cwd=tmp_path).stdout == ""
     assert (tmp_path / "one.html").read_text().startswith("<!doctype html>")
     (tmp_path / "other.json").write_text("[]")
-    for name, said in {"other.json": "this is not a report", "none.json": "No such file"}.items():
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "bytes.json").write_bytes(b"\xe9")
+    (tmp_path / "list.json").write_text("[1]")
+    refusals = dict.fromkeys(("other.json", "deep.json", "bytes.json", "list.json"), "this is not a report")
+    refusals["none.json"] = "'none.json' cannot be read: No such file or directory. Name a file that"
+    for name, said in refusals.items():
         refused = run_command("report", name, cwd=tmp_path)
         assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1
         assert refused.stderr.startswith("torchdevice: ")

@@ -141,6 +141,19 @@ def test_every_way_in(tmp_path: Path) -> None:
     assert "2 passed" in done.stdout, done.stdout
 
 
+FILES = {
+    "deep.json": "[" * 100_000,
+    "deep.toml": f"base = {'[' * 5000}{']' * 5000}",
+    "number.json": '{"unsupported_dtypes": 3}',
+    "numbers.json": '{"missing_operators": [1, 2]}',
+    "text.json": '{"unsupported_dtypes": "float64"}',
+    "figure.json": '{"properties": 5}',
+    "size.json": '{"memory": "lots"}',
+    "kind.json": '{"properties": {"name": 3}}',
+    "dtype.json": '{"unsupported_dtypes": ["nope"]}',
+}
+
+
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
@@ -150,6 +163,21 @@ def test_every_way_in(tmp_path: Path) -> None:
         ("cut-off.toml", ValueError, "cut-off.toml' cannot be (parsed: Invalid value|read: Python 3.10)"),
         ({"memmory": 1}, ValueError, "has 'memmory', which is not known. Use keys among base, capability"),
         ({"base": "tpu"}, ValueError, "base='tpu' is not a profile. Use one of 'cuda', 'mps', 'strict'"),
+        ({"base": ["cuda"]}, ValueError, r"base=\['cuda'\], which is not the name of a profile"),
+        ("latin-1.toml", ValueError, "'latin-1.toml' is not UTF-8: .*Write the file in UTF-8"),
+        ("deep.json", ValueError, "'deep.json' cannot be parsed: maximum recursion depth exceeded"),
+        ("deep.toml", ValueError, "'deep.toml' cannot be (parsed: maximum recursion|read: Python 3.10)"),
+        (
+            "number.json",
+            ValueError,
+            "number.json has unsupported_dtypes=3, which is not a list .*Write unsupp",
+        ),
+        ("numbers.json", ValueError, r"numbers.json has missing_operators=\[1, 2\], which is not a list of names"),
+        ("text.json", ValueError, "text.json has unsupported_dtypes='float64', which is not a list"),
+        ("figure.json", ValueError, "figure.json has properties=5, which is not a table of figures"),
+        ("size.json", ValueError, "size.json: memory='lots' is not a size. Use a number of bytes"),
+        ("kind.json", ValueError, r"kind.json: properties\['name'\]=3 is not of type str. Use a value of that type"),
+        ("dtype.json", ValueError, "dtype.json: unsupported_dtypes has 'nope', which is not a dtype. Use names"),
         ({"capability": 8}, ValueError, "capability=8 is not a compute capability"),
         ({"memory": "much"}, ValueError, "memory='much' is not a size"),
         ({"properties": {"colour": "green"}}, ValueError, "which cannot be set"),
@@ -165,6 +193,9 @@ def test_bad_models(
     monkeypatch.chdir(tmp_path)
     Path("cut-off.json").write_text('{"base": ')
     Path("cut-off.toml").write_text("base = ")
+    Path("latin-1.toml").write_bytes(b"base = '\xe9'")
+    for name, text in FILES.items():
+        Path(name).write_text(text)
     with pytest.raises(error, match=message), torchdevice.simulate(model):
         pass
 

@@ -129,3 +129,15 @@ def test_the_class_is_pickled_as_torchs_own() -> None:
 
 class Own(torch.Generator):
     """A program's class."""
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_the_class_pickles(target: str) -> None:
+    """As torch's own class, which equals it, and which a process without this package has."""
+    plain = torch.Generator
+    with torchdevice.portable(target):
+        inside = torch.Generator
+        written = [pickle.dumps(inside, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+        assert all(pickle.loads(each) == inside for each in written)
+    written.append(pickle.dumps(inside))
+    assert all(pickle.loads(each) is plain and b"torchdevice" not in each for each in written)

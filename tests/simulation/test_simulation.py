@@ -99,7 +99,13 @@ class TestWaysIn:
 
 class TestVisibleDevices:
     @pytest.mark.parametrize(
-        ("visible", "count"), [("0", 1), ("1,3", 2), ("2,9,0", 1), ("0,1,2,3", 4), ("-1", 0), ("", 0)]
+        ("visible", "count"),
+        [
+            *[("0", 1), ("1,3", 2), ("2,9,0", 1), ("0,1,2,3", 4), ("-1", 0), ("", 0)],
+            # What follows is how torch's own parser reads it: nothing where an ordinal is repeated, leading numbers.
+            *[("0,0", 0), ("0,1,0", 0), (" 1 , 2 ", 2), ("1gpu2,2ampere", 2), ("+1", 1), ("0,x,1", 1), ("-", 0)],
+            ("GPU-0123", 0),
+        ],
     )
     @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
     def test_the_variable_limits_the_number_of_devices(

@@ -43,5 +43,9 @@ def _uri(path: str) -> str:
     """Return a path as a URI: relative to the working folder where it is in it, as code hosts want it."""
     relative = os.path.relpath(path) if os.path.isabs(path) else path
     if relative.startswith(os.pardir):
-        return "file://" + quote(os.path.abspath(path).replace(os.sep, "/"))
-    return quote(os.path.normpath(relative).replace(os.sep, "/"))
+        return "file://" + _quoted(os.path.abspath(path))
+    return _quoted(os.path.normpath(relative))
+
+
+def _quoted(path: str) -> str:
+    return quote(os.fsencode(path.replace(os.sep, "/")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
 
 from torchdevice.cli import check, completion, coverage, devices, doctor, report, run
@@ -23,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         BaseException: What the program of ``torchdevice run`` raises, ``SystemExit`` included.
     """
     options = parser().parse_args(argv)
+    if not hasattr(options, "rest") and isinstance(sys.stdout, io.TextIOWrapper):  # that of 'run' is the program's
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not text
     return options.action(options)
 
 

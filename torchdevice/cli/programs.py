@@ -63,7 +63,7 @@ def named(words: Sequence[str]) -> Program:
             raise ValueError(f"{first} needs {'a module' if first == '-m' else 'code'} after it.")
         what, *rest = given
         argv = [first[:2], *rest]
-        return Program(argv, module=what) if first[1] == "m" else Program(argv, source=what)
+        return Program(argv, module=what) if first[1] == "m" else Program(argv, source=what + "\n")  # as Python has it
     if first == "-":
         return Program([first, *arguments], source=sys.stdin.buffer.read())
     if _is_this_python(first):

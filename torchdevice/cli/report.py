@@ -46,6 +46,10 @@ def _report(options: argparse.Namespace) -> int:
 def _read(kind: Any, path: str) -> Any:
     try:
         return kind.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ValueError(
+            f"{path!r} cannot be read: {error.strerror}. Name a file that 'torchdevice run --report=FILE.json' wrote."
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         said = str(error) if str(error).startswith("this is") else "this is not a report of torchdevice."
         raise ValueError(f"{path}: {said}") from None

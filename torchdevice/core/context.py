@@ -26,6 +26,7 @@ from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.errors import FidelityError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger, warn_once
+from torchdevice.foundation.torch_internals import require
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options
 
@@ -231,7 +232,7 @@ class Context:
     def _count_devices(self) -> int:
         count = self.options.devices or max(1, self.runtime.device_count())
         if self.options.devices is not None or not self.runtime.folds_ordinals:
-            count = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
+            count = _visible(count)
         self.key = f"{self.runtime.target} {self.options.key} visible={count}"
         return count
 
@@ -437,16 +438,26 @@ def _computed_in_float32(options: Options, runtime: Runtime) -> frozenset[torch.
     return HALF if options.half_products == "float32" and runtime.shares_host_memory else frozenset()
 
 
-def _visible(variable: str | None, count: int) -> int:
-    """Return how many of ``count`` devices ``CUDA_VISIBLE_DEVICES`` leaves.
+_parse_visible_devices = require(torch.cuda, "_parse_visible_devices")
 
-    CUDA reads the ordinals from the left and stops at the first that is not one.
+
+def visible_ordinals() -> list[int] | None:
+    """Return the ordinals in ``CUDA_VISIBLE_DEVICES``, as torch's parser reads them; None where it is not set.
+
+    UUIDs name no simulated device.
     """
-    if variable is None:
-        return count
-    ordinals = [part.strip() for part in variable.split(",")]
-    valid = itertools.takewhile(lambda text: text.isascii() and text.isdigit() and int(text) < count, ordinals)
-    return len(list(valid))
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        return None
+    try:
+        return [each for each in _parse_visible_devices() if isinstance(each, int)]
+    except ValueError:  # a sign without a number, which the parser takes for one
+        return []
+
+
+def _visible(count: int) -> int:
+    """Return how many devices ``CUDA_VISIBLE_DEVICES`` leaves: those before the first that is not there."""
+    ordinals = visible_ordinals()
+    return count if ordinals is None else len(list(itertools.takewhile(lambda ordinal: ordinal < count, ordinals)))
 
 
 def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:

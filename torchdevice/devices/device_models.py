@@ -17,7 +17,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 SIMULATED = "simulated"
@@ -120,6 +120,8 @@ def _read(path: str) -> Any:
             text = file.read()
     except OSError as error:
         raise ValueError(f"{path!r} cannot be read: {error.strerror}. Name a file with a device's figures.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path!r} is not UTF-8: {error}. Write the file in UTF-8.") from None
     return _parsed(json.loads if path.endswith(".json") else _toml(path), text, repr(path))
 
 
@@ -133,8 +135,8 @@ def _toml(path: str) -> Any:
 def _parsed(parse: Any, text: str, name: str) -> Any:
     try:
         return parse(text)
-    except ValueError as error:
-        raise ValueError(f"The description of the device: {name} cannot be parsed: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"The description of the device: {name} cannot be parsed: {error}. Correct it.") from None
 
 
 def _described(found: Any, name: str) -> DeviceModel:
@@ -142,5 +144,23 @@ def _described(found: Any, name: str) -> DeviceModel:
     unknown = sorted(found.keys() - set(known)) if isinstance(found, Mapping) else [found]
     if unknown:
         raise ValueError(f"{name} has {unknown[0]!r}, which is not known. Use keys among {', '.join(known)}.")
+    for key, (fits, wanted) in _VALUES.items():
+        if key in found and not fits(found[key]):
+            raise ValueError(f"{name} has {key}={found[key]!r}, which is not {wanted}. Write {key} as {wanted}.")
     lists = {name: tuple(found[name]) for name in ("unsupported_dtypes", "missing_operators") if name in found}
     return DeviceModel(**{**found, **lists})
+
+
+def _is_list_of_names(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
+
+
+_NAMES = _is_list_of_names, 'a list of names, such as ["float64"]'
+
+_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "base": (lambda value: isinstance(value, str), "the name of a profile"),
+    "properties": (lambda value: isinstance(value, Mapping), "a table of figures"),
+    "unsupported_dtypes": _NAMES,
+    "missing_operators": _NAMES,
+}
+"""Which values a key may have, and how to call them. The other keys are options, which check theirs."""

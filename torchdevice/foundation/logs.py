@@ -75,7 +75,7 @@ def _number_of(level: str) -> int:
 
 def _file_handler(path: str) -> logging.Handler:
     try:
-        return _VariableFileHandler(path)
+        return _VariableFileHandler(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ValueError(
             f"{FILE}={path!r} cannot be written: {error.strerror}. Name a file in a folder that is there, or unset the "

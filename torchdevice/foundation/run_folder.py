@@ -1,22 +1,29 @@
 """A folder that the processes of one run share, named by the environment: what they say once, and their reports.
 
 The first process names the folder, and nothing of it exists until another process needs it. The first process removes
-it at its end. Where the first process is killed, the next run does.
+it at its end. Where the first process is killed, the next run does. Hosts and containers may share the place of
+temporary files, so the name also says where the first process has its number.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import platform
 import re
 import secrets
-import shutil
 import tempfile
+import zlib
 from pathlib import Path
 
 VARIABLE = "TORCHDEVICE_RUN_FOLDER"
 
-_NAME = re.compile(r"torchdevice-run-([0-9]+)-[0-9a-f]+")
+_NAME = re.compile(r"torchdevice-run-([0-9a-f]{8})-([0-9]+)-[0-9a-f]+")
+"""Where the first process is, its number, and what no other run has."""
+
+_CONTENT = re.compile(r"[0-9a-f]{8}|[0-9]+-[0-9a-f]{8}\.(?:begun|part|json)")
+"""What a run writes: folders of what was said, and files of its processes."""
 
 
 def begin() -> None:
@@ -28,21 +35,40 @@ def begin() -> None:
     except OSError:  # there is no folder to write to
         return
     _remove_what_killed_runs_left(temporary)
-    folder = os.path.join(temporary, f"torchdevice-run-{os.getpid()}-{secrets.token_hex(8)}")
+    folder = os.path.join(temporary, f"torchdevice-run-{_here()}-{os.getpid()}-{secrets.token_hex(8)}")
     os.environ[VARIABLE] = folder
     # At the very end: multiprocessing calls this after its processes were waited for, and after what joins reports.
-    util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
+    util.Finalize(None, remove, args=(folder,), exitpriority=-200)
 
 
 def path() -> Path | None:
     """Return the folder of the run that this process belongs to; None where it belongs to none that still runs."""
     name = os.environ.get(VARIABLE)
-    return Path(name) if name and (leads() or is_running(_leader(name))) else None
+    return Path(name) if name and _leader_may_run(name) else None
 
 
 def leads() -> bool:
     """Return whether this process is the first of its run."""
-    return _leader(os.environ.get(VARIABLE, "")) == os.getpid()
+    found = _NAME.fullmatch(os.path.basename(os.environ.get(VARIABLE, "")))
+    return found is not None and (found[1], found[2]) == (_here(), str(os.getpid()))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file of the run. Other processes see nothing of it before it is whole."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def remove(folder: str | os.PathLike[str]) -> None:
+    """Remove the folder of a run, but nothing that no run has made."""
+    if not _NAME.fullmatch(os.path.basename(folder)) or os.path.islink(folder):
+        return
+    with contextlib.suppress(OSError):
+        for each in Path(folder).iterdir():
+            if _CONTENT.fullmatch(each.name):
+                each.rmdir() if each.is_dir() and not each.is_symlink() else each.unlink()
+        os.rmdir(folder)
 
 
 def claim(what: str) -> bool:
@@ -65,9 +91,20 @@ def claim(what: str) -> bool:
     return True
 
 
-def _leader(folder: str) -> int:
-    name = _NAME.fullmatch(os.path.basename(folder))
-    return int(name[1]) if name else 0
+def _leader_may_run(folder: str) -> bool:
+    """Return whether a folder is that of a run whose first process is not known to have ended."""
+    found = _NAME.fullmatch(os.path.basename(folder))
+    return found is not None and (found[1] != _here() or is_running(int(found[2])))
+
+
+@functools.cache
+def _here() -> str:
+    """Return a name for the host, or the container on it, that numbers its processes."""
+    parts = [platform.node()]
+    with contextlib.suppress(OSError):  # not on Linux
+        parts.append(os.readlink("/proc/self/ns/pid"))
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+    return f"{zlib.crc32(' '.join(parts).encode()):08x}"
 
 
 def is_running(pid: int) -> bool:
@@ -85,5 +122,5 @@ def is_running(pid: int) -> bool:
 def _remove_what_killed_runs_left(temporary: str) -> None:
     with contextlib.suppress(OSError):
         for each in Path(temporary).glob("torchdevice-run-*"):
-            if _NAME.fullmatch(each.name) and not is_running(_leader(each.name)):
-                shutil.rmtree(each, ignore_errors=True)
+            if not _leader_may_run(each.name):
+                remove(each)

@@ -26,7 +26,7 @@ EXPLANATIONS = {
 def program(report: Content) -> str:
     """Return the command line of a report, without the folders of the program."""
     first, *rest = report.program or ("",)
-    return shlex.join([os.path.basename(first) or "python", *rest])
+    return source.printable(shlex.join([os.path.basename(first) or "python", *rest]))
 
 
 def device(report: Content) -> str:

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import secrets
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -78,7 +77,7 @@ class _Member:
         if folder is not None:
             with contextlib.suppress(OSError):  # a run must not fail for its report
                 folder.mkdir(mode=0o700, exist_ok=True)
-                self._own(folder, ".begun").write_text(json.dumps({"name": _name(), "pid": os.getpid()}))
+                run_folder.write(self._own(folder, ".begun"), json.dumps({"name": _name(), "pid": os.getpid()}))
 
     def end(self) -> None:
         """Write what this process did. May be called again, when it has done more."""
@@ -87,9 +86,7 @@ class _Member:
             self._forget()
         elif len(self._journal) or self._journal.findings.compared:
             with contextlib.suppress(OSError):  # the folder is gone where the first process has ended
-                unfinished = self._own(folder, ".part")
-                unfinished.write_text(self._describe().renamed(_name()).to_json(indent=None))
-                unfinished.replace(self._own(folder, ".json"))
+                run_folder.write(self._own(folder, ".json"), self._describe().renamed(_name()).to_json(indent=None))
                 self._own(folder, ".begun").unlink(missing_ok=True)
 
     def _forget(self) -> None:
@@ -99,7 +96,7 @@ class _Member:
             with contextlib.suppress(OSError):
                 self._own(Path(folder), ".begun").unlink(missing_ok=True)
                 if not any(path.is_file() for path in Path(folder).iterdir()):
-                    shutil.rmtree(folder)
+                    run_folder.remove(folder)
 
     def joined(self) -> Report:
         """Return the report of all processes."""

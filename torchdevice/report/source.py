@@ -46,8 +46,14 @@ def place(file: str, line: int) -> str:
     return f"{short(file)}:{line}"
 
 
+def printable(text: str) -> str:
+    """Return a text in which what no encoding has, such as a byte in the name of a file, is written as an escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def short(file: str) -> str:
-    """Return the name of a file without the folders that say nothing."""
+    """Return the name of a file, fit to be printed, without the folders that say nothing."""
+    file = printable(file)
     if not os.path.isabs(file):
         return file
     installed = _INSTALLED.match(file)

@@ -122,8 +122,9 @@ def find(name: str) -> Profile | None:
     if model is None:
         return None
     if model.base not in PROFILES:
-        raise ValueError(f"base={model.base!r} is not a profile. Use one of {', '.join(map(repr, PROFILES))}.")
-    dtypes = frozenset(map(_dtype, model.unsupported_dtypes))
+        known = ", ".join(map(repr, PROFILES))
+        raise ValueError(f"{name}: base={model.base!r} is not a profile. Use one of {known}.")
+    dtypes = frozenset(_dtype(each, name) for each in model.unsupported_dtypes)
     base = PROFILES[model.base]
     return dataclasses.replace(
         base,
@@ -133,10 +134,12 @@ def find(name: str) -> Profile | None:
     )
 
 
-def _dtype(name: str) -> torch.dtype:
+def _dtype(name: str, model: str) -> torch.dtype:
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"unsupported_dtypes has {name!r}, which is not a dtype. Use names such as 'float64'.")
+        raise ValueError(
+            f"{model}: unsupported_dtypes has {name!r}, which is not a dtype. Use names such as 'float64'."
+        )
     return found
 
 

@@ -6,6 +6,7 @@ in a file of ``torch.save``.
 
 from __future__ import annotations
 
+import json
 import keyword
 import os
 import re
@@ -37,6 +38,9 @@ _INLINE = 64
 _LARGEST = 256 << 20
 """How many bytes of arguments are written beside a program. There is none for a call with more."""
 
+_LONGEST = 40
+"""How many characters of a file's name are in that of a program, which may have 255 bytes."""
+
 _READABLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *WIDE} - {torch.complex32}
 
 _PROGRAM = '''"""{title}
@@ -55,7 +59,7 @@ def run(device{wide}):
 
 
 {compare}
-print("{operator} gives the same on {target} and {against}")
+print({same})
 '''
 
 
@@ -70,7 +74,7 @@ def write(context: Context, operator: Operator, inputs: Inputs, finding: Finding
     folder = folder_of(context)
     if sum(1 for each in context.journal.findings if each.script) >= _MOST or _size(inputs) > _LARGEST:
         return ""
-    name = f"{operator.name.partition('::')[2]}-{Path(finding.site.file).stem}-{finding.site.line}"
+    name = f"{operator.name.partition('::')[2]}-{Path(finding.site.file).stem[:_LONGEST]}-{finding.site.line}"
     path = folder / (re.sub(r"[^\w.-]+", "-", name) + ".py")
     text, saved = _Program(context, operator, inputs, path).rendered(finding)
     try:
@@ -137,19 +141,17 @@ class _Program:
     def rendered(self, finding: Finding) -> tuple[str, dict[str, torch.Tensor]]:
         """Return the text of the program, and the tensors that it loads."""
         saved = {m.name: m.values for m in self._memories.values() if m.values is not None and not _is_inline(m)}
-        against = "in float64" if self._wide else "the CPU"
+        target, against = self._context.runtime.target, "in float64" if self._wide else "the CPU"
         text = _PROGRAM.format(
-            title=_one_paragraph(f"{finding.operator} on {self._context.runtime.target}: {finding.what}."),
+            title=_in_docstring(textwrap.fill(f"{finding.operator} on {target}: {finding.what}.", 100)),
             versions=", ".join(f"{name} {version}" for name, version in versions().items()),
-            site=finding.site,
+            site=_in_docstring(str(finding.site)),
             imports="\n".join(self._imports(saved)),
             memory="\n".join(self._memory_lines(saved)) or "# The operator has no tensors as arguments.",
             wide=", wide=False" if self._wide else "",
             body=textwrap.indent("\n".join(self._body()), "    "),
             compare="\n".join(self._compare()),
-            operator=finding.operator,
-            target=self._context.runtime.target,
-            against=against,
+            same=_literal(f"{finding.operator} gives the same on {target} and {against}"),
         )
         return text, saved
 
@@ -221,14 +223,19 @@ class _Program:
             device, indent = f"{self._context.program}:{index}", "    "
             family = self._context.program
             more = f', written_for="{family}"' if family != Options().written_for else ""
-            yield f'with torchdevice.portable("{self._context.runtime.target}"{more}):'
+            yield f"with torchdevice.portable({_literal(self._context.runtime.target)}{more}):"
         reference, more = ('run("cpu", wide=True)', ", check_dtype=False") if self._wide else ('run("cpu")', "")
         yield f'{indent}actual, expected = run("{device}"), {reference}'
         yield f"{indent}torch.testing.assert_close(actual, expected, equal_nan=True, check_device=False{more})"
 
 
-def _one_paragraph(text: str) -> str:
-    return textwrap.fill(text.replace('"', "'").replace("\\", "/"), 100)
+def _literal(text: str) -> str:
+    """Return a text as a literal of Python, which JSON's is where characters are written as they are."""
+    return json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def _in_docstring(text: str) -> str:
+    return "\n".join(_literal(line)[1:-1] for line in text.split("\n"))
 
 
 def _is_inline(memory: _Memory) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from torchdevice.core.context import visible_ordinals
+
 _BITS = 16
 
 _TEXT = (
@@ -51,5 +53,5 @@ def _identity(index: int) -> int:
 
 
 def _physical(index: int) -> int:
-    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    return int(visible[index]) if index < len(visible) and visible[index].isdigit() else index
+    visible = visible_ordinals() or []
+    return visible[index] if index < len(visible) else index
