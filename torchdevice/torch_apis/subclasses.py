@@ -19,6 +19,8 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.engines.mode import of_this_thread
+from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
 _NAMES = frozenset({"device", "device_for_backend_keys", "fake_device", "_fake_device"})
 
@@ -55,9 +57,22 @@ def _argument(context: Context, original: Any, self: Any, value: Any) -> Any:
     return context.shown(found) if isinstance(found, torch.device) else found
 
 
+def _device_property(original: Any) -> property:
+    """Replace ``FakeTensor.device``: it shows the program's device where that of any other tensor does."""
+
+    def device(tensor: Any) -> torch.device:
+        found: torch.device = original.__get__(tensor)
+        context = thread_state.state.context
+        shows = context is not None and context.shown_as is not None and not is_torch_function_all_disabled()
+        return context.shown(found) if context is not None and shows and of_this_thread() is not None else found
+
+    return property(device, original.__set__)
+
+
 def patches() -> list[Patch]:
     """Return the patches of the constructors and of the tracer."""
     return [
+        Replaced(FakeTensor, "device", _device_property),
         Replaced(torch.Tensor, "_make_wrapper_subclass", _on_target),
         Replaced(FakeTensor, "__new__", _on_target),
         replaced_function(MetaTensorDescriber, "describe_tensor", _describe),
