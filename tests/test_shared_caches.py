@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from conftest import run_python
+from places import PROGRAMS
 
-PROGRAM = Path(__file__).parent / "programs" / "with_caches.py"
+PROGRAM = PROGRAMS / "with_caches.py"
 
 SCOPES = [("cpu", "mode"), ("cpu", "wrap"), ("simulated:cuda", "mode"), ("simulated:cuda", "wrap")]
 

@@ -26,7 +26,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import do_all
 from torchdevice.core.thread_state import ContextMode, Entry, state, undo
 from torchdevice.devices.runtime import Runtime
-from torchdevice.engines import wrap
+from torchdevice.engines import signals, wrap
 from torchdevice.engines.mode import DeviceMode, of_this_thread
 from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError, SecondCopyError
 from torchdevice.fallback import missing_operators, refused_backward
@@ -38,7 +38,6 @@ from torchdevice.installed import INSTALLATION
 from torchdevice.journal.journal import Journal
 from torchdevice.mps_workarounds import installing
 from torchdevice.options import Options
-from torchdevice.simulation import signals
 from torchdevice.torch_apis import library
 
 if TYPE_CHECKING:

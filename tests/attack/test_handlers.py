@@ -344,6 +344,33 @@ def test_collections_leave_no_callbacks_behind(target: str, engine: str) -> None
     assert gc.callbacks == before
 
 
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_destructor_leaves_the_scope(target: str, engine: str) -> None:
+    """It does so in a collection inside a call that the mode handles, where the mode is lent."""
+    before, scope, left = gc.callbacks[:], torchdevice.portable(target, engine=engine), []
+
+    class Leaves:
+        itself: Any
+
+        def __del__(self) -> None:
+            scope.__exit__(None, None, None)
+            left.append(torch.cuda.is_available())
+
+    def collect(value: float) -> float:
+        leaves = Leaves()
+        leaves.itself = leaves
+        del leaves
+        gc.collect()
+        return value
+
+    scope.__enter__()
+    torch.zeros(1).apply_(collect)
+    assert left == [False] and gc.callbacks == before
+    with torchdevice.portable("cpu"):  # takes off what torch put back after the call
+        assert torch.zeros(1, device="cuda").device.type == "cpu"
+    assert not thread_state.stacked_modes() and not thread_state.state.lent
+
+
 class _Asking:
     """Asks for memory in the middle of a change of the allocator: what limits the device is asked where it grows."""
 

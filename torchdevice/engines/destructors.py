@@ -3,17 +3,16 @@
 Python collects garbage at any time, also while the mode handles a call and is off. What the program does with the
 device then would reach torch itself. So the mode is lent for the time of the collection.
 
-Python loses what is raised in these callbacks, so they are in place only while ``simulation/signals.py`` lets handlers
+Python loses what is raised in these callbacks, so they are in place only while ``signals.py`` lets handlers
 of signals wait for their end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
@@ -25,10 +24,10 @@ _enable = require(torch._C, "_EnableTorchFunction")
 
 
 class _Thread(threading.local):
-    """What the collection in progress of a thread has entered, innermost last."""
+    """What the collection in progress of a thread has entered."""
 
     def __init__(self) -> None:
-        self.entered: list[AbstractContextManager[Any]] = []
+        self.entered = contextlib.ExitStack()
 
 
 _thread = _Thread()
@@ -40,30 +39,19 @@ def _begin(phase: str, info: Mapping[str, int]) -> None:
     if gc.callbacks[-1] is not _end and _end in gc.callbacks:  # the program has added one, which runs in between
         gc.callbacks.remove(_end)
         gc.callbacks.append(_end)
-    _leave()  # an interrupt kept the end of an earlier collection from it
+    _thread.entered.close()  # an interrupt kept the end of an earlier collection from it
     context = thread_state.state.context
     if context is None:
         return
     if is_torch_function_all_disabled():
-        _enter(_enable())
+        _thread.entered.enter_context(_enable())
     if of_this_thread() is None:
-        _enter(thread_state.lent(DeviceMode(context), context))
+        _thread.entered.enter_context(thread_state.lent(DeviceMode(context), context))
 
 
 def _end(phase: str, info: Mapping[str, int]) -> None:
     if phase == "stop":
-        _leave()
-
-
-def _enter(manager: AbstractContextManager[Any]) -> None:
-    _thread.entered.append(manager)
-    manager.__enter__()
-
-
-def _leave() -> None:
-    while _thread.entered:
-        _thread.entered[-1].__exit__(None, None, None)
-        _thread.entered.pop()
+        _thread.entered.close()
 
 
 def install() -> None:
@@ -74,5 +62,6 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Lend it no more. May be called again."""
+    """Lend it no more. May be called again, and by a destructor that a collection runs."""
+    _thread.entered.close()
     gc.callbacks[:] = [each for each in gc.callbacks if each is not _begin and each is not _end]

@@ -17,12 +17,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchdevice.simulation.allocator import cache_release, expandable_segments, out_of_memory
+from torchdevice.simulation.allocator import cache_release, expandable_segments, memory_blocks, out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, MINIMUM, SMALL, Settings
 from torchdevice.simulation.allocator.allocator_stats import Statistics
 from torchdevice.simulation.allocator.memory_blocks import (
     FREE,
-    LATE,
     NOBODY,
     PENDING,
     SHIFT,
@@ -106,7 +105,7 @@ class Blocks:
         self.segments.uncached = sum(block.size for block in outside)
         for _ in range(len(self.freed)):  # storages may end meanwhile, and append theirs
             block = self.freed.popleft()
-            if block in used and block.state != LATE:
+            if block in used and block.state != memory_blocks.LATE:
                 self.freed.append(block)
         used -= outside
         self.pending = []
@@ -150,7 +149,7 @@ class Blocks:
         size = self.settings.rounded(requested)
         if not self.settings.caches:
             return self._from_driver(size, stream)
-        block = Block(next(_LATE_ADDRESSES), size, self.pools.serving(stream, size <= SMALL), LATE)
+        block = Block(next(_LATE_ADDRESSES), size, self.pools.serving(stream, size <= SMALL), memory_blocks.LATE)
         block.requested = requested
         self.freed.append(block)
         return block
@@ -334,10 +333,9 @@ class Blocks:
         """Free the blocks that nobody has any more, and do what came in the middle of a change."""
         while self.freed:
             block = self.freed.popleft()
-            if block.state == LATE:
-                self._place(block)
-                continue
-            if block.state != USED:  # a checkpoint was restored, and the storage ended meanwhile
+            if block.state != USED:  # else a checkpoint was restored, and the storage ended meanwhile
+                if block.state == memory_blocks.LATE:
+                    self._place(block)
                 continue
             if block.pool.owner == UNCACHED:
                 self.segments.uncached -= block.size

@@ -23,19 +23,23 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from torchdevice import engines
 from torchdevice.core.patching import Replaced, put_in, take_out
 from torchdevice.engines import destructors
 from torchdevice.engines.mode import as_program, with_mode
 from torchdevice.journal.callers import PROGRAM, kind_of
-from torchdevice.simulation.device_guard import is_asked
 
 _interrupt: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assignment]
 
 _NUMBERS = [int(number) for number in signal.valid_signals()]
 
-_HANDLING = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (str(engines.__file__), __file__))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+_HANDLING = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engines", "simulation"))
 """The folders of the code that handles calls and runs operators."""
+
+
+is_asked: Callable[[], bool] = bool
+"""Whether torch asks the device guard, see ``simulation/device_guard.py``, which sets it."""
 
 
 def _is_handled(frame: FrameType | None) -> bool:
