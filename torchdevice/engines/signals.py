@@ -26,15 +26,14 @@ from typing import Any
 from torchdevice.core.patching import Replaced, put_in, take_out
 from torchdevice.engines import destructors
 from torchdevice.engines.mode import as_program, with_mode
+from torchdevice.foundation.tracebacks import PACKAGE
 from torchdevice.journal.callers import PROGRAM, kind_of
 
 _interrupt: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assignment]
 
 _NUMBERS = [int(number) for number in signal.valid_signals()]
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-_HANDLING = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engines", "simulation"))
+_HANDLING = tuple(os.path.join(PACKAGE, folder, "") for folder in ("engines", "simulation"))
 """The folders of the code that handles calls and runs operators."""
 
 

@@ -158,15 +158,13 @@ class Figures:
         """Count free parts of segments in use that appear and vanish again."""
         self.total_inactive_count += count
         self.total_inactive += size
-        self._raise_inactive(count, size)
-        if self._whole is not None:
-            self._whole._raise_inactive(count, size)
-
-    def _raise_inactive(self, count: int, size: int) -> None:
-        if self.inactive + size > self.peak_inactive:
-            self.peak_inactive = self.inactive + size
-        if self.inactive_count + count > self.peak_inactive_count:
-            self.peak_inactive_count = self.inactive_count + count
+        each: Figures | None = self
+        while each is not None:  # no call for each: every second allocation comes here
+            if each.inactive + size > each.peak_inactive:
+                each.peak_inactive = each.inactive + size
+            if each.inactive_count + count > each.peak_inactive_count:
+                each.peak_inactive_count = each.inactive_count + count
+            each = each._whole
 
     def count_anew(self, blocks: Collection[Any]) -> None:
         """Count blocks that tensors have, each of which is a segment, in the place of what was counted."""

@@ -58,10 +58,10 @@ def host_waited() -> None:
             each.host_waited()
 
 
-class _Owner(weakref.ref):  # type: ignore[type-arg]
+class StorageRef(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage of the device, with the CPU tensor whose memory the storage has.
 
-    Make it by :func:`_owner_of`, which lets the device note the end of the storage.
+    Make it by :func:`_own`, which lets the device note the end of the storage.
 
     Every CPU tensor that a kernel gets for a tensor of this storage is ``tensor`` or a view of it. So torch's kernels
     see which of their arguments overlap, and refuse or copy as they do on the CPU.
@@ -88,12 +88,24 @@ class _Owner(weakref.ref):  # type: ignore[type-arg]
 
     def release(self) -> None:
         """Give the memory and the block back: the storage has ended."""
-        if _owners.get(self.address) is self:
-            _give_up(self.address)
-        _freed(self)
+        address = self.address
+        if _owners.get(address) is self:
+            if address in _twins:
+                _give_up(address)
+            else:
+                del _owners[address]
+        self.free()
+
+    def free(self) -> None:
+        """Give the block back."""
+        block, self.block = self.block, None
+        if block is not None:
+            self.on.freed.append(block)
+            for observer in self.on.observers:
+                observer.freed(self.address)
 
 
-class _Twin(_Owner):
+class AliasRef(StorageRef):
     """The same for a storage without a block, which has the memory of another one (:func:`twin`)."""
 
     __slots__ = ()
@@ -104,7 +116,7 @@ class _Twin(_Owner):
                 del table[self.address]
 
 
-class _Dataless(_Owner):
+class MetaRef(StorageRef):
     """The same for a storage without values.
 
     Attributes:
@@ -119,8 +131,8 @@ class _Dataless(_Owner):
         super().release()
 
 
-def _owner_of(storage: Any, on: Device, kind: type[_Owner] = _Owner) -> Any:
-    """Return the reference to a storage of a device.
+def _reference(storage: Any, on: Device, memory: torch.Tensor, kind: type[StorageRef] = StorageRef) -> Any:
+    """Return the reference to a storage of a device that has the memory of a CPU tensor.
 
     What Python calls at the end of the storage is a function in C: an interrupt would be lost in a function in Python,
     and the block with it. Where somebody observes, a second reference calls one besides. It was made before the first,
@@ -128,11 +140,11 @@ def _owner_of(storage: Any, on: Device, kind: type[_Owner] = _Owner) -> Any:
     """
     watcher = weakref.ref(storage, lambda _: on.release_ended()) if on.observers else None
     owner = kind(storage, on.ended.append)
-    owner.on, owner.watcher = on, watcher
+    owner.block, owner.on, owner.tensor, owner.view, owner.viewer, owner.watcher = None, on, memory, memory, 0, watcher
     return owner
 
 
-_owners: dict[int, _Owner] = {}
+_owners: dict[int, StorageRef] = {}
 """Address of the memory -> its storage on the device."""
 
 
@@ -162,7 +174,7 @@ def _give_up(address: int) -> None:
         del _owners[address]
 
 
-_twins: dict[int, _Owner] = {}
+_twins: dict[int, StorageRef] = {}
 """Address of the memory -> a storage with the same memory and without a block (:func:`twin`)."""
 
 
@@ -175,7 +187,7 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     index = tensor.get_device()
     plain = index >= 0 and tensor.layout is torch.strided and not tensor.is_quantized
     owner = _owners.get(tensor.untyped_storage().data_ptr()) if plain else None
-    if owner is None or owner.on.index != index or isinstance(owner, _Dataless):
+    if owner is None or owner.on.index != index or isinstance(owner, MetaRef):
         return tensor.detach()
     storage = _twin_storage(owner)
     with torch.inference_mode(tensor.is_inference()):
@@ -184,15 +196,13 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     return with_bits(other, tensor)
 
 
-def _twin_storage(owner: _Owner) -> Any:
+def _twin_storage(owner: StorageRef) -> Any:
     known = _twins.get(owner.address)
     storage = known() if known is not None else None
     if storage is None:
         storage = on_device(owner.tensor, owner.on.index).untyped_storage()
-        new = _twins[owner.address] = _owner_of(storage, owner.on, _Twin)
-        new.address, new.block = owner.address, None
-        new.tensor = new.view = owner.tensor
-        new.viewer = 0
+        new = _twins[owner.address] = _reference(storage, owner.on, owner.tensor, AliasRef)
+        new.address = owner.address
     return storage
 
 
@@ -209,16 +219,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return with_bits(on_device(memory_of(tensor).clone(), index), tensor)
 
 
-def _freed(owner: _Owner) -> None:
-    block, owner.block = owner.block, None
-    if block is None:
-        return
-    owner.on.freed.append(block)
-    for observer in owner.on.observers:
-        observer.freed(owner.address)
-
-
-def owners_of(on: Device, *, with_block: bool = True) -> list[_Owner]:
+def owners_of(on: Device, *, with_block: bool = True) -> list[StorageRef]:
     """Return the storages of a device that have a block, or those that have none."""
     on.release_ended()
     found = []
@@ -259,7 +260,7 @@ def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
     return Block(index, address, block.size, block.requested, block.address)
 
 
-def owner_of(storage: Any) -> _Owner | None:
+def owner_of(storage: Any) -> StorageRef | None:
     """Return the reference to a storage; None where it has no memory of a device."""
     return _owners.get(storage.data_ptr())
 
@@ -314,7 +315,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     try:
         block = on.allocate(requested, 0 if context is None else context.thread.streams.get(index, 0))
         tensor = on_device(result, index)
-        _own(_owner_of(tensor.untyped_storage(), on), on, result, address, block)
+        _own(_reference(tensor.untyped_storage(), on, result), address, block)
         return tensor
     except BaseException:
         _free_unowned(on, block)
@@ -337,9 +338,9 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
     try:
         block = on.allocate(meta.nbytes, _stream(index))
         tensor = without_values(meta, block.address, index)
-        owner = _owner_of(tensor.untyped_storage(), on, _Dataless)
+        owner = _reference(tensor.untyped_storage(), on, _NOTHING, MetaRef)
         owner.meta = meta
-        _own(owner, on, _NOTHING, block.address, block)
+        _own(owner, block.address, block)
         _by_meta[meta.untyped_storage()._cdata] = owner
         return tensor
     except BaseException:
@@ -355,7 +356,7 @@ def _free_unowned(on: Device, block: memory_blocks.Block | None) -> None:
 
 _NOTHING = torch.empty(0, device="cpu")
 
-_by_meta: dict[int, _Dataless] = {}
+_by_meta: dict[int, MetaRef] = {}
 """The storage on torch's meta device -> the storage on the device."""
 
 
@@ -363,7 +364,7 @@ def meta_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of torch's meta device in the place of a simulated or CPU tensor."""
     tensor = without_disguise(tensor)
     owner = _owners.get(tensor.untyped_storage().data_ptr())
-    if isinstance(owner, _Dataless) and owner.on.index == tensor.get_device():
+    if isinstance(owner, MetaRef) and owner.on.index == tensor.get_device():
         meta = torch.empty(0, dtype=tensor.dtype, device="meta")
         storage = owner.meta.untyped_storage()
         meta = _set_meta(meta, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -380,17 +381,14 @@ def _stream(index: int) -> int:
     return context.thread.streams.get(index, 0) if context is not None else 0
 
 
-def _own(owner: _Owner, on: Device, memory: torch.Tensor, address: int, block: memory_blocks.Block | None) -> None:
-    """Note that a storage of a device has the memory of a CPU tensor, which begins at ``address``."""
-    owner.address = address
-    owner.on = on
-    owner.block = block
-    owner.tensor = owner.view = memory
-    owner.viewer = 0
+def _own(owner: StorageRef, address: int, block: memory_blocks.Block | None) -> None:
+    """Note that a storage of a device has memory, which begins at ``address``."""
+    owner.address, owner.block = address, block
     _owners[address] = owner
-    if on.observers and block is not None and block.pool.owner != memory_blocks.UNCACHED:
-        seen = shown(on.index, block, address)
-        for observer in on.observers:
+    observers = owner.on.observers
+    if observers and block is not None and block.pool.owner != memory_blocks.UNCACHED:
+        seen = shown(owner.on.index, block, address)
+        for observer in observers:
             observer.allocated(seen)
 
 
@@ -411,16 +409,17 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     if owner is not None:
         _give_up(owner.address)
     if owner is None:
-        owner, old = _owner_of(storage, on), None
+        owner, old = _reference(storage, on, memory), None
     else:
         old = owner.tensor
-        _freed(owner)
+        owner.free()
     address = 0 if block is None else block.address if memory.is_meta else memory.data_ptr()
-    if isinstance(owner, _Dataless):
+    if isinstance(owner, MetaRef):
         _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
         owner.meta, memory, old = memory, _NOTHING, None
         _by_meta[owner.meta.untyped_storage()._cdata] = owner
-    _own(owner, on, memory, address or emptied, block)
+    owner.tensor, owner.view, owner.viewer = memory, memory, 0
+    _own(owner, address or emptied, block)
     return old, address
 
 
@@ -436,27 +435,24 @@ def take_memory_at(storage: Any, index: int, address: int) -> None:
     else:
         memory = known.tensor if known is not None and known.block is None else None
     if memory is not None:
-        _own(_owner_of(storage, device(index)), device(index), memory, address, None)
+        _own(_reference(storage, device(index), memory), address, None)
 
 
 def has_no_values(storage: Any) -> bool:
     """Return whether a storage of the device is one without values."""
     owner = _owners.get(storage.data_ptr() or -storage._cdata)
-    return isinstance(owner, _Dataless) and owner() is not None
+    return isinstance(owner, MetaRef) and owner() is not None
 
 
 def forget_values(storage: Any) -> None:
     """Let a storage of the device have no values from now on."""
     address = storage.data_ptr()
     owner = _owners.get(address)
-    if owner is None or isinstance(owner, _Dataless):
+    if owner is None or isinstance(owner, MetaRef):
         return
-    new = _owner_of(storage, owner.on, _Dataless)
+    new = _reference(storage, owner.on, _NOTHING, MetaRef)
     new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
-    new.address, new.block = address, owner.block
-    new.tensor = new.view = _NOTHING
-    new.viewer = 0
-    owner.block = None
+    new.address, new.block, owner.block = address, owner.block, None
     _owners[address] = new
     _by_meta[new.meta.untyped_storage()._cdata] = new
 
@@ -537,22 +533,22 @@ CANNOT_GROW = "Trying to resize storage that is not resizable"
 """The beginning of torch's error for a resize of memory that cannot be resized."""
 
 
-def _fix(owner: _Owner) -> None:
+def _fix(owner: StorageRef) -> None:
     """Make the memory of a block impossible to resize, by a DLPack import: torch never resizes imported memory."""
     if owner.tensor.untyped_storage().resizable():
         _import_again(owner)
 
 
-def _import_again(owner: _Owner) -> None:
+def _import_again(owner: StorageRef) -> None:
     """Import a block's CPU tensor by DLPack: the new storage begins where the tensor begins and cannot be resized."""
     with torch.inference_mode(owner.tensor.is_inference()):
         owner.tensor = owner.view = on_cpu(owner.tensor)
     owner.viewer = 0
 
 
-def _view(owner: _Owner, tensor: torch.Tensor) -> torch.Tensor:
+def _view(owner: StorageRef, tensor: torch.Tensor) -> torch.Tensor:
     """Return a view of a block's CPU tensor with the dtype, shape, strides and offset of a simulated tensor."""
-    if isinstance(owner, _Dataless):
+    if isinstance(owner, MetaRef):
         raise NoValueError("a kernel of the CPU")
     if owner.tensor.storage_offset():  # the kernel's result was part of a larger storage, and the block begins there
         _import_again(owner)
