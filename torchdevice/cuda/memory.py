@@ -239,9 +239,11 @@ def _figure(field: str) -> Callable[..., int]:
     """Return the replacement of a function that reads one figure; torch makes and sorts a table of all for it."""
 
     def read(context: Context, original: Any, device: Any = None) -> int:
-        if not torch.cuda.is_initialized():
+        if not context.is_initialized:
             return 0
-        index = torch.cuda._utils._get_device_index(device, optional=True)
+        index = context.thread.device_index
+        if device is not None:
+            index = torch.cuda._utils._get_device_index(device, optional=True)
         report(context, "torch.cuda.memory_stats")
         return getattr(context.runtime.memory(_target_index(context, index)), field)
 
