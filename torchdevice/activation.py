@@ -173,8 +173,10 @@ def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run")
 def _end(entries: Sequence[Entry]) -> None:
     """Undo what :func:`enable_chosen` has made, the last first."""
     for entry in reversed(entries):
-        _options.set_environment(entry.environment)
-        undo(leave, entry)
+        try:
+            _options.set_environment(entry.environment)
+        finally:
+            undo(leave, entry)
     for cells in _cells():
         if _before_cell in cells.callbacks["pre_run_cell"]:
             cells.unregister("pre_run_cell", _before_cell)

@@ -200,7 +200,7 @@ class TestTheEndOfARun:
         hook, error = sys.excepthook, self.raised()
         for value, kept in ((self.raised(), True), (error, False)):
             before = value.__traceback__
-            run._show_from(error, None)
+            run._show_from(error, None, lambda: None)
             sys.excepthook(type(value), value, before)
             assert shown.pop() == (value, before if kept else None) and sys.excepthook is hook
 

@@ -761,7 +761,7 @@ class TestScopes:
 
     def test_what_a_float64_becomes_is_reported(self) -> None:
         with torchdevice.portable("simulated:mps", strict=True), pytest.raises(FidelityError):
-            ToDevice("cpu", "mps")(torch.ones(1, dtype=torch.float64))
+            ToDevice("cpu", "cuda")(torch.ones(1, dtype=torch.float64))
 
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo, of any broken graph
     @pytest.mark.usefixtures("two")

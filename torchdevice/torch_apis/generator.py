@@ -42,18 +42,16 @@ def _reduce_class(cls: type) -> Any:
     return (pkgutil.resolve_name, ("torch:Generator",)) if cls is Generator else cls.__qualname__
 
 
-_REDUCERS: dict[Any, Any] = {_Original: _reduce, type(Generator): _reduce_class}
+copyreg.dispatch_table[type(Generator)] = _reduce_class  # for good: a program may keep the class
 
 
 def _register() -> None:
-    for cls, reduce in _REDUCERS.items():
-        copyreg.dispatch_table.setdefault(cls, reduce)
+    copyreg.dispatch_table.setdefault(_Original, _reduce)
 
 
 def _unregister() -> None:
-    for cls, reduce in _REDUCERS.items():
-        if copyreg.dispatch_table.get(cls) is reduce:
-            copyreg.dispatch_table.pop(cls, None)
+    if copyreg.dispatch_table.get(_Original) is _reduce:
+        copyreg.dispatch_table.pop(_Original, None)
 
 
 def patches() -> list[Patch]:

@@ -34,8 +34,6 @@ pytestmark = pytest.mark.one_engine
 
 KIB, MIB = 1 << 10, 1 << 20
 
-FIRST_ADDRESS = 1 << 51
-
 
 class Figure:
     """A value that remembers its peak, the sum of its increases and the sum of its decreases."""
@@ -86,11 +84,11 @@ POOLS = ("all", "small_pool", "large_pool")
 class Reference:
     """The documented rules, by linear search over all blocks, with every figure counted anew after every step."""
 
-    def __init__(self, settings: Settings, limit: int | None) -> None:
+    def __init__(self, settings: Settings, limit: int | None, device: Device) -> None:
         self.settings, self.limit = settings, limit
         self.chunks: list[Chunk] = []
         self.waiting: list[Piece] = []
-        self.end = FIRST_ADDRESS
+        self.end = self.first = device._blocks.segments._first
         self.retries = self.failures = 0
         self.figures = {(key, pool): Figure() for key in KEYS for pool in POOLS}
 
@@ -146,7 +144,7 @@ class Reference:
             self.failures += 1
             return None
         if not self.chunks:
-            self.end = FIRST_ADDRESS
+            self.end = self.first
         self.chunks.append(Chunk(self.end, wanted, small, stream))
         self.end += wanted
         return self.chunks[-1]
@@ -288,7 +286,8 @@ SETTINGS = ("", "max_split_size_mb:20", "roundup_power2_divisions:[1:4,2:2,>:8]"
 @pytest.mark.parametrize("seed", range(3))
 def test_random_programs(seed: int, text: str, limit: int | None) -> None:
     choose, settings = random.Random(f"{seed} {text} {limit}"), parsed(text)
-    device, reference = Device(0, lambda index: (limit, None)), Reference(settings, limit)
+    device = Device(0, lambda index: (limit, None))
+    reference = Reference(settings, limit, device)
     device.configure(settings)
     held: list[tuple[Block, Piece]] = []
     for step in range(250):
@@ -332,7 +331,8 @@ def test_random_programs(seed: int, text: str, limit: int | None) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_that_are_freed_and_requested_again(seed: int, sizes: tuple[int, ...]) -> None:
     """A request of the size of the block freed last is answered without a search, by the block that a search finds."""
-    choose, device, reference = random.Random(seed), Device(0), Reference(DEFAULT, None)
+    choose, device = random.Random(seed), Device(0)
+    reference = Reference(DEFAULT, None, device)
     held: list[tuple[int, Block, Piece]] = []
 
     def allocate(size: int) -> None:
