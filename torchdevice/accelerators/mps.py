@@ -7,7 +7,7 @@ program that supports several accelerators uses the first one that it finds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function
 from torchdevice.cuda import memory
 from torchdevice.devices.runtime import Mark
-from torchdevice.foundation.fidelity import Declared, Fidelity, declared
+from torchdevice.foundation.fidelity import Fidelity
 
 _MPS = "mps"
 
@@ -367,49 +367,3 @@ def patches() -> list[Patch]:
     if hasattr(torch.mps, "Stream"):  # torch 2.14 and later
         found.append(replaced_function(torch.mps.Stream, "__new__", _new_stream, native_to=_MPS))
     return found
-
-
-def _declared(
-    names: str,
-    note: str,
-    fidelity: Fidelity = Fidelity.EXACT,
-    *,
-    module: str = "torch.mps",
-    on: Mapping[str, tuple[Fidelity, str]] | None = None,
-) -> dict[str, Declared]:
-    """Return the fidelity of public names, which on MPS are torch's own."""
-    return declared(module, names, note, fidelity, {**(on or {}), "mps": (Fidelity.EXACT, "torch's own.")})
-
-
-_BACKENDS = "torch.backends.mps"
-
-
-PUBLIC_NAMES = {
-    **_declared("is_available", "Return whether the program is written for MPS."),
-    **_declared("device_count", "Return 1 if the program is written for MPS, else 0."),
-    **_declared("synchronize", "Wait for the target's work."),
-    **_declared("empty_cache", "Release the target's unused cached memory."),
-    **_declared("get_rng_state set_rng_state manual_seed seed", "Use the target's generator."),
-    **_declared("set_per_process_memory_fraction", "Limit the memory of simulated devices.", on=memory.LIMITS),
-    **_declared(
-        "current_allocated_memory driver_allocated_memory",
-        "Return the figures of the target's allocator.",
-        on=memory.APPROXIMATE_FIGURES,
-    ),
-    **_declared("recommended_max_memory", "Return the bytes of the memory in which the target computes."),
-    **_declared(
-        "Event Stream stream set_stream current_stream default_stream", "Work as the names of `torch.cuda` do."
-    ),
-    **_declared("compile_shader load_metallib profiler.metal_capture", "Need Metal.", Fidelity.UNSUPPORTED),
-    **_declared(
-        "profiler.start profiler.stop profiler.profile", "No effect: there are no OS signposts.", Fidelity.INERT
-    ),
-    **_declared("profiler.is_metal_capture_enabled profiler.is_capturing_metal", "Return False."),
-    **_declared("is_built is_available", "Return whether the program is written for MPS.", module=_BACKENDS),
-    **_declared(
-        "is_macos_or_newer is_macos13_or_newer", "Answer as on macOS 14.0.", Fidelity.APPROXIMATE, module=_BACKENDS
-    ),
-    **_declared("get_name", "Return the target's name.", module=_BACKENDS),
-    **_declared("get_core_count", "Return the number of the target's parallel units.", module=_BACKENDS),
-}
-"""The fidelity of each public name of ``torch.mps`` and ``torch.backends.mps``."""
