@@ -34,7 +34,8 @@ pytestmark = pytest.mark.one_engine
 
 KIB, MIB = 1 << 10, 1 << 20
 
-FIRST_ADDRESS = 1 << 51
+ADDRESSES = 1 << 45
+"""How many addresses a device has. Which it has depends on the devices whose memory is in use."""
 
 
 class Figure:
@@ -90,7 +91,7 @@ class Reference:
         self.settings, self.limit = settings, limit
         self.chunks: list[Chunk] = []
         self.waiting: list[Piece] = []
-        self.end = FIRST_ADDRESS
+        self.end = 0
         self.retries = self.failures = 0
         self.figures = {(key, pool): Figure() for key in KEYS for pool in POOLS}
 
@@ -146,7 +147,7 @@ class Reference:
             self.failures += 1
             return None
         if not self.chunks:
-            self.end = FIRST_ADDRESS
+            self.end = 0
         self.chunks.append(Chunk(self.end, wanted, small, stream))
         self.end += wanted
         return self.chunks[-1]
@@ -241,7 +242,11 @@ class Reference:
 
 def layout(segments: list[Segment]) -> list[tuple[int, int, list[tuple[int, int, bool]]]]:
     return [
-        (each.parts[0].address, each.stream, [(p.address, p.size, p.state == "inactive") for p in each.parts])
+        (
+            each.parts[0].address % ADDRESSES,
+            each.stream,
+            [(p.address % ADDRESSES, p.size, p.state == "inactive") for p in each.parts],
+        )
         for each in segments
     ]
 
@@ -533,16 +538,14 @@ def test_the_memory_of_the_cpu_is_freed_with_the_last_storage_that_has_it() -> N
         assert address not in addresses(0) and memory() is None
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("of", [storages.twin, storages.copy_of])
 def test_tensors_of_other_kinds_have_no_twin(of: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with torchdevice.simulate("cuda", count=2):
         x = torch.eye(3, device="cuda")
-        for tensor in (x.cpu(), x.to_sparse(), torch.quantize_per_tensor(x, 1.0, 0, torch.qint8)):
+        for tensor in (x.cpu(), x.to_sparse()):
             other = of(tensor)
             assert other.device == tensor.device and other.layout is tensor.layout and other.dtype is tensor.dtype
-            plain, same = (each.dequantize() if each.is_quantized else each.to_dense() for each in (tensor, other))
-            assert torch.equal(plain, same)
+            assert torch.equal(tensor.to_dense(), other.to_dense())
         there = x.to("cuda:1")
         assert of(there).device == there.device and torch.equal(of(there), there)
     with torchdevice.simulate("cuda", compute="meta"):
