@@ -13,13 +13,12 @@ are torch's own objects.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchdevice import installed
 from torchdevice.core.bindings import SUPPLIED
+from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
 assert installed.AREAS  # importing these modules has registered the names that they supply
@@ -27,7 +26,7 @@ assert installed.AREAS  # importing these modules has registered the names that 
 TARGETS = ("mps", "cpu", "simulated")
 """The targets for which the fidelity of each name is declared."""
 
-_TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_TABLE = data_files.read(__file__, "public_names.json")
 
 
 class Declared(NamedTuple):
