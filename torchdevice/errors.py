@@ -281,6 +281,7 @@ class RaceWarning(UserWarning):
     """A race, in a scope with ``races="warn"``. The text is that of :class:`RaceError`."""
 
 
+@dataclass(eq=False, repr=False)
 class DivergenceError(TorchDeviceError, RuntimeError):
     """An operator does something else than the CPU, in a scope with ``verify=`` and ``strict=True``.
 
@@ -288,9 +289,8 @@ class DivergenceError(TorchDeviceError, RuntimeError):
         finding: What differs: its ``operator``, ``kind``, ``what``, ``site``, ``arguments``, ``error``, ``script``.
     """
 
-    def __init__(self, finding: Any):
-        self.finding = finding
-        super().__init__(str(finding))
+    finding: Any
+    _text = "{finding}"
 
 
 class DivergenceWarning(UserWarning):

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
 from torchdevice.core.bindings import Supplied, add, supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function
+from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function, without_original
 from torchdevice.cuda import memory
+from torchdevice.cuda.unsupported import refusing
 from torchdevice.devices.runtime import Mark
 from torchdevice.foundation.fidelity import Fidelity
 
@@ -267,13 +267,6 @@ def stop_capture(context: Context) -> None:
 _METAL = "It needs Metal. Use a torch function, or torch.profiler to see what runs."
 
 
-def _refuse(name: str) -> None:
-    def refuse(context: Context, *args: Any) -> Any:
-        thread_state.refuse(f"torch._C.{name}", _METAL)
-
-    supplied_function(name, Fidelity.UNSUPPORTED, note=_METAL, native_to=_MPS)(refuse)
-
-
 for _name in (
     "_mps_compileShader",
     "_mps_host_alias_storage",
@@ -281,7 +274,7 @@ for _name in (
     "_mps_loadMetalllib",
     "_mps_startCapture",
 ):
-    _refuse(_name)
+    refusing(_name, _METAL, native_to=_MPS)
 
 
 class MpsStreamStandIn:  # torch 2.14 and later
@@ -324,14 +317,6 @@ def _delete_event(context: Context, original: Any, self: torch.mps.Event) -> Non
     release_event(context, vars(self).get("_Event__eventId", 0))
 
 
-def _default_generator(context: Context, original: Any) -> torch.Generator:
-    return get_default_generator(context)
-
-
-def _is_available(context: Context, original: Any) -> bool:
-    return is_available(context)
-
-
 def _is_macos_or_newer(context: Context, original: Any, major: int, minor: int) -> bool:
     return torch._C._mps_is_on_macos_or_newer(major, minor)
 
@@ -340,22 +325,14 @@ def _is_macos13_or_newer(context: Context, original: Any, minor: int = 0) -> boo
     return torch._C._mps_is_on_macos_or_newer(13, minor)
 
 
-def _get_name(context: Context, original: Any) -> str:
-    return get_name(context)
-
-
-def _get_core_count(context: Context, original: Any) -> int:
-    return get_core_count(context)
-
-
 def patches() -> list[Patch]:
     """Return the patches of ``torch.mps`` and ``torch.backends.mps``, whose answers torch caches for the process."""
     cached: dict[str, Callable[..., Any]] = {
-        "is_available": _is_available,
+        "is_available": without_original(is_available),
         "is_macos_or_newer": _is_macos_or_newer,
         "is_macos13_or_newer": _is_macos13_or_newer,
-        "get_name": _get_name,
-        "get_core_count": _get_core_count,
+        "get_name": without_original(get_name),
+        "get_core_count": without_original(get_core_count),
     }
     found: list[Patch] = [
         replaced_function(torch.backends.mps, name, replacement, native_to=_MPS)
@@ -363,7 +340,8 @@ def patches() -> list[Patch]:
         if hasattr(torch.backends.mps, name)
     ]
     found.append(replaced_function(torch.mps.Event, "__del__", _delete_event, native_to=_MPS))
-    found.append(replaced_function(torch.mps, "_get_default_mps_generator", _default_generator, native_to=_MPS))
+    generator = without_original(get_default_generator)
+    found.append(replaced_function(torch.mps, "_get_default_mps_generator", generator, native_to=_MPS))
     if hasattr(torch.mps, "Stream"):  # torch 2.14 and later
         found.append(replaced_function(torch.mps.Stream, "__new__", _new_stream, native_to=_MPS))
     return found

@@ -22,12 +22,12 @@ import torchdevice
 from torchdevice.devices.allocation_events import Block as AllocatedBlock
 from torchdevice.devices.allocation_events import Segment
 from torchdevice.devices.runtime import Stat
+from torchdevice.foundation.byte_sizes import written
 from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings, parsed
 from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.allocator.memory_blocks import NOBODY, USED, Block, Pool
-from torchdevice.simulation.allocator.out_of_memory import written
 from torchdevice.simulation.allocator.pool_stats import Figures, shown
 
 pytestmark = pytest.mark.one_engine
@@ -855,10 +855,10 @@ class TestStatistics:
         ("size", "text"),
         [
             (1023, "1023 bytes"),
-            (1 << 10, "1.00 KiB"),
+            (1 << 10, "1024 bytes"),
             ((1 << 20) - (1 << 10), "1023.00 KiB"),
-            (1 << 20, "1.00 MiB"),
-            (1 << 30, "1.00 GiB"),
+            (1 << 20, "1024.00 KiB"),
+            (1 << 30, "1024.00 MiB"),
             (3 << 29, "1.50 GiB"),
             (1 << 42, "4096.00 GiB"),
         ],
