@@ -1,4 +1,4 @@
-"""Write torchdevice/simulation/refusals/cuda_dtypes.py from torch's own database of operators, or check it (--check).
+"""Write torchdevice/simulation/refusals/cuda_dtypes.json from torch's database of operators, or check it (--check).
 
 The database (``torch.testing._internal.common_methods_invocations.op_db``) says for each public function which dtypes
 the CPU and which CUDA takes. This script runs the database's samples on the CPU and looks which operators of ATen they
@@ -9,6 +9,7 @@ them.
 from __future__ import annotations
 
 import collections
+import json
 import random
 import sys
 import warnings
@@ -27,19 +28,9 @@ from torchdevice.simulation.profiles import cpu_only_operators
 MADE_WITH = "2.13"
 """The release of torch whose database the file is made from. Other releases differ in single entries."""
 
-PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "refusals" / "cuda_dtypes.py"
+PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "refusals" / "cuda_dtypes.json"
 
 SAMPLES = 12
-
-HEADER = f'''"""Dtypes in which the CPU has a kernel of an operator and CUDA has none.
-
-Made by ``python docs/make_cuda_dtypes.py`` from torch {MADE_WITH}; do not edit.
-"""
-
-from collections.abc import Mapping
-
-GAPS: Mapping[str, tuple[str, ...]] = {{
-'''
 
 Found = set[tuple[str, torch.dtype]]
 
@@ -124,18 +115,14 @@ def lacking(
     return {name: sorted(found[name]) for name in sorted(found)}
 
 
-def page(header: str, gaps: Callable[[], Mapping[str, list[str]]]) -> str:
+def page(gaps: Callable[[], Mapping[str, list[str]]]) -> str:
     """Return the text of a file with dtypes that operators lack."""
     torch.manual_seed(0)
     random.seed(0)
-    lines = []
-    for name, dtypes in gaps().items():
-        listed = ", ".join(f'"{dtype}"' for dtype in dtypes)
-        lines.append(f'    "{name}": ({listed}{"," if len(dtypes) == 1 else ""}),\n')
-    return header + "".join(lines) + "}\n"
+    return "{\n" + ",\n".join(f'  "{name}": {json.dumps(dtypes)}' for name, dtypes in gaps().items()) + "\n}\n"
 
 
 if __name__ == "__main__":
     require_release(MADE_WITH)
     warnings.simplefilter("ignore")
-    sys.exit(write_or_check(PAGE, page(HEADER, gaps)))
+    sys.exit(write_or_check(PAGE, page(gaps)))

@@ -1,4 +1,4 @@
-"""Write torchdevice/simulation/refusals/mps_dtypes.py from the lists of torch's own tests, or check it (--check).
+"""Write torchdevice/simulation/refusals/mps_dtypes.json from the lists of torch's own tests, or check it (--check).
 
 Three lists say which dtypes a public function lacks on MPS: ``dtypesIfMPS`` of the database of operators, and in
 ``torch/testing/_internal/common_mps.py`` the functions that are expected to fail in some dtypes, and those that support
@@ -21,19 +21,9 @@ from make_cuda_dtypes import MADE_WITH, database, lacking, page
 
 from torchdevice.simulation.profiles import missing_operators
 
-PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "refusals" / "mps_dtypes.py"
+PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "refusals" / "mps_dtypes.json"
 
 LISTS = Path(torch.__file__).parent / "testing/_internal/common_mps.py"
-
-HEADER = f'''"""Dtypes in which the CPU has a kernel of an operator and MPS has none.
-
-Made by ``python docs/make_mps_dtypes.py`` from torch {MADE_WITH}; do not edit.
-"""
-
-from collections.abc import Mapping
-
-GAPS: Mapping[str, tuple[str, ...]] = {{
-'''
 
 COMPLEX = {torch.complex32, torch.complex64}
 
@@ -86,4 +76,4 @@ def gaps() -> Mapping[str, list[str]]:
 if __name__ == "__main__":
     require_release(MADE_WITH)
     warnings.simplefilter("ignore")
-    sys.exit(write_or_check(PAGE, page(HEADER, gaps)))
+    sys.exit(write_or_check(PAGE, page(gaps)))

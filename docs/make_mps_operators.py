@@ -1,4 +1,4 @@
-"""Write torchdevice/check/mps_operators.py from torch's own databases of operators and modules, or check it (--check).
+"""Write torchdevice/check/mps_operators.json from torch's databases of operators and modules, or check it (--check).
 
 The samples of the databases (``op_db``, ``module_db``) run on a simulated Mac that lets operators without a kernel fall
 back to the CPU and counts them: most public functions are made of other operators, and the table of kernels alone does
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import random
 import sys
@@ -29,23 +30,12 @@ import torchdevice
 MADE_WITH = "2.13"
 """The release of torch whose databases the file is made from."""
 
-PAGE = Path(__file__).parents[1] / "torchdevice" / "check" / "mps_operators.py"
+PAGE = Path(__file__).parents[1] / "torchdevice" / "check" / "mps_operators.json"
 
 SAMPLES = 6
 
 ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, IndexError)
 """What samples raise that are wrong in the dtype, or that need float64."""
-
-HEADER = f'''"""Public functions and modules of torch that need an operator without a kernel on MPS.
-
-Made by ``python docs/make_mps_operators.py`` from torch {MADE_WITH}; do not edit.
-"""
-
-from collections.abc import Mapping
-
-Needed = Mapping[str, str]
-
-'''
 
 
 class Mac:
@@ -178,12 +168,8 @@ def page() -> str:
     """Return the text of the file."""
     torch.manual_seed(0)
     random.seed(0)
-    parts = [HEADER]
-    said = ("The operator that a name needs.", "The operator that only the gradient of a name needs.")
-    for title, table, text in zip(("FORWARD", "BACKWARD"), tables(), said, strict=True):
-        rows = "".join(f'    "{name}": "{table[name]}",\n' for name in sorted(table))
-        parts.append(f'{title}: Needed = {{\n{rows}}}\n"""{text}"""\n')
-    return "\n".join([parts[0] + parts[1], parts[2]])
+    found = (dict(sorted(table.items())) for table in tables())
+    return json.dumps(dict(zip(("forward", "backward"), found, strict=True)), indent=2) + "\n"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import torch.cuda.sparse
 import torch.cuda.tunable
 
 import torchdevice
-from torchdevice.accelerators.xpu import AS_IN_CUDA
+from torchdevice.check.public_names import PUBLIC_NAMES
 from torchdevice.core import thread_state
 
 _SUBMODULES = """
@@ -1009,6 +1009,9 @@ _XPU = {
     "change_current_allocator": lambda: torch.xpu.change_current_allocator(torch.xpu.memory._XPUAllocator(None)),
     **{name: CASES[f"torch.cuda.{name}"] for name in ("temperature", "power_draw", "clock_rate", "memory_usage")},
 }
-CASES.update(
-    {f"torch.xpu.{name}": _XPU.get(name, CASES.get(f"torch.cuda.{name}")) for name in {*AS_IN_CUDA.split(), *_XPU}}
-)
+_AS_IN_CUDA = {
+    name.rpartition(".")[2]
+    for name, declared in PUBLIC_NAMES.items()
+    if name.startswith("torch.xpu.") and declared is PUBLIC_NAMES.get(name.replace("torch.xpu", "torch.cuda"))
+}
+CASES.update({f"torch.xpu.{name}": _XPU.get(name, CASES.get(f"torch.cuda.{name}")) for name in {*_AS_IN_CUDA, *_XPU}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -29,7 +30,15 @@ __all__ = [
 
 
 class TorchDeviceError(Exception):
-    """Base of all exceptions of this package."""
+    """Base of all exceptions of this package. A dataclass among them puts its fields into the text of its class."""
+
+    _text = ""
+
+    def __post_init__(self) -> None:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        super().__init__(self._text.format(**values))
+        for name, value in values.items():  # again, because the constructor of ImportError sets its own ``name``
+            setattr(self, name, value)
 
 
 class UnknownTargetError(TorchDeviceError, ValueError):
@@ -52,6 +61,7 @@ class UnknownTargetError(TorchDeviceError, ValueError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class TargetUnavailableError(TorchDeviceError, RuntimeError):
     """The requested target is a device type that this machine or this build of torch lacks.
 
@@ -60,10 +70,9 @@ class TargetUnavailableError(TorchDeviceError, RuntimeError):
         remedy: What to do instead.
     """
 
-    def __init__(self, target: object, remedy: str):
-        self.target = target
-        self.remedy = remedy
-        super().__init__(f"The target {target!r} is not available here. {remedy}")
+    target: object
+    remedy: str
+    _text = "The target {target!r} is not available here. {remedy}"
 
 
 class ScopeError(TorchDeviceError, RuntimeError):
@@ -74,6 +83,7 @@ PATCHERS = ("torch_npu.contrib.transfer_to_npu", "torchada", "TorchDevice", "mps
 """Modules of other packages that replace parts of torch for the whole process."""
 
 
+@dataclass(eq=False, repr=False)
 class AnotherPatcherError(TorchDeviceError, RuntimeError):
     """Another package has already replaced parts of torch for the whole process.
 
@@ -81,12 +91,11 @@ class AnotherPatcherError(TorchDeviceError, RuntimeError):
         patcher: The name of that package.
     """
 
-    def __init__(self, patcher: str):
-        self.patcher = patcher
-        super().__init__(
-            f"{patcher!r} has replaced parts of torch in this process, so a scope could neither rewrite nor restore "
-            f"these parts reliably. Remove the import of {patcher!r}, or do not activate torchdevice."
-        )
+    patcher: str
+    _text = (
+        "{patcher!r} has replaced parts of torch in this process, so a scope could neither rewrite nor restore "
+        "these parts reliably. Remove the import of {patcher!r}, or do not activate torchdevice."
+    )
 
 
 class SecondCopyError(TorchDeviceError, RuntimeError):
@@ -99,6 +108,7 @@ class SecondCopyError(TorchDeviceError, RuntimeError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class FidelityError(TorchDeviceError, RuntimeError):
     """In a scope with ``strict=True`` the program made a request that would not be exact.
 
@@ -107,15 +117,15 @@ class FidelityError(TorchDeviceError, RuntimeError):
         done: What would have been done instead.
     """
 
-    def __init__(self, requested: str, done: str):
-        self.requested = requested
-        self.done = done
-        super().__init__(
-            f"{requested} would not be exact here ({done}), and the scope is strict. "
-            f"Use strict=False to accept the difference, or change the call."
-        )
+    requested: str
+    done: str
+    _text = (
+        "{requested} would not be exact here ({done}), and the scope is strict. "
+        "Use strict=False to accept the difference, or change the call."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
     """The program called a function of an accelerator that has no equivalent on a stand-in device.
 
@@ -124,10 +134,9 @@ class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
         remedy: What to do instead.
     """
 
-    def __init__(self, name: str, remedy: str):
-        self.name = name
-        self.remedy = remedy
-        super().__init__(f"{name} is not supported on a stand-in device. {remedy}")
+    name: str
+    remedy: str
+    _text = "{name} is not supported on a stand-in device. {remedy}"
 
 
 class ExtensionRefusedError(NotSupportedError, OSError):
@@ -146,6 +155,7 @@ class ExtensionRefusedError(NotSupportedError, OSError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class TorchVersionError(TorchDeviceError, ImportError):
     """The installed torch lacks a private name that this package uses.
 
@@ -154,15 +164,15 @@ class TorchVersionError(TorchDeviceError, ImportError):
         version: The version of the installed torch.
     """
 
-    def __init__(self, name: str, version: str):
-        self.name = name
-        self.version = version
-        super().__init__(
-            f"torch {version} has no {name!r}, which torchdevice uses. "
-            f"Install a release of torchdevice that supports torch {version}."
-        )
+    name: str
+    version: str
+    _text = (
+        "torch {version} has no {name!r}, which torchdevice uses. "
+        "Install a release of torchdevice that supports torch {version}."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class EngineUnavailableError(TorchDeviceError, RuntimeError):
     """``engine="wrap"`` cannot replace the constructor of ``torch.device`` in this Python.
 
@@ -170,9 +180,8 @@ class EngineUnavailableError(TorchDeviceError, RuntimeError):
         reason: What prevents the replacement.
     """
 
-    def __init__(self, reason: str):
-        self.reason = reason
-        super().__init__(f"engine='wrap' does not work here: {reason}. Use engine='mode'.")
+    reason: str
+    _text = "engine='wrap' does not work here: {reason}. Use engine='mode'."
 
 
 class PortabilityWarning(UserWarning):
@@ -223,6 +232,7 @@ class RaceError(TorchDeviceError, RuntimeError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class CopyInFlightError(TorchDeviceError, RuntimeError):
     """The host wrote to page-locked memory before it had waited for a copy from it, in an asynchronous scope.
 
@@ -231,16 +241,16 @@ class CopyInFlightError(TorchDeviceError, RuntimeError):
         stream: The ordinal of the device and the id of the stream on which the copy ran.
     """
 
-    def __init__(self, site: Any, stream: tuple[int, int]):
-        self.site = site
-        self.stream = stream
-        super().__init__(
-            f"the copy to cuda:{stream[0]} that began at {site} on stream {stream[1]} was in flight while the host "
-            f"wrote to its source. On a GPU it may have copied what was written then. Record an event after the copy "
-            f"and synchronize it before the memory is written again."
-        )
+    site: Any
+    stream: tuple[int, int]
+    _text = (
+        "the copy to cuda:{stream[0]} that began at {site} on stream {stream[1]} was in flight while the host "
+        "wrote to its source. On a GPU it may have copied what was written then. Record an event after the copy "
+        "and synchronize it before the memory is written again."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class IndicesInFlightError(TorchDeviceError, RuntimeError):
     """A kernel reads the indices of a sparse tensor before its stream has waited for their copy.
 
@@ -252,17 +262,17 @@ class IndicesInFlightError(TorchDeviceError, RuntimeError):
         reader: The same of the stream on which the kernel runs.
     """
 
-    def __init__(self, site: Any, stream: tuple[int, int], reader: tuple[int, int]):
-        self.site = site
-        self.stream = stream
-        self.reader = reader
-        super().__init__(
-            f"a kernel on stream {reader[1]} of cuda:{reader[0]} reads the indices of a sparse tensor, whose copy "
-            f"began at {site} on stream {stream[1]} and may not be done. Before the kernel, let its stream wait: call "
-            f"its wait_stream(), or its wait_event() with an event that was recorded after the copy."
-        )
+    site: Any
+    stream: tuple[int, int]
+    reader: tuple[int, int]
+    _text = (
+        "a kernel on stream {reader[1]} of cuda:{reader[0]} reads the indices of a sparse tensor, whose copy "
+        "began at {site} on stream {stream[1]} and may not be done. Before the kernel, let its stream wait: call "
+        "its wait_stream(), or its wait_event() with an event that was recorded after the copy."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class NoValueError(TorchDeviceError, RuntimeError):
     """A call needs the values of tensors in a scope that computes none, with ``compute="meta"``.
 
@@ -270,19 +280,19 @@ class NoValueError(TorchDeviceError, RuntimeError):
         operator: The operator that needs the values.
     """
 
-    def __init__(self, operator: str):
-        self.operator = operator
-        super().__init__(
-            f"{operator!r} needs the values of a tensor, and there are none with compute='meta'. Leave the call out "
-            f"where only shapes and memory are asked for, as with .item(), .cpu(), nonzero() and 'if tensor:', or "
-            f"leave out compute."
-        )
+    operator: str
+    _text = (
+        "{operator!r} needs the values of a tensor, and there are none with compute='meta'. Leave the call out "
+        "where only shapes and memory are asked for, as with .item(), .cpu(), nonzero() and 'if tensor:', or "
+        "leave out compute."
+    )
 
 
 class RaceWarning(UserWarning):
     """A race, in a scope with ``races="warn"``. The text is that of :class:`RaceError`."""
 
 
+@dataclass(eq=False, repr=False)
 class DivergenceError(TorchDeviceError, RuntimeError):
     """An operator does something else than the CPU, in a scope with ``verify=`` and ``strict=True``.
 
@@ -290,15 +300,15 @@ class DivergenceError(TorchDeviceError, RuntimeError):
         finding: What differs: its ``operator``, ``kind``, ``what``, ``site``, ``arguments``, ``error``, ``script``.
     """
 
-    def __init__(self, finding: Any):
-        self.finding = finding
-        super().__init__(str(finding))
+    finding: Any
+    _text = "{finding}"
 
 
 class DivergenceWarning(UserWarning):
     """An operator does something else than the CPU, in a scope with ``verify=``; with the text of the error."""
 
 
+@dataclass(eq=False, repr=False)
 class BackendTakenError(TorchDeviceError, RuntimeError):
     """Another out-of-tree backend is registered, and torch has room for only one, which the simulated device needs.
 
@@ -306,14 +316,14 @@ class BackendTakenError(TorchDeviceError, RuntimeError):
         name: The name of the registered backend.
     """
 
-    def __init__(self, name: str):
-        self.name = name
-        super().__init__(
-            f"torch has room for one out-of-tree backend in a process, and {name!r} is registered. Run the program on "
-            f"that backend with target={name!r}, or simulate in a process that does not import it."
-        )
+    name: str
+    _text = (
+        "torch has room for one out-of-tree backend in a process, and {name!r} is registered. Run the program on "
+        "that backend with target={name!r}, or simulate in a process that does not import it."
+    )
 
 
+@dataclass(eq=False, repr=False)
 class WrongDeviceError(TorchDeviceError, RuntimeError):
     """A batch was given to a move that starts on another device.
 
@@ -323,11 +333,10 @@ class WrongDeviceError(TorchDeviceError, RuntimeError):
         expected: The device where the move starts.
     """
 
-    def __init__(self, name: str, found: object, expected: object):
-        self.name = name
-        self.found = found
-        self.expected = expected
-        super().__init__(
-            f"{name} is on {str(found)!r}, but expected on {str(expected)!r}. Move it there first, or make the move "
-            f"start where it is."
-        )
+    name: str
+    found: object
+    expected: object
+    _text = (
+        "{name} is on '{found!s}', but expected on '{expected!s}'. Move it there first, or make the move "
+        "start where it is."
+    )

@@ -156,10 +156,6 @@ def _bytes(text: str) -> int:
     return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
 
 
-def _properties(value: Any) -> dict[str, Any] | None:
-    return None if value is None else device_properties.checked(value)
-
-
 def _parse_properties(text: str) -> Any:
     try:
         return json.loads(text)
@@ -286,7 +282,7 @@ class Options:
     properties: Mapping[str, Any] | None = _option(
         None,
         "Fields of torch.cuda.get_device_properties() and the values to return; on the command line a JSON object.",
-        _properties,
+        lambda value: None if value is None else device_properties.checked(value),
         parse=_parse_properties,
         show=lambda value: json.dumps(value, default=str, sort_keys=True),
     )

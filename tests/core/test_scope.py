@@ -384,8 +384,8 @@ class TestEnable:
     def test_the_environment_is_as_before_the_first_call(self) -> None:
         before = dict(os.environ)
         for count in (2, 3):
-            torchdevice.enable(devices=count, propagate=True)
-            assert os.environ["TORCHDEVICE_DEVICES"] == str(count)
+            torchdevice.enable(capability=(8, count), propagate=True)
+            assert os.environ["TORCHDEVICE_CAPABILITY"] == f"8.{count}"
         torchdevice.disable()
         assert dict(os.environ) == before
 

@@ -76,8 +76,9 @@ def test_a_private_name_of_torch_that_is_gone() -> None:
 
     with pytest.raises(
         errors.TorchVersionError, match=rf"torch {torch.__version__.split('+')[0]}.* has no 'torch\._C\._gone'"
-    ):
+    ) as caught:
         require(torch._C, "_gone")
+    assert (caught.value.name, caught.value.version) == ("torch._C._gone", torch.__version__)
 
 
 def test_bad_log_level(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,6 +280,7 @@ class TestText:
         text = re.sub("\x1b\\[[0-9;]*m", "", shown.getvalue())
         assert "Changed numbers" in text and "downcast" in text and ("autocast(torch.float16)" in text or width == 60)
         assert "\x1b[" in shown.getvalue() and max(map(len, text.splitlines())) <= width
+        assert "".join(text.split()) == "".join(str(report).split())
 
     def test_colours_are_for_terminals(self, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
         class Terminal(io.StringIO):

@@ -7,18 +7,18 @@ program that supports several accelerators uses the first one that it finds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
 from torchdevice.core.bindings import Supplied, add, supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function
+from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function, without_original
 from torchdevice.cuda import memory
+from torchdevice.cuda.unsupported import refusing
 from torchdevice.devices.runtime import Mark
-from torchdevice.foundation.fidelity import Declared, Fidelity, declared
+from torchdevice.foundation.fidelity import Fidelity
 
 _MPS = "mps"
 
@@ -267,13 +267,6 @@ def stop_capture(context: Context) -> None:
 _METAL = "It needs Metal. Use a torch function, or torch.profiler to see what runs."
 
 
-def _refuse(name: str) -> None:
-    def refuse(context: Context, *args: Any) -> Any:
-        thread_state.refuse(f"torch._C.{name}", _METAL)
-
-    supplied_function(name, Fidelity.UNSUPPORTED, note=_METAL, native_to=_MPS)(refuse)
-
-
 for _name in (
     "_mps_compileShader",
     "_mps_host_alias_storage",
@@ -281,7 +274,7 @@ for _name in (
     "_mps_loadMetalllib",
     "_mps_startCapture",
 ):
-    _refuse(_name)
+    refusing(_name, _METAL, native_to=_MPS)
 
 
 class MpsStreamStandIn:  # torch 2.14 and later
@@ -324,14 +317,6 @@ def _delete_event(context: Context, original: Any, self: torch.mps.Event) -> Non
     release_event(context, vars(self).get("_Event__eventId", 0))
 
 
-def _default_generator(context: Context, original: Any) -> torch.Generator:
-    return get_default_generator(context)
-
-
-def _is_available(context: Context, original: Any) -> bool:
-    return is_available(context)
-
-
 def _is_macos_or_newer(context: Context, original: Any, major: int, minor: int) -> bool:
     return torch._C._mps_is_on_macos_or_newer(major, minor)
 
@@ -340,22 +325,14 @@ def _is_macos13_or_newer(context: Context, original: Any, minor: int = 0) -> boo
     return torch._C._mps_is_on_macos_or_newer(13, minor)
 
 
-def _get_name(context: Context, original: Any) -> str:
-    return get_name(context)
-
-
-def _get_core_count(context: Context, original: Any) -> int:
-    return get_core_count(context)
-
-
 def patches() -> list[Patch]:
     """Return the patches of ``torch.mps`` and ``torch.backends.mps``, whose answers torch caches for the process."""
     cached: dict[str, Callable[..., Any]] = {
-        "is_available": _is_available,
+        "is_available": without_original(is_available),
         "is_macos_or_newer": _is_macos_or_newer,
         "is_macos13_or_newer": _is_macos13_or_newer,
-        "get_name": _get_name,
-        "get_core_count": _get_core_count,
+        "get_name": without_original(get_name),
+        "get_core_count": without_original(get_core_count),
     }
     found: list[Patch] = [
         replaced_function(torch.backends.mps, name, replacement, native_to=_MPS)
@@ -363,53 +340,8 @@ def patches() -> list[Patch]:
         if hasattr(torch.backends.mps, name)
     ]
     found.append(replaced_function(torch.mps.Event, "__del__", _delete_event, native_to=_MPS))
-    found.append(replaced_function(torch.mps, "_get_default_mps_generator", _default_generator, native_to=_MPS))
+    generator = without_original(get_default_generator)
+    found.append(replaced_function(torch.mps, "_get_default_mps_generator", generator, native_to=_MPS))
     if hasattr(torch.mps, "Stream"):  # torch 2.14 and later
         found.append(replaced_function(torch.mps.Stream, "__new__", _new_stream, native_to=_MPS))
     return found
-
-
-def _declared(
-    names: str,
-    note: str,
-    fidelity: Fidelity = Fidelity.EXACT,
-    *,
-    module: str = "torch.mps",
-    on: Mapping[str, tuple[Fidelity, str]] | None = None,
-) -> dict[str, Declared]:
-    """Return the fidelity of public names, which on MPS are torch's own."""
-    return declared(module, names, note, fidelity, {**(on or {}), "mps": (Fidelity.EXACT, "torch's own.")})
-
-
-_BACKENDS = "torch.backends.mps"
-
-
-PUBLIC_NAMES = {
-    **_declared("is_available", "Return whether the program is written for MPS."),
-    **_declared("device_count", "Return 1 if the program is written for MPS, else 0."),
-    **_declared("synchronize", "Wait for the target's work."),
-    **_declared("empty_cache", "Release the target's unused cached memory."),
-    **_declared("get_rng_state set_rng_state manual_seed seed", "Use the target's generator."),
-    **_declared("set_per_process_memory_fraction", "Limit the memory of simulated devices.", on=memory.LIMITS),
-    **_declared(
-        "current_allocated_memory driver_allocated_memory",
-        "Return the figures of the target's allocator.",
-        on=memory.APPROXIMATE_FIGURES,
-    ),
-    **_declared("recommended_max_memory", "Return the bytes of the memory in which the target computes."),
-    **_declared(
-        "Event Stream stream set_stream current_stream default_stream", "Work as the names of `torch.cuda` do."
-    ),
-    **_declared("compile_shader load_metallib profiler.metal_capture", "Need Metal.", Fidelity.UNSUPPORTED),
-    **_declared(
-        "profiler.start profiler.stop profiler.profile", "No effect: there are no OS signposts.", Fidelity.INERT
-    ),
-    **_declared("profiler.is_metal_capture_enabled profiler.is_capturing_metal", "Return False."),
-    **_declared("is_built is_available", "Return whether the program is written for MPS.", module=_BACKENDS),
-    **_declared(
-        "is_macos_or_newer is_macos13_or_newer", "Answer as on macOS 14.0.", Fidelity.APPROXIMATE, module=_BACKENDS
-    ),
-    **_declared("get_name", "Return the target's name.", module=_BACKENDS),
-    **_declared("get_core_count", "Return the number of the target's parallel units.", module=_BACKENDS),
-}
-"""The fidelity of each public name of ``torch.mps`` and ``torch.backends.mps``."""

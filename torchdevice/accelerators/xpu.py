@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +21,6 @@ from torchdevice.cuda.streams import EventStandIn, StreamStandIn, new_stream
 from torchdevice.cuda.unsupported import POOL, refusing
 from torchdevice.devices.device_properties import XpuDeviceProperties
 from torchdevice.devices.device_strings import Spelling
-from torchdevice.foundation.fidelity import Declared, Fidelity, declared
 
 XPU = "xpu"
 
@@ -309,46 +308,3 @@ def patches() -> list[Patch]:
         ),
         replaced_in_importers(torch.xpu._utils, "_get_device_index", device_queries.get_device_index, native_to=XPU),
     ]
-
-
-def _declared(
-    names: str,
-    note: str,
-    fidelity: Fidelity = Fidelity.EXACT,
-    on: Mapping[str, tuple[Fidelity, str]] | None = None,
-) -> dict[str, Declared]:
-    return declared("torch.xpu", names, note, fidelity, on)
-
-
-AS_IN_CUDA = """
-    Event StreamContext can_device_access_peer change_current_allocator current_device current_stream
-    default_generators device device_count device_memory_used device_of empty_cache get_device_name
-    get_per_process_memory_fraction get_rng_state get_rng_state_all graph graph_pool_handle init initial_seed
-    is_current_stream_capturing is_initialized list_gpu_processes make_graphed_callables manual_seed manual_seed_all
-    max_memory_allocated max_memory_reserved mem_get_info memory_allocated memory_reserved memory_snapshot
-    memory_stats memory_stats_as_nested_dict MemPool reset_accumulated_memory_stats reset_peak_memory_stats seed
-    seed_all set_device set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream Stream stream
-    synchronize use_mem_pool utilization
-"""
-"""Public names of ``torch.xpu`` that are as faithful as ``torch.cuda``'s of the same name."""
-
-
-PUBLIC_NAMES = {
-    **_declared("is_available", "Return whether the program is written for XPU."),
-    **_declared(
-        "get_device_properties get_device_capability",
-        "Return the target's name, memory, number of processors and whether it holds float64, constants for the other "
-        "fields, and the fields of `properties=`.",
-        Fidelity.DECLARED,
-    ),
-    **_declared("is_bf16_supported is_tf32_supported", "Return True.", Fidelity.DECLARED),
-    **_declared("get_arch_list get_gencode_flags", "Return nothing: no code for a GPU was compiled."),
-    **_declared(
-        "get_stream_from_external",
-        "Return the stream of a handle that `Stream.sycl_queue` gave; other pointers raise.",
-    ),
-    **_declared("XPUGraph", "Record operators once and run them again, into the memory of the recorded results."),
-    **_declared("XPUPluggableAllocator", "Replace XPU's allocator.", Fidelity.UNSUPPORTED),
-    **_declared(" ".join(_READINGS), "Need Intel's Level Zero.", Fidelity.UNSUPPORTED),
-}
-"""The fidelity of the other public names of ``torch.xpu``."""

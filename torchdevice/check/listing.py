@@ -1,4 +1,4 @@
-"""Findings as plain text: totals, then by file what must be changed, what is approximate and what is handled."""
+"""Findings as text: totals, then by file what must be changed, what is approximate and what is handled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from torchdevice.check.findings import Finding, Verdict
+from torchdevice.foundation.styled_text import Line
 
 SAID = {
     Verdict.CHANGE: "must be changed",
@@ -15,19 +16,22 @@ SAID = {
 }
 
 
-def rendered(findings: Sequence[Finding], files: int, target: str) -> str:
-    """Return the text of findings, without a line break at its end."""
-    return "\n".join([*heading(findings, files, target), *_by_file(findings)])
+_COLOURS = {Verdict.CHANGE: "bold red", Verdict.APPROXIMATE: "yellow", Verdict.HANDLED: "green"}
 
 
-def heading(findings: Sequence[Finding], files: int, target: str) -> list[str]:
-    """Return the totals.
+def rendered(findings: Sequence[Finding], files: int, target: str) -> list[Line]:
+    """Return the lines of findings.
 
     Args:
         findings: What was found.
         files: How many files were read.
         target: The name of the target.
     """
+    first, *rest = _heading(findings, files, target)
+    return [((first, "bold"),), *rest, *_by_file(findings)]
+
+
+def _heading(findings: Sequence[Finding], files: int, target: str) -> list[str]:
     counts = Counter(finding.verdict for finding in findings)
     first = f"torchdevice: {files:,} {'file' if files == 1 else 'files'} checked for {target}"
     lines = [first, *(f"  {SAID[verdict]}: {counts[verdict]:,}" for verdict in Verdict if counts[verdict])]
@@ -38,18 +42,18 @@ def heading(findings: Sequence[Finding], files: int, target: str) -> list[str]:
     return lines
 
 
-def place(finding: Finding) -> str:
-    """Return the place of a finding in its file, as a person writes it."""
-    cell = f" (cell {finding.cell})" if finding.cell else ""
-    return f"{finding.line}{cell}"
-
-
-def _by_file(findings: Sequence[Finding]) -> list[str]:
-    lines = []
+def _by_file(findings: Sequence[Finding]) -> list[Line]:
+    lines: list[Line] = []
     for path, of_file in groupby(findings, key=lambda each: each.path):
-        lines += ["", path]
-        for _, of_line in groupby(of_file, key=lambda each: (each.cell, each.line)):
+        lines += ["", ((path, "bold cyan"),)]
+        for (cell, line), of_line in groupby(of_file, key=lambda each: (each.cell, each.line)):
             same = list(of_line)
-            lines.append(f"  {place(same[0])}: {same[0].text}".rstrip())
-            lines += [f"      {SAID[each.verdict]}: {each.remedy} [{each.rule}]" for each in same]
+            place = f"  {line} (cell {cell}):" if cell else f"  {line}:"
+            lines.append(((place, "cyan"), (f" {same[0].text}".rstrip(), "")))
+            lines += map(_finding, same)
     return lines
+
+
+def _finding(each: Finding) -> Line:
+    said = (SAID[each.verdict], _COLOURS[each.verdict])
+    return ("      ", ""), said, (f": {each.remedy} ", ""), (f"[{each.rule}]", "dim")

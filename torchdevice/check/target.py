@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdevice.devices.accelerators import FAMILIES
+from torchdevice.foundation import data_files
 
 if TYPE_CHECKING:
     from torchdevice.foundation.fidelity import Fidelity
@@ -89,9 +90,9 @@ class Target(NamedTuple):
 
     def missing(self, name: str) -> str | None:
         """Return the operator that a public function or module of torch needs and the device lacks, else None."""
-        from torchdevice.check.mps_operators import BACKWARD, FORWARD
-
-        return self._missing(FORWARD.get(name)) or self._missing_by_name(name) or self._missing(BACKWARD.get(name))
+        needed = _needed_operators()
+        forward, backward = (needed[of].get(name) for of in ("forward", "backward"))
+        return self._missing(forward) or self._missing_by_name(name) or self._missing(backward)
 
     def _missing(self, operator: str | None) -> str | None:
         """Return an operator of the made table, if the installed torch lacks it too."""
@@ -120,6 +121,16 @@ class Target(NamedTuple):
 _PREFIXES = {"torch.linalg.": "linalg_", "torch.special.": "special_", "torch.fft.": "fft_", "torch.nn.functional.": ""}
 _PREFIXES |= {"torch.Tensor.": "", "torch.": ""}
 """The beginning of public names -> that of the operators of the same name."""
+
+
+@functools.cache
+def _needed_operators() -> Mapping[str, Mapping[str, str]]:
+    """Return which operators without a kernel on MPS names need: for themselves, and for their gradients alone.
+
+    ``docs/make_mps_operators.py`` makes the table.
+    """
+    return data_files.read(__file__, "mps_operators.json")
+
 
 _LIST = "UNIMPLEMENTED_XFAILLIST"
 """The list in ``torch/testing/_internal/common_mps.py`` of what MPS is known to lack."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchdevice.cli.parsing import did_you_mean
 from torchdevice.cli.progress import track
 from torchdevice.cli.usage_errors import refusals
+from torchdevice.foundation import styled_text
 from torchdevice.foundation.environment import switched_off
 
 if TYPE_CHECKING:
@@ -119,16 +119,10 @@ def _show(findings: list[Finding], files: int, options: argparse.Namespace) -> N
 
         document = json.dumps(sarif.document(findings), indent=1)
         _write(document, options.sarif)
-    elif sys.stdout.isatty():
-        from rich.console import Console
-
-        from torchdevice.check import rich_listing
-
-        Console().print(rich_listing.rendered(findings, files, options.target))
     else:
         from torchdevice.check import listing
 
-        print(listing.rendered(findings, files, options.target))
+        styled_text.show(listing.rendered(findings, files, options.target))
 
 
 def _write(document: str, file: str | bool) -> None:

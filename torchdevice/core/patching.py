@@ -202,6 +202,11 @@ def replaced_function(
     )
 
 
+def without_original(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement that calls ``function(context, ...)``, which does not need torch's own."""
+    return lambda context, original, *args, **kwargs: function(context, *args, **kwargs)
+
+
 class ReplacedInImporters:
     """A function of torch, replaced in each of torch's modules that holds it: modules import functions by value.
 

@@ -13,15 +13,6 @@ from torchdevice.core.patching import Patch, Replaced, replaced_function
 from torchdevice.foundation.fidelity import Fidelity
 
 
-def _cudnn_version(context: Context, original: Any) -> int:
-    return CUDNN
-
-
-def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> bool:
-    """Return False also for a tensor that reports a CUDA device: no cuDNN could compute with it."""
-    return False
-
-
 class _BenchmarkLimit:
     """``torch.backends.cudnn.benchmark_limit``, which a build without cuDNN lacks. The value is stored per context."""
 
@@ -61,6 +52,9 @@ def patches() -> list[Patch]:
     lacks_limit = vars(cudnn).get("benchmark_limit") is None
     return [
         *([Replaced(cudnn, "benchmark_limit", lambda _: _BenchmarkLimit())] if lacks_limit else []),
-        replaced_function(torch.backends.cudnn, "is_acceptable", _is_acceptable, native_to="cuda"),
-        replaced_function(torch.backends.cudnn, "version", _cudnn_version, native_to="cuda"),
+        # False also for a tensor that reports a CUDA device: no cuDNN could compute with it.
+        replaced_function(
+            torch.backends.cudnn, "is_acceptable", lambda context, original, tensor: False, native_to="cuda"
+        ),
+        replaced_function(torch.backends.cudnn, "version", lambda context, original: CUDNN, native_to="cuda"),
     ]

@@ -169,7 +169,8 @@ class Capture(TorchDispatchMode):
         theirs = [tensor for tensor in _tensors((args, kwargs)) if self._may_be_written(tensor)]
         before = [(tensor.detach(), self._copy(tensor)) for tensor in theirs]
         yield
-        self._before.extend((tensor, held) for tensor, held in before if not _same_bits(tensor, held))
+        # By their bits, so that NaN equals NaN.
+        self._before.extend(pair for pair in before if not torch.equal(*map(_bits, pair)))
 
     def _may_be_written(self, tensor: torch.Tensor) -> bool:
         plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
@@ -265,11 +266,6 @@ def _others(tree: Any, same_memory: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors hold the same bits, so that NaN equals NaN."""
-    return torch.equal(_bits(tensor), _bits(other))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

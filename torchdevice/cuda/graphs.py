@@ -16,7 +16,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Callback, Patch, replaced_function
+from torchdevice.core.patching import Callback, Patch, replaced_function, without_original
 from torchdevice.cuda import streams
 from torchdevice.cuda.graph_capture import Capture, invalidated, not_permitted
 from torchdevice.devices.private_pools import PrivatePools, new_id
@@ -221,14 +221,6 @@ def _new_graph(context: Context, original: Any, cls: type, keep_graph: bool = Fa
     return GraphStandIn(context)
 
 
-def _is_capturing(context: Context, original: Any) -> bool:
-    return streams.is_current_stream_capturing(context)
-
-
-def _pool_handle(context: Context, original: Any) -> Any:
-    return graph_pool_handle(context)
-
-
 def patches_of(module: Any, is_capturing: str, pool_handle: str) -> list[Patch]:
     """Return the patches of an accelerator's module: of two functions that ``module.graphs`` imports by value.
 
@@ -239,10 +231,13 @@ def patches_of(module: Any, is_capturing: str, pool_handle: str) -> list[Patch]:
         module.graph.default_capture_stream = None
 
     native_to = module.__name__.rpartition(".")[2]
+    imported = {is_capturing: streams.is_current_stream_capturing, pool_handle: graph_pool_handle}
     return [
         Callback(forget_stream, forget_stream),
-        replaced_function(module.graphs, is_capturing, _is_capturing, native_to=native_to),
-        replaced_function(module.graphs, pool_handle, _pool_handle, native_to=native_to),
+        *(
+            replaced_function(module.graphs, name, without_original(function), native_to=native_to)
+            for name, function in imported.items()
+        ),
     ]
 
 

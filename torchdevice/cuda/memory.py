@@ -218,16 +218,12 @@ def mem_get_info(context: Context, device: int) -> tuple[int, int]:
     return min(context.runtime.free_memory(_target_index(context, device)), size), size
 
 
-def list_processes(context: Context, device: int) -> str:
-    """Return a text of the processes that use a device, in the format of ``torch.cuda.list_gpu_processes``."""
+def list_gpu_processes(context: Context, original: Any, device: Any = None) -> str:
+    """Replace ``list_gpu_processes`` of the accelerator's module."""
+    device = _module(context)._utils._get_device_index(device, optional=True)
     processes = context.runtime.processes(_target_index(context, device))
     lines = [f"process {pid:>10d} uses {size / 2**20:>12.3f} MB GPU memory" for pid, size in processes]
     return "\n".join([f"GPU:{device}", *lines])
-
-
-def list_gpu_processes(context: Context, original: Any, device: Any = None) -> str:
-    """Replace ``list_gpu_processes`` of the accelerator's module."""
-    return list_processes(context, _module(context)._utils._get_device_index(device, optional=True))
 
 
 def _module(context: Context) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.patching import Patch, replaced_function, without_original
 from torchdevice.cuda import streams
 from torchdevice.cuda.unsupported import POINTER, POOL
 from torchdevice.devices.private_pools import PoolId, PrivatePools, RawMemory, new_id
@@ -211,17 +211,13 @@ _BY_VALUE = {
 """The functions of pools that ``torch.cuda.memory`` imports from ``torch._C`` by value."""
 
 
-def _without_original(function: Callable[..., None]) -> Callable[..., None]:
-    return lambda context, original, *args: function(context, *args)
-
-
 def patches() -> list[Patch]:
     """Return the patches of pools and allocators."""
     return [
         replaced_function(torch.cuda.MemPool, "__new__", _new_pool, native_to="cuda"),
         refuses_allocators(torch.cuda.memory.CUDAPluggableAllocator, native_to="cuda"),
         *(
-            replaced_function(torch.cuda.memory, name, _without_original(function), native_to="cuda")
+            replaced_function(torch.cuda.memory, name, without_original(function), native_to="cuda")
             for name, function in _BY_VALUE.items()
         ),
     ]

@@ -6,7 +6,8 @@ of torch 2.15.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import re
+from typing import Any
 
 import torch
 
@@ -16,84 +17,59 @@ from torchdevice.core.patching import Callback, Patch
 from torchdevice.engines.rewriters import rewrites
 from torchdevice.foundation.fidelity import Fidelity
 
-
-class Stored(NamedTuple):
-    """A setter and a getter of ``torch._C`` for one value.
-
-    Attributes:
-        setter: The setter's name.
-        getter: The getter's name.
-        default: What the getter returns before the setter was called.
-        why: Why the value is only stored.
-    """
-
-    setter: str
-    getter: str
-    default: Any
-    why: str
-
-
 _NOTHING_TUNED = "TunableOp tunes products of GPU matrices"
 
 
 _NO_WORKSPACE = "there are no cuBLAS workspaces"
 
 
-_STORED = (
-    Stored(
-        "_set_linalg_preferred_backend",
-        "_get_linalg_preferred_backend",
-        torch._C._LinalgBackend.Default,
-        "the target has one linear algebra library",
-    ),
-    Stored(
-        "_set_blas_preferred_backend",
-        "_get_blas_preferred_backend",
-        torch._C._BlasBackend.Default,
-        "the target has one BLAS",
-    ),
-    Stored("_cuda_set_sync_debug_mode", "_cuda_get_sync_debug_mode", 0, "nothing is checked"),
-    Stored("_cuda_set_cudnn_benchmark_limit", "_cuda_get_cudnn_benchmark_limit", 10, "there is no cuDNN"),
-    Stored("_cudnn_set_conv_benchmark_empty_cache", "_cuda_get_conv_benchmark_empty_cache", True, "there is no cuDNN"),
-    # ``:4096:2:16:8`` of CUBLAS_WORKSPACE_CONFIG, the default of aten/src/ATen/cuda/CublasHandlePool.cpp.
-    Stored("_cuda_setCublasWorkspaceSize", "_cuda_getCublasWorkspaceSize", 8_519_680, _NO_WORKSPACE),
-    Stored("_cuda_setCublasLtWorkspaceSize", "_cuda_getCublasLtWorkspaceSize", 1_048_576, _NO_WORKSPACE),
-    Stored("_cuda_tunableop_enable", "_cuda_tunableop_is_enabled", False, _NOTHING_TUNED),
-    Stored("_cuda_tunableop_tuning_enable", "_cuda_tunableop_tuning_is_enabled", True, _NOTHING_TUNED),
-    Stored("_cuda_record_untuned_enable", "_cuda_record_untuned_is_enabled", False, _NOTHING_TUNED),
-    Stored(
-        "_cuda_tunableop_wildcard_fallback_enable",
-        "_cuda_tunableop_wildcard_fallback_is_enabled",
-        False,
-        _NOTHING_TUNED,
-    ),
-    Stored("_cuda_tunableop_set_max_tuning_duration", "_cuda_tunableop_get_max_tuning_duration", 30, _NOTHING_TUNED),
-    Stored(
-        "_cuda_tunableop_set_max_tuning_iterations", "_cuda_tunableop_get_max_tuning_iterations", 100, _NOTHING_TUNED
-    ),
-    Stored("_cuda_tunableop_set_rotating_buffer_size", "_cuda_tunableop_get_rotating_buffer_size", 0, _NOTHING_TUNED),
-    Stored(
-        "_cuda_tunableop_set_cublaslt_requested_algo_count",
-        "_cuda_tunableop_get_cublaslt_requested_algo_count",
-        8,
-        _NOTHING_TUNED,
-    ),
-)
+_STORED: dict[str, dict[str, Any]] = {
+    "the target has one linear algebra library": {
+        "_set_linalg_preferred_backend": torch._C._LinalgBackend.Default,
+    },
+    "the target has one BLAS": {"_set_blas_preferred_backend": torch._C._BlasBackend.Default},
+    "nothing is checked": {"_cuda_set_sync_debug_mode": 0},
+    "there is no cuDNN": {
+        "_cuda_set_cudnn_benchmark_limit": 10,
+        "_cudnn_set_conv_benchmark_empty_cache": True,
+    },
+    _NO_WORKSPACE: {
+        # ``:4096:2:16:8`` of CUBLAS_WORKSPACE_CONFIG, the default of aten/src/ATen/cuda/CublasHandlePool.cpp.
+        "_cuda_setCublasWorkspaceSize": 8_519_680,
+        "_cuda_setCublasLtWorkspaceSize": 1_048_576,
+    },
+    _NOTHING_TUNED: {
+        "_cuda_tunableop_enable": False,
+        "_cuda_tunableop_tuning_enable": True,
+        "_cuda_record_untuned_enable": False,
+        "_cuda_tunableop_wildcard_fallback_enable": False,
+        "_cuda_tunableop_set_max_tuning_duration": 30,
+        "_cuda_tunableop_set_max_tuning_iterations": 100,
+        "_cuda_tunableop_set_rotating_buffer_size": 0,
+        "_cuda_tunableop_set_cublaslt_requested_algo_count": 8,
+    },
+}
+"""Why a value is only stored -> its setter in ``torch._C`` -> what the getter returns before the setter was called."""
 
 
-def _store(stored: Stored) -> None:
+def _getter_of(setter: str) -> str:
+    return re.sub("^_cudnn", "_cuda", setter).replace("_set", "_get").replace("_enable", "_is_enabled")
+
+
+def _store(setter: str, default: Any, why: str) -> None:
     def set_(context: Context, value: Any) -> None:
-        context.settings[stored.setter] = value
+        context.settings[setter] = value
 
     def get(context: Context) -> Any:
-        return context.settings.get(stored.setter, stored.default)
+        return context.settings.get(setter, default)
 
-    supplied_function(stored.setter, Fidelity.INERT, note=f"stored; {stored.why}")(set_)
-    supplied_function(stored.getter, note="Return the value that was stored, or CUDA's default.")(get)
+    supplied_function(setter, Fidelity.INERT, note=f"stored; {why}")(set_)
+    supplied_function(_getter_of(setter), note="Return the value that was stored, or CUDA's default.")(get)
 
 
-for _stored in _STORED:
-    _store(_stored)
+for _why, _defaults in _STORED.items():
+    for _setter, _default in _defaults.items():
+        _store(_setter, _default, _why)
 
 
 @supplied_function("_cuda_resetCublasWorkspaceSize")

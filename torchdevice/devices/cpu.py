@@ -12,6 +12,7 @@ from torchdevice.devices import cpu_memory
 from torchdevice.devices.cpu_memory import ProcessMemory
 from torchdevice.devices.processor_name import processor_name
 from torchdevice.devices.runtime import Memory, Runtime, device_of
+from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.torch_internals import require
 
 
@@ -87,7 +88,7 @@ class CpuRuntime(Runtime):
 
     def out_of_memory(self, error: BaseException) -> str | None:
         wanted = bytes_wanted(error)
-        return None if wanted is None else f"Tried to allocate {_mebibytes(wanted)}. "
+        return None if wanted is None else f"Tried to allocate {written(wanted)}. "
 
 
 def bytes_wanted(error: BaseException) -> int | None:
@@ -96,7 +97,3 @@ def bytes_wanted(error: BaseException) -> int | None:
         r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).*?allocate (\d+) bytes", str(error), re.S
     )
     return int(found[1]) if found else None
-
-
-def _mebibytes(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"

@@ -86,10 +86,7 @@ _LEGACY_TYPE = re.compile(rf"torch\.({'|'.join(sorted(ACCELERATORS))})\.(?:spars
 
 def legacy_dtype(wanted: Any, families: Collection[str] = ACCELERATORS) -> torch.dtype | None:
     """Return the dtype of an accelerator's legacy tensor type, given as a class or by its dotted name; else None."""
-    name = wanted if isinstance(wanted, str) else _dotted_name(wanted)
-    match = _LEGACY_TYPE.fullmatch(name)
+    if not isinstance(wanted, str):
+        wanted = f"{getattr(wanted, '__module__', '')}.{getattr(wanted, '__name__', '')}"
+    match = _LEGACY_TYPE.fullmatch(wanted)
     return LEGACY_DTYPES.get(match[2]) if match and match[1] in families else None
-
-
-def _dotted_name(cls: Any) -> str:
-    return f"{getattr(cls, '__module__', '')}.{getattr(cls, '__name__', '')}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import NamedTuple
 
 
 class Fidelity(enum.Enum):
@@ -32,28 +30,3 @@ class Fidelity(enum.Enum):
 
 
 _CHANGES_NUMBERS = frozenset({Fidelity.APPROXIMATE, Fidelity.DOWNCAST, Fidelity.FELL_BACK})
-
-
-class Declared(NamedTuple):
-    """The fidelity of a public name.
-
-    Attributes:
-        fidelity: How close the name comes to the accelerator's own.
-        note: What the name does.
-        on: Target -> fidelity and note, for the targets where these differ.
-    """
-
-    fidelity: Fidelity
-    note: str
-    on: Mapping[str, tuple[Fidelity, str]] = {}
-
-
-def declared(
-    module: str,
-    names: str,
-    note: str,
-    fidelity: Fidelity = Fidelity.EXACT,
-    on: Mapping[str, tuple[Fidelity, str]] | None = None,
-) -> dict[str, Declared]:
-    """Return the public names of a module, given in one string, with their fidelity."""
-    return {f"{module}.{name}": Declared(fidelity, note, on or {}) for name in names.split()}

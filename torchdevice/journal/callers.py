@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import warnings
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -46,11 +46,8 @@ class Site:
 
 def site_of(frame: FrameType) -> Site:
     """Return the line at which a frame is."""
-    return Site(frame.f_code.co_filename, frame.f_lineno, _function_name(frame.f_code))
-
-
-def _function_name(code: CodeType) -> str:
-    return getattr(code, "co_qualname", code.co_name)  # co_qualname came with Python 3.11
+    code = frame.f_code
+    return Site(code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name))  # Python 3.11 and later
 
 
 # ---- whose a frame is ------------------------------------------------------------------------------------------------

@@ -29,38 +29,18 @@ def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: i
     Raises:
         TorchVersionError: No offset, or more than one, holds these values.
     """
-    return place_of(name, objects, [each.to_bytes(_WORD, sys.byteorder) for each in values], words, step=_WORD)
-
-
-def field(address: int, offset: int) -> ctypes.c_uint64:
-    """Return a field of an object, whose ``value`` can be set."""
-    return ctypes.c_uint64.from_address(address + offset)
-
-
-def place_of(name: str, objects: Sequence[int], values: Sequence[bytes], words: int, step: int = 1) -> int:
-    """Return the offset of a field that is not a word of its own, as :func:`offset_of` does.
-
-    Args:
-        name: The field, for the error.
-        objects: The addresses of the objects.
-        values: The field's bytes in each object.
-        words: How many words of each object to look at.
-        step: What the offset is a multiple of.
-
-    Raises:
-        TorchVersionError: No offset, or more than one, holds these values.
-    """
-    held = [bytes(contents(each, words * _WORD)) for each in objects]
+    held = [bytes((ctypes.c_ubyte * (words * _WORD)).from_address(each)) for each in objects]
+    wanted = [each.to_bytes(_WORD, sys.byteorder) for each in values]
     found = [
         offset
-        for offset in range(0, words * _WORD, step)
-        if all(each[offset:].startswith(value) for each, value in zip(held, values, strict=True))
+        for offset in range(0, words * _WORD, _WORD)
+        if all(each[offset:].startswith(value) for each, value in zip(held, wanted, strict=True))
     ]
     if len(found) != 1:
         raise TorchVersionError(name, torch.__version__)
     return found[0]
 
 
-def contents(address: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
-    """Return the bytes at an address, which can be set."""
-    return (ctypes.c_ubyte * size).from_address(address)
+def field(address: int, offset: int) -> ctypes.c_uint64:
+    """Return a field of an object, whose ``value`` can be set."""
+    return ctypes.c_uint64.from_address(address + offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 
+from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.report import source
 from torchdevice.report.content import Content, Process, Totals
 from torchdevice.report.predicted import Comparison, Line
@@ -78,10 +79,8 @@ def size(count: int) -> str:
     """Return a number of bytes in the unit that suits it; nothing for none."""
     if not count:
         return ""
-    for power, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= power:
-            return _figure(count / power, unit)
-    return f"{count} B"
+    number, unit = scaled(count)
+    return f"{count} B" if unit == "bytes" else _figure(number, unit)
 
 
 def _figure(value: float, unit: str) -> str:

@@ -37,7 +37,8 @@ def rendered(report: Content) -> str:
         f"<title>{escape(title)}</title>",
         f"<style>{_asset('page.css')}</style>",
     ]
-    body = [_heading(report), *_alarms(report), _tiles(report), _findings(report), _plot(report), _table(report)]
+    alarms = [f'<p class="alarm" role="alert">{escape(sentence)}</p>' for sentence in formatting.missing(report)]
+    body = [_heading(report), *alarms, _tiles(report), _findings(report), _plot(report), _table(report)]
     body += [_comparison(report), _processes(report), _legend(), f"<script>{_asset('page.js')}</script>"]
     opened = ["<!doctype html>", '<html lang="en">', "<head>", *head, "</head>", "<body>"]
     return "\n".join([*opened, *filter(None, body), "</body>", "</html>", ""])
@@ -61,10 +62,6 @@ def _heading(report: Content) -> str:
         f"<h1>{escape(formatting.program(report))}</h1>\n"
         f'<p>{run}</p>\n<p class="quiet">{escape(formatting.versions(report))}</p>'
     )
-
-
-def _alarms(report: Content) -> list[str]:
-    return [f'<p class="alarm" role="alert">{escape(sentence)}</p>' for sentence in formatting.missing(report)]
 
 
 def _tiles(report: Content) -> str:
@@ -158,17 +155,14 @@ def _cell(kind: str, value: Any, content: str, name: str = "") -> str:
 
 def _line(row: Row) -> str:
     """Return the line's source, which opens to the passage around it and the libraries in between."""
-    place = f'<div class="place">{escape(row.place)} in {escape(row.function)}{_by(row)}</div>'
+    by = f", by {escape(formatting.libraries(row))}" if row.libraries else ""
+    place = f'<div class="place">{escape(row.place)} in {escape(row.function)}{by}</div>'
     if not row.passage:
         return place
     numbered = enumerate(row.passage, row.first)
     passage = "".join(_numbered(number, text, number == row.line) for number, text in numbered)
     inside = f"<pre>{passage}</pre>{_libraries(row)}"
     return f"{place}<details><summary><code>{escape(row.source)}</code></summary>{inside}</details>"
-
-
-def _by(row: Row) -> str:
-    return f", by {escape(formatting.libraries(row))}" if row.libraries else ""
 
 
 def _numbered(number: int, text: str, here: bool) -> str:

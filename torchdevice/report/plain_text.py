@@ -1,18 +1,30 @@
-"""A report as plain text."""
+"""A report as text, in colours on a terminal."""
 
 from __future__ import annotations
 
 import textwrap
 from itertools import groupby
 
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.styled_text import Line
 from torchdevice.report import formatting, source
 from torchdevice.report.content import Content, Totals
 from torchdevice.report.rows import Row
 
+_COLOURS = {
+    Fidelity.APPROXIMATE: "yellow",
+    Fidelity.DOWNCAST: "magenta",
+    Fidelity.FELL_BACK: "red",
+    Fidelity.UNSUPPORTED: "bold red",
+    Fidelity.EXACT: "green",
+}
 
-def rendered(report: Content) -> str:
-    """Return the text of a report, without a line break at its end."""
-    return "\n".join([*heading(report), *findings(report), *_rows(report), *_comparison(report)])
+
+def rendered(report: Content) -> list[Line]:
+    """Return the lines of a report."""
+    first, *rest = heading(report)
+    found: list[Line] = [((line, "" if line.startswith(" ") else "red"),) for line in findings(report)]
+    return [((first, "bold"),), *rest, *found, *_rows(report), *_comparison(report)]
 
 
 def heading(report: Content) -> list[str]:
@@ -40,32 +52,33 @@ def findings(report: Content) -> list[str]:
     return lines
 
 
-def _rows(report: Content) -> list[str]:
-    lines = []
+def _rows(report: Content) -> list[Line]:
+    lines: list[Line] = []
     for group, rows in report.groups.items():
-        lines += ["", f"{formatting.HEADINGS[group]}: {formatting.EXPLANATIONS[group]}"]
+        lines += ["", ((formatting.HEADINGS[group], "bold"), (f": {formatting.EXPLANATIONS[group]}", ""))]
         for (place, text), same in groupby(rows, key=lambda row: (row.place, row.source)):
-            lines.append(f"  {place}  {text}".rstrip())
+            lines.append(((f"  {place}", "cyan"), (f"  {text}".rstrip(), "")))
             lines.extend(_row(row, report) for row in same)
     return lines
 
 
-def _row(row: Row, report: Content) -> str:
-    parts = [f"{row.count:>8,} x {row.asked} -> {row.done} [{row.fidelity.value}]", formatting.costs(row)]
+def _row(row: Row, report: Content) -> Line:
+    parts = [formatting.costs(row)]
     if row.libraries:
         parts.append(f"by {formatting.libraries(row)}")
     where = formatting.processes(row, report)
     parts.append(f"in {where}" if where else "")
-    return "  ".join(part for part in parts if part)
+    fidelity = (f"[{row.fidelity.value}]", _COLOURS.get(row.fidelity, "dim"))
+    return (f"{row.count:>8,} x {row.asked} -> {row.done} ", ""), fidelity, ("".join(f"  {p}" for p in parts if p), "")
 
 
-def _comparison(report: Content) -> list[str]:
+def _comparison(report: Content) -> list[Line]:
     if report.comparison is None:
         return []
-    lines = ["", formatting.FORETOLD]
+    lines: list[Line] = ["", ((formatting.FORETOLD, "bold"),)]
     for title, group in report.comparison.groups.items():
         lines.append(f"  {title}: {formatting.plural(len({(each.file, each.line) for each in group}), 'line')}")
         for (place, line), same in groupby(group, key=lambda each: (formatting.place(each), each.source)):
-            lines.append(f"    {place}  {line}".rstrip())
+            lines.append(((f"    {place}", "cyan"), (f"  {line}".rstrip(), "")))
             lines.extend(f"        {each.said}" for each in same)
     return [*lines, *(f"  {sentence}" for sentence in formatting.untraced(report.comparison))]

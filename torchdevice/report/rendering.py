@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import TYPE_CHECKING, TextIO
 
+from torchdevice.foundation import styled_text
 from torchdevice.report.content import Content
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.text import Text
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report(Content):
     """What a program asked for and what was done instead, by line of the program.
 
-    ``str(report)`` is text, ``rich.print(report)`` a table, and a notebook shows a page. The attributes are those of
-    what the report says: ``rows``, ``totals``, ``groups``, ``fallbacks``, ``processes``, ``program``, ``target``.
+    ``str(report)`` is text, ``rich.print(report)`` has colours, and a notebook shows a page. The attributes are those
+    of what the report says: ``rows``, ``totals``, ``groups``, ``fallbacks``, ``processes``, ``program``, ``target``.
     """
 
     def to_html(self) -> str:
@@ -32,28 +32,23 @@ class Report(Content):
         return page.framed(self)
 
     def __str__(self) -> str:
+        return styled_text.plain(self._lines())
+
+    def __rich__(self) -> Text:
+        return styled_text.coloured(self._lines())
+
+    def _lines(self) -> list[styled_text.Line]:
         from torchdevice.report import plain_text
 
         return plain_text.rendered(self)
 
-    def __rich__(self) -> RenderableType:
-        from torchdevice.report import rich_table
-
-        return rich_table.rendered(self)
-
     def show(self, file: TextIO | None = None) -> None:
-        """Print the report: as a table in colours on a terminal, as plain text elsewhere.
+        """Print the report: in colours on a terminal, as plain text elsewhere.
 
         Args:
             file: Where to; None for stdout.
         """
-        stream = file or sys.stdout
-        if not stream.isatty():
-            print(self, file=stream)
-            return
-        from rich.console import Console
-
-        Console(file=stream).print(self)
+        styled_text.show(self._lines(), file)
 
     def __repr__(self) -> str:
         totals = self.totals

@@ -19,9 +19,9 @@ from torchdevice.core.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fallback import missing_operators
 from torchdevice.fallback.cpu_fallback import counted
+from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import block
-from torchdevice.simulation.allocator.out_of_memory import written
 from torchdevice.simulation.profiles import Profile
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 

@@ -216,12 +216,6 @@ def cpu_only_sparse_operators() -> frozenset[str]:
     return frozenset(name for name, each in keys.items() if "SparseCsrCPU" in each and "SparseCsrCUDA" not in each)
 
 
-@functools.cache
-def quantized_operators_of_cuda() -> frozenset[str]:
-    """Return the operators that have a kernel for quantized tensors on CUDA."""
-    return frozenset(name for name, entry in _table().items() if "QuantizedCUDA" in entry.keys)
-
-
 _WITHIN_COMPILED_GRAPHS = {"_functional_assert_async.msg", "_make_dep_token"}
 
 

@@ -83,12 +83,8 @@ class Lines:
 def _within_backward(frame: FrameType) -> FrameType | None:
     """Return the innermost frame of the program that backward has called, as of a custom function or a hook."""
     current: FrameType | None = frame
-    while current is not None and not _is_engine(current):
+    while current is not None and (current.f_code.co_name != "_engine_run_backward" or kind_of(current) != OURS):
         if kind_of(current) == PROGRAM:
             return current
         current = current.f_back
     return None
-
-
-def _is_engine(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "_engine_run_backward" and kind_of(frame) == OURS

@@ -56,7 +56,7 @@ class TestAddresses:
     def test_each_device_has_its_own(self) -> None:
         devices = [device(index=index) for index in range(3)]
         first = [each.allocate(700).address for each in devices]
-        assert [address - first[0] for address in first] == [0, PER_DEVICE, 2 * PER_DEVICE]
+        assert len({address // PER_DEVICE for address in first}) == 3
 
     def test_they_begin_anew_once_nothing_is_reserved(self) -> None:
         one = device(index=2)

@@ -18,7 +18,7 @@ from torch import nn
 
 import torchdevice
 from torchdevice.simulation.refusals import cuda_refusals, nondeterminism
-from torchdevice.simulation.refusals.cuda_dtypes import GAPS
+from torchdevice.simulation.refusals.cuda_refusals import GAPS
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 
 import torchdevice
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.simulation.refusals.mps_dtypes import GAPS
+from torchdevice.simulation.refusals.mps_refusals import GAPS
 
 COMPLEX = "Trying to convert ComplexFloat to the MPS backend but it does not have support for that dtype."
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from torchdevice.foundation.byte_sizes import written
 from torchdevice.simulation.allocator.pool_stats import Figures
 
 EXBIBYTE = 1 << 60
@@ -52,11 +53,3 @@ def text(index: int, wanted: int, limits: Limits, figures: Figures, uncached: in
         f"fragmentation.  See documentation for Memory Management  "
         f"(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
     )
-
-
-def written(size: int) -> str:
-    """Return a size as CUDA's allocator writes it."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size} bytes"

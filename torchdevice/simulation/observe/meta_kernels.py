@@ -62,7 +62,7 @@ class WithoutValues(StreamObserver):
             leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
             if any(each.layout is not torch.strided or each.is_nested for each in leaves):
                 return _with_values(name, kernel, args, kwargs)  # torch's meta device has no such tensors
-            known = all(map(_has_values, leaves))
+            known = all(index_of(each) < 0 or not has_no_values(each.untyped_storage()) for each in leaves)
             if name == "aten::resize_" and not known:
                 return _resized(*args, **kwargs)
             if _gives_values(op, args, kwargs) or (known and name == "aten::resize_"):
@@ -80,10 +80,6 @@ def _with_values(name: str, kernel: Callable[..., Any], args: tuple[Any, ...], k
         return kernel(*args, **kwargs)
     except NoValueError:
         raise NoValueError(name) from None
-
-
-def _has_values(tensor: torch.Tensor) -> bool:
-    return index_of(tensor) < 0 or not has_no_values(tensor.untyped_storage())
 
 
 def _gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -6,20 +6,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from torchdevice.foundation import data_files
 from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
 from torchdevice.simulation.refusals import nondeterminism
-from torchdevice.simulation.refusals.cuda_dtypes import GAPS
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 
 Kernel = Callable[..., Any]
+
+GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
+"""Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""
 
 _mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
 

@@ -1,20 +1,23 @@
-"""What kernels of MPS refuse and the CPU's do not: the dtypes of ``mps_dtypes.py``.
+"""What kernels of MPS refuse and the CPU's do not: the dtypes of ``mps_dtypes.json``.
 
 :func:`guarded` wraps the kernels of these operators. The other kernels stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from torchdevice.foundation import data_files
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
-from torchdevice.simulation.refusals.mps_dtypes import GAPS
 
 Kernel = Callable[..., Any]
+
+GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
+"""Operator -> the dtypes in which the CPU has a kernel and MPS none. ``docs/make_mps_dtypes.py`` makes the table."""
 
 _COMPLEX = {torch.complex32: "ComplexHalf", torch.complex64: "ComplexFloat"}
 

@@ -116,14 +116,10 @@ def _can_go_on(notes: Mapping[int, Note], rank: int, left: set[int]) -> bool:
     """Return whether a rank can go on, where those that are left can not."""
     awaited = notes[rank].awaited
     others = [other for other in awaited.ranks if other != rank]
-    done = {other: _times_begun(notes[other], awaited.keys) for other in others if other in left}
+    done = {other: sum(notes[other].begun.get(key, 0) for key in awaited.keys) for other in others if other in left}
     if awaited.of_one:
         return len(done) < len(others) or sum(done.values()) >= awaited.times
     return all(times >= awaited.times for times in done.values())
-
-
-def _times_begun(note: Note, keys: Sequence[str]) -> int:
-    return sum(note.begun.get(key, 0) for key in keys)
 
 
 class Waiting:

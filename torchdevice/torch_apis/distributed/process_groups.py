@@ -109,10 +109,6 @@ def _patches_of_absent_class() -> list[Patch]:
     return [Replaced(module, name, lambda original: ProcessGroupNCCL, may_be_absent=True) for module in absent]
 
 
-def _is_nccl_available(context: Context, original: Any) -> bool:
-    return True
-
-
 def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to write them to a file."""
     original(self, *args, **kwargs)
@@ -188,7 +184,7 @@ def patches() -> list[Patch]:
         "init_process_group": _init_process_group,
         "new_group": _new_group,
         "get_backend": _get_backend,
-        "is_nccl_available": _is_nccl_available,
+        "is_nccl_available": lambda context, original: True,
         "get_default_backend_for_device": _default_backend,
     }
     if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):  # torch 2.15 and later

@@ -1,0 +1,17 @@
+"""Numbers of bytes as a person reads them."""
+
+from __future__ import annotations
+
+
+def scaled(size: int, *, beyond: int = 0) -> tuple[float, str]:
+    """Return a number of bytes in the largest unit of which it has one and ``beyond`` bytes, and the unit."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit + beyond:
+            return size / unit, name
+    return size, "bytes"
+
+
+def written(size: int) -> str:
+    """Return a number of bytes as torch's allocators write it: ``c10::CachingAllocator::format_size``."""
+    number, unit = scaled(size, beyond=1)  # 1 GiB is "1024.00 MiB" there
+    return f"{number} {unit}" if unit == "bytes" else f"{number:.2f} {unit}"
