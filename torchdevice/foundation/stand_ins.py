@@ -6,7 +6,7 @@ tensors in the same memory for those of a simulated device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,11 +34,9 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def arguments(op: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each argument of an operator's call: its declaration in the schema, and its value."""
-    declared = op._schema.arguments
-    yield from zip(declared, args, strict=False)
-    yield from ((argument, kwargs[argument.name]) for argument in declared if argument.name in kwargs)
+def given_to(op: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operator's call by name."""
+    return dict(zip((argument.name for argument in op._schema.arguments), args, strict=False), **kwargs)
 
 
 def is_written(argument: Any) -> bool:
@@ -48,13 +46,13 @@ def is_written(argument: Any) -> bool:
 
 def written(op: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors to which an operator writes, as its schema declares."""
-    for argument, value in arguments(op, args, kwargs):
-        if is_written(argument):
-            yield from tensors(value)
+    given = given_to(op, args, kwargs)
+    for argument in filter(is_written, op._schema.arguments):
+        yield from tensors(given.get(argument.name))
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same bits, so that NaN equals NaN; of sparse tensors, whether the values do."""
+    """Return whether two tensors have the same bits, so that NaN equals NaN. Of sparse tensors the values count."""
     return torch.equal(_bits(one), _bits(other))
 
 
