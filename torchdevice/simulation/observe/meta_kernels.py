@@ -21,11 +21,10 @@ from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import forget_values, fresh, has_no_values, meta_of, set_storage
 from torchdevice.simulation.kernels import device_mismatch, recurrent_cells
 from torchdevice.simulation.kernels.cpu_kernels import NUMBERS, Results, index_of
-from torchdevice.simulation.storage_resizing import resize
 
 _META = torch.device("meta")
 
-_OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream"})
+_OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream", "aten::resize_"})
 """Operators whose kernels for the device look at no values."""
 
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
@@ -64,9 +63,7 @@ class WithoutValues(StreamObserver):
             if any(each.layout is not torch.strided or each.is_nested for each in leaves):
                 return _with_values(name, kernel, args, kwargs)  # torch's meta device has no such tensors
             known = all(map(_has_values, leaves))
-            if name == "aten::resize_" and not known:
-                return _resized(*args, **kwargs)
-            if _gives_values(op, args, kwargs) or (known and name == "aten::resize_"):
+            if _gives_values(op, args, kwargs):
                 if not known:
                     raise NoValueError(name)
                 return kernel(*args, **kwargs)
@@ -102,18 +99,6 @@ def _elsewhere(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what an operator that reads shapes only, such as ``zeros_like``, makes on a device of another type."""
     taken, named = pytree.tree_map_only(torch.Tensor, meta_of, (args, kwargs))
     return op(*taken, **named)
-
-
-def _resized(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
-    meta = torch.empty(size, dtype=self.dtype, device=_META, memory_format=_format(memory_format))
-    needed = self.storage_offset() * self.itemsize + int(meta.untyped_storage().nbytes())
-    if needed > self.untyped_storage().nbytes():
-        resize(self.untyped_storage(), int(needed))
-    return set_storage(self, self.untyped_storage(), self.storage_offset(), meta.shape, meta.stride())
-
-
-def _format(memory_format: Any) -> Any:
-    return torch.contiguous_format if memory_format in (None, torch.preserve_format) else memory_format
 
 
 def _run(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> Any:
