@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdevice.simulation.allocator.storages import fresh, memory_of
-from torchdevice.simulation.kernels import handwritten_kernels, sync_batch_norm
+from torchdevice.simulation.kernels import handwritten_kernels
 from torchdevice.simulation.kernels.cpu_kernels import Kernel, index_of, kernel_of
 from torchdevice.simulation.kernels.overloads import overload_of
 
@@ -23,7 +23,7 @@ def planted(name: str, fault: Callable[..., Any]) -> Iterator[None]:
         name: The operator with its overload, such as ``"add.Tensor"``.
         fault: Called with the right kernel and the arguments of each call.
     """
-    special = {**handwritten_kernels.SPECIAL, **sync_batch_norm.KERNELS}
+    special = handwritten_kernels.SPECIAL
     right: Kernel = special[name] if name in special else kernel_of(overload_of(name))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:

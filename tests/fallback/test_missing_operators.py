@@ -13,7 +13,7 @@ from conftest import MetaRuntime
 
 import torchdevice
 from torchdevice.fallback import missing_operators
-from torchdevice.fallback.cpu_fallback import Hop
+from torchdevice.fallback.cpu_fallback import CpuFallback
 from torchdevice.fallback.kernel_registration import Registrations
 from torchdevice.fallback.missing_operators import VARIABLE
 from torchdevice.foundation.fidelity import Fidelity
@@ -119,7 +119,7 @@ def test_views_are_of_the_devices_memory(mps: torchdevice.Scope) -> None:
     with torch._C.DisableTorchFunction():
         base = matrix(2, 3).to("simulated").t()
         for op, args in ((torch.ops.aten.select.int, (0, 1)), (torch.ops.aten.slice.Tensor, (1, 1))):
-            view = Hop(op, "simulated").call((base, *args), {})
+            view = CpuFallback(op, "simulated", op).call((base, *args), {})
             assert torch.equal(view.cpu(), op(base.cpu(), *args))
             view.zero_()
             assert not op(base.cpu(), *args).any() and view.untyped_storage()._cdata == base.untyped_storage()._cdata

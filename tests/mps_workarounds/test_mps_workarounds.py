@@ -14,7 +14,7 @@ from conftest import MetaRuntime
 from places import ROOT
 
 import torchdevice
-from torchdevice.fallback.cpu_fallback import Hop
+from torchdevice.fallback.cpu_fallback import CpuFallback
 from torchdevice.fallback.kernel_registration import Registrations
 from torchdevice.fallback.missing_operators import overload
 from torchdevice.mps_workarounds import guards, installing
@@ -31,7 +31,7 @@ def right(name: str) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
-            return Hop(op, "simulated").call(args, kwargs)
+            return CpuFallback(op, "simulated", op).call(args, kwargs)
 
     return kernel
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation import dispatch_modes
 from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.stand_ins import StandIns, is_written, same_bits, tensors, written
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, require
 
 _aten = torch.ops.aten
@@ -124,11 +124,11 @@ class Capture(TorchDispatchMode):
 
     def _refuse_waiting(self, func: Any, args: Any, kwargs: Any) -> None:
         """Raise CUDA's error for an operator that makes the host wait for the device, such as those of ``item()``."""
-        if self._device_type is None or not any(native_device(t).type == self._device_type for t in _tensors(args)):
+        if self._device_type is None or not any(native_device(t).type == self._device_type for t in tensors(args)):
             return
         device = kwargs.get("device")
         to_host = func is _aten._to_copy.default and device is not None and device.type != self._device_type
-        masked = func in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1]))
+        masked = func in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in tensors(args[1]))
         if func in _WAITS_FOR_THE_DEVICE or masked or (to_host and not kwargs.get("non_blocking")):
             self.failed = True
             raise not_permitted()
@@ -138,7 +138,7 @@ class Capture(TorchDispatchMode):
         generator, device = kwargs.get("generator"), kwargs.get("device")
         if generator is None or self._device_type is None:
             return
-        devices = [device] if device is not None else map(native_device, _tensors(args))
+        devices = [device] if device is not None else map(native_device, tensors(args))
         known = any(each._cdata == generator._cdata for each, _ in self._random_states)
         if not known and any(each.type == self._device_type for each in devices):
             self.failed = True
@@ -146,15 +146,12 @@ class Capture(TorchDispatchMode):
 
     def _save_before_write(self, func: Any, args: Any, kwargs: Any) -> None:
         """Copy a tensor of the program before an operator first writes to it."""
-        for argument, value in _arguments(func, args, kwargs):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            for tensor in _tensors(value):
-                storage = tensor.untyped_storage()._cdata
-                if storage not in self._made:
-                    self._made.add(storage)
-                    whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
-                    self._before.append((whole, self._copy(whole)))
+        for tensor in written(func, args, kwargs):
+            storage = tensor.untyped_storage()._cdata
+            if storage not in self._made:
+                self._made.add(storage)
+                whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
+                self._before.append((whole, self._copy(whole)))
 
     @block
     def _undeclared_writes(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
@@ -166,11 +163,10 @@ class Capture(TorchDispatchMode):
         if all(declared.alias_info is not None for declared in func._schema.returns):
             yield
             return
-        theirs = [tensor for tensor in _tensors((args, kwargs)) if self._may_be_written(tensor)]
+        theirs = [tensor for tensor in tensors((args, kwargs)) if self._may_be_written(tensor)]
         before = [(tensor.detach(), self._copy(tensor)) for tensor in theirs]
         yield
-        # By their bits, so that NaN equals NaN.
-        self._before.extend(pair for pair in before if not torch.equal(*map(_bits, pair)))
+        self._before.extend((tensor, held) for tensor, held in before if not same_bits(tensor, held))
 
     def _may_be_written(self, tensor: torch.Tensor) -> bool:
         plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
@@ -182,10 +178,11 @@ class Capture(TorchDispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         made = _made_by(func, result)
         self._made.update(tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided)
-        writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
-        if made or writes:  # a view need not be made again: its memory is written by a recorded operator
-            args, kwargs = pytree.tree_map_only(torch._C.Generator, self._numbers_of, (args, kwargs))
-            self._steps.append(_Step(func, *_others((args, kwargs, made), self._same_memory)))
+        if made or any(
+            map(is_written, func._schema.arguments)
+        ):  # a view need not be made again: its memory is written by a recorded operator
+            recorded = _Recorded(func, self._same_memory, self._numbers_of)
+            self._steps.append(_Step(func, *recorded.take((args, kwargs, made))))
 
     @property
     def has_work(self) -> bool:
@@ -232,50 +229,29 @@ def invalidated() -> torch.AcceleratorError:
     return torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
 
 
-def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each argument of an operator: its declaration in the schema, and its value."""
-    declared = func._schema.arguments
-    yield from zip(declared, args, strict=False)
-    yield from ((argument, kwargs[argument.name]) for argument in declared if argument.name in kwargs)
-
-
 def _made_by(op: Any, result: Any) -> list[torch.Tensor]:
     """Return the results of an operator that are new tensors: no arguments and no views of arguments."""
     returns = op._schema.returns
     results = (result,) if len(returns) == 1 else result or ()
     new = [each for declared, each in zip(returns, results, strict=True) if declared.alias_info is None]
-    return _tensors(new)
+    return list(tensors(new))
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+class _Recorded(StandIns):
+    """What a step keeps of its arguments: tensors that share the memory, whose sizes the program cannot change."""
 
+    def __init__(self, op: Any, same_memory: Callable[..., torch.Tensor], numbers_of: Callable[..., torch.Generator]):
+        super().__init__(op)
+        self._same_memory, self._numbers_of = same_memory, numbers_of
 
-def _others(tree: Any, same_memory: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a tree of other tensors that share the memory and keep their sizes when the program changes its own."""
-    known: dict[int, torch.Tensor] = {}
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._same_memory(tensor) if type(tensor) in _PLAIN else tensor
 
-    def other(tensor: torch.Tensor) -> torch.Tensor:
-        if type(tensor) not in _PLAIN:
-            return tensor
-        if id(tensor) not in known:
-            known[id(tensor)] = same_memory(tensor)
-        return known[id(tensor)]
-
-    return pytree.tree_map_only(torch.Tensor, other, tree)
+    def other(self, value: Any) -> Any:
+        return self._numbers_of(value) if isinstance(value, torch._C.Generator) else value
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bits as integers: a view, which takes no memory, unless a conjugate is to be resolved."""
-    tensor = tensor.resolve_conj().resolve_neg()
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.view(_INTEGERS[real.itemsize])
-
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @block

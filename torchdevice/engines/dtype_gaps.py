@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchdevice.core.context import Context
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.stand_ins import Converted
 
 
 class Lacking(NamedTuple):
@@ -202,47 +202,25 @@ def compute(
     other = _OTHERWISE.get(name)
     if other is not None and lacked is _BY_ARITHMETIC:
         return other(*args, **kwargs)
-    return _Wider(lacked.wider, lacked.rounded).call(func, args, kwargs)
+    return _Wider(func, lacked.wider, lacked.rounded).call(args, kwargs)
 
 
-class _Wider:
+class _Wider(Converted):
     """A call in wider dtypes: arguments are converted, results are converted back, and so is what was written to."""
 
-    def __init__(self, wider: Mapping[torch.dtype, torch.dtype], rounded: bool = True):
+    def __init__(self, func: Any, wider: Mapping[torch.dtype, torch.dtype], rounded: bool = True):
+        super().__init__(func)
         self._wider = wider
         self._narrower = {wide: narrow for narrow, wide in wider.items()} if rounded else {}
-        self._given: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
-    def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
-        wide_args, wide_kwargs = pytree.tree_map(self._widen, (tuple(args), dict(kwargs)))
-        result = func(*wide_args, **wide_kwargs)
-        for given, wide, before in self._given.values():
-            if _differs(wide, before):
-                (given if given.shape == wide.shape else given.resize_(wide.shape)).copy_(wide)
-        returned = {id(wide): given for given, wide, _ in self._given.values()}
-        return pytree.tree_map_only(torch.Tensor, lambda each: self._narrow(each, returned), result)
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._wider.get(tensor.dtype, tensor.dtype))
 
-    def _widen(self, value: Any) -> Any:
-        if isinstance(value, torch.dtype):
-            return self._wider.get(value, value)
-        if not isinstance(value, torch.Tensor) or value.dtype not in self._wider:
-            return value
-        if id(value) not in self._given:
-            wide = value.to(self._wider[value.dtype])
-            self._given[id(value)] = value, wide, wide.detach().clone()
-        return self._given[id(value)][1]
+    def other(self, value: Any) -> Any:
+        return self._wider.get(value, value) if isinstance(value, torch.dtype) else value
 
-    def _narrow(self, result: torch.Tensor, returned: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        if id(result) in returned:
-            return returned[id(result)]
+    def back(self, result: torch.Tensor) -> torch.Tensor:
         return result.to(self._narrower.get(result.dtype, result.dtype))
-
-
-def _differs(one: torch.Tensor, other: torch.Tensor) -> bool:
-    one = one.detach()
-    if one.layout is torch.sparse_csr:
-        one, other = one.values(), other.values()
-    return not (one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
 
 
 # ---- by other operators ----------------------------------------------------------------------------------------------
@@ -265,8 +243,8 @@ def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, 
 def _nansum(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
     """``torch.nansum`` of complex numbers."""
     filled = torch.where(input.isnan(), torch.zeros((), dtype=input.dtype, device=input.device), input)
-    wider = _Wider(_HALF if input.dtype is torch.complex32 else {})
-    found = wider.call(torch.sum, (filled, dim, keepdim), {"dtype": dtype})
+    wider = _Wider(torch.sum, _HALF if input.dtype is torch.complex32 else {})
+    found = wider.call((filled, dim, keepdim), {"dtype": dtype})
     return found if out is None else out.resize_(found.shape).copy_(found)
 
 
@@ -274,7 +252,7 @@ def _nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dty
     """``torch.nanmean`` of complex numbers, composed as torch composes it."""
     count = torch.sum(~input.isnan(), dim, keepdim)
     total = _nansum(input, dim, keepdim, dtype=dtype)
-    found = _Wider(_HALF if total.dtype is torch.complex32 else {}).call(torch.div, (total, count), {})
+    found = _Wider(torch.div, _HALF if total.dtype is torch.complex32 else {}).call((total, count), {})
     return found if out is None else out.resize_(found.shape).copy_(found)
 
 

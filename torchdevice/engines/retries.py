@@ -6,14 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_leaves
-
 from torchdevice.core.context import Context
 from torchdevice.engines import dtype_gaps, float64_policy
 from torchdevice.engines.rewriters import Rewriter
 from torchdevice.fallback.cpu_fallback import call_on_cpu, counted
 from torchdevice.fallback.refused_backward import is_refusal
+from torchdevice.foundation.stand_ins import tensors
 
 Detour = Callable[[Any, Any], Any]
 """Makes a call, given its arguments and keyword arguments."""
@@ -46,8 +44,8 @@ def can_follow(error: BaseException, context: Context) -> bool:
 
 def _on_cpu(context: Context, func: Any, args: Any, kwargs: Any) -> Any:
     """Make a call on the CPU, counted at its line with the operator and the dtypes that the target refused."""
-    given = [value.dtype for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    name = f"{func.__name__} in {', '.join(sorted({str(dtype) for dtype in given}))}"
+    given = sorted({str(value.dtype) for value in tensors((args, kwargs))})
+    name = f"{func.__name__} in {', '.join(given)}"
     return counted(context, name, lambda: call_on_cpu(func, args, kwargs), (args, kwargs))
 
 

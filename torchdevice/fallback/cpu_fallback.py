@@ -7,13 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdevice.core.context import Context
 from torchdevice.core.thread_state import state
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.stand_ins import Converted, mapped, tensors
 
 CPU = torch.device("cpu")
+
+Move = Callable[[torch.Tensor, torch.device], torch.Tensor]
+"""Returns a CPU tensor as a tensor of a device of the target."""
 
 DONE = "the operator on the CPU"
 """What the journal says was done."""
@@ -35,7 +38,7 @@ def run(name: str, op: Any, args: Any, kwargs: Any, device_type: str) -> Any:
     Raises:
         FidelityError: The scope is strict.
     """
-    return counted(state.context, name, lambda: Hop(op, device_type).call(args, kwargs), (args, kwargs))
+    return counted(state.context, name, lambda: CpuFallback(op, device_type, op).call(args, kwargs), (args, kwargs))
 
 
 def counted(context: Context | None, name: str, call: Callable[[], Any], given: Any) -> Any:
@@ -52,12 +55,18 @@ def counted(context: Context | None, name: str, call: Callable[[], Any], given: 
 def _bytes_of(values: Any) -> int:
     """Return the bytes of the tensors among some values."""
     dense = (torch.strided, torch.jagged)
-    tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
-    return sum(value.nbytes if value.layout in dense else 0 for value in tensors)
+    return sum(value.nbytes for value in tensors(values) if value.layout in dense)
 
 
-class Hop:
-    """One call of an operator, below autograd, with CPU tensors in the place of the target's.
+class CpuFallback(Converted):
+    """One call with CPU tensors in the place of the target's.
+
+    Args:
+        func: What is called.
+        device_type: The target's device type.
+        op: The operator, for a call below autograd; None for a call above it.
+        to_target: Returns a result as a tensor of a device of the target.
+        default: The device of the results where neither arguments nor the call name one; None for the CPU.
 
     Attributes:
         views_targets_memory: Whether views are made of the target's memory, not of that of the CPU tensors.
@@ -66,77 +75,68 @@ class Hop:
 
     views_targets_memory = True
 
-    def __init__(self, op: Any, device_type: str):
-        self._op = op
+    def __init__(
+        self,
+        func: Any,
+        device_type: str,
+        op: Any = None,
+        to_target: Move = torch.Tensor.to,
+        default: torch.device | None = None,
+    ):
+        super().__init__(func, op)
         self._device_type = device_type
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._to_target = to_target
+        self._default = default
+        self._stays = False
         self.device: torch.device | None = None
 
     def call(self, args: Any, kwargs: Any) -> Any:
-        """Run the operator; give each argument that it writes to what it wrote, and return its results."""
+        """Make the call; give each argument that it writes to what it wrote, and return its results."""
         with torch._C.DisableTorchFunction():
-            asked = kwargs.get("device")
-            there, named = tree_map(self.there, (tuple(args), dict(kwargs)))
-            if self.views_targets_memory and self._op.is_view:
-                return self._view(args, there, named)
-            result = self._op(*there, **named)
-            self._write_back(args, kwargs)
-            if asked is not None and asked.type == CPU.type:
-                return result
-            given = {id(copy): value for value, copy in self._copies.values()}
-            return tree_map(lambda each: given[id(each)] if id(each) in given else self.back(each), result)
+            if self._op is not None and self._op.is_view and self.views_targets_memory:
+                return self._view(args, kwargs)
+            return super().call(args, kwargs)
 
-    def there(self, value: Any) -> Any:
-        """Return an argument as the CPU takes it."""
-        if isinstance(value, torch.Tensor):
-            return self._copy_of(value) if value.device.type == self._device_type else value
-        if isinstance(value, torch.device) and value.type == self._device_type:
-            self.device = value
-            return CPU
-        if isinstance(value, torch.Generator) and value.device.type == self._device_type:
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != self._device_type:
+            return tensor
+        self.device = self.device or tensor.device
+        return self.copy(tensor)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the target as a CPU tensor."""
+        return tensor.to(CPU)
+
+    def other(self, value: Any) -> Any:
+        if isinstance(value, torch.device):
+            self._stays = value.type == CPU.type
+            if value.type == self._device_type:
+                self.device = value
+                return CPU
+        elif isinstance(value, torch.Generator) and value.device.type == self._device_type:
             return generator_from(value)
         return value
 
-    def _copy_of(self, value: torch.Tensor) -> torch.Tensor:
-        self.device = self.device or value.device
-        if id(value) not in self._copies:
-            self._copies[id(value)] = value, self.copy(value)
-        return self._copies[id(value)][1]
+    def returned(self, result: Any) -> Any:
+        """Return the results of the call; those of the CPU where the call names it."""
+        return result if self._stays else super().returned(result)
 
-    def copy(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the target as a CPU tensor."""
-        return value.to(CPU)
+    def back(self, result: torch.Tensor) -> torch.Tensor:
+        device = self.device or self._default
+        return result if device is None or result.device.type != CPU.type else self._to_target(result, device)
 
-    def back(self, value: Any) -> Any:
-        """Return a result as the target has it."""
-        moves = isinstance(value, torch.Tensor) and self.device is not None and value.device.type == CPU.type
-        return value.to(self.device) if moves else value
-
-    def store(self, value: torch.Tensor, copy: torch.Tensor) -> None:
-        """Give an argument that the operator wrote to what it wrote to the copy."""
-        (value if value.shape == copy.shape else value.resize_(copy.shape)).copy_(copy)
-
-    def _write_back(self, args: Any, kwargs: Any) -> None:
-        for position, argument in enumerate(self._op._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            written = args[position] if position < len(args) else kwargs.get(argument.name)
-            for value in tree_leaves(written):
-                if id(value) in self._copies:
-                    self.store(*self._copies[id(value)])
-
-    def _view(self, args: Any, there: Any, named: Any) -> Any:
+    def _view(self, args: Any, kwargs: Any) -> Any:
         """Return the views that an operator makes: of the target's own memory, where the CPU's views lie in theirs."""
         base = args[0]
         like = torch.empty(base.untyped_storage().nbytes() // base.itemsize, dtype=base.dtype)
         like = like.as_strided(base.shape, base.stride(), base.storage_offset())
-        views = self._op(like, *there[1:], **named)
+        views = self.func(like, *self.take(args[1:]), **self.take(kwargs))
 
         def own(view: torch.Tensor) -> torch.Tensor:
             whole = torch.empty(0, dtype=view.dtype, device=base.device)
             return whole.set_(base.untyped_storage(), view.storage_offset(), view.shape, view.stride())
 
-        return tree_map(own, views)
+        return mapped(views, own)
 
 
 def generator_from(generator: torch.Generator) -> torch.Generator:
@@ -145,16 +145,7 @@ def generator_from(generator: torch.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed))
 
 
-# ---- above autograd --------------------------------------------------------------------------------------------------
-
-
-def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor.to(device)
-
-
-def call_on_cpu(
-    func: Any, args: Any, kwargs: Any, to_target: Callable[[torch.Tensor, torch.device], torch.Tensor] = _to
-) -> Any:
+def call_on_cpu(func: Any, args: Any, kwargs: Any, to_target: Move = torch.Tensor.to) -> Any:
     """Call a torch function with CPU tensors in the place of the target's, so that autograd differentiates the moves.
 
     An argument that the function writes to gets what was written.
@@ -167,58 +158,4 @@ def call_on_cpu(
     """
     context = state.context
     assert context is not None
-    device = context.target
-    copies: dict[int, _Copy] = {}
-    of_value: dict[int, torch.Tensor] = {}
-
-    def there(value: Any) -> Any:
-        nonlocal device
-        if isinstance(value, torch.Tensor) and value.device.type == context.device_type:
-            device = value.device
-            if id(value) not in of_value:
-                copy = of_value[id(value)] = value.cpu()
-                copies[id(copy)] = _Copy(value, copy)
-            return of_value[id(value)]
-        if isinstance(value, torch.device) and value.type == context.device_type:
-            device = value
-            return CPU
-        is_generator = isinstance(value, torch.Generator) and value.device.type == context.device_type
-        return generator_from(value) if is_generator else value
-
-    def back(value: Any) -> Any:
-        if id(value) in copies:
-            return copies[id(value)].value
-        return to_target(value, device) if isinstance(value, torch.Tensor) else value
-
-    with torch._C.DisableTorchFunction():
-        moved, named = tree_map(there, (tuple(args), dict(kwargs)))
-        result = func(*moved, **named)
-        for each in copies.values():
-            each.write_back()
-        return tree_map(back, result)
-
-
-class _Copy:
-    """A CPU tensor in the place of an argument of the target.
-
-    torch counts the writes to a tensor, but not those of ``native_batch_norm`` to its statistics. So tensors that
-    autograd does not watch are compared with what they were.
-
-    Attributes:
-        value: The argument.
-    """
-
-    def __init__(self, value: torch.Tensor, copy: torch.Tensor):
-        self.value = value
-        self._copy = copy
-        self._version = copy._version
-        self._before = None if copy.requires_grad else copy.clone()
-
-    def write_back(self) -> None:
-        """Give the argument what was written to the copy."""
-        if self._copy._version != self._version or self._differs():
-            value = self.value
-            (value if value.shape == self._copy.shape else value.resize_(self._copy.shape)).copy_(self._copy)
-
-    def _differs(self) -> bool:
-        return self._before is not None and not torch.equal(self._copy, self._before)
+    return CpuFallback(func, context.device_type, None, to_target, context.target).call(args, kwargs)

@@ -11,11 +11,11 @@ import re
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdevice.core.thread_state import state
 from torchdevice.errors import NotSupportedError
-from torchdevice.fallback.cpu_fallback import CPU, Hop, call_on_cpu, counted
+from torchdevice.fallback.cpu_fallback import CPU, CpuFallback, call_on_cpu, counted
+from torchdevice.foundation.stand_ins import mapped, tensors
 
 _REFUSED = re.compile(r"doesn't support (?:float64|complex128)\b")
 """The target's error for a dtype that it cannot hold (aten/src/ATen/mps/EmptyTensor.cpp)."""
@@ -76,9 +76,10 @@ class HostDouble(torch.Tensor):
         """Run an operator on the CPU."""
         named = kwargs or {}
         with torch._C.DisableTorchFunction():
-            hop = _DoubleHop(func, _device_type((args, named)))
+            kind = next(value.device.type for value in tensors((args, named)) if isinstance(value, HostDouble))
+            fallback = _DoubleFallback(func, kind, func)
             name = f"{func._schema.name} in float64"
-            return counted(state.context, name, lambda: hop.call(args, named), (args, named))
+            return counted(state.context, name, lambda: fallback.call(args, named), (args, named))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         device = f", device='{self.device}'"
@@ -100,27 +101,22 @@ class HostDouble(torch.Tensor):
         return copy
 
 
-class _DoubleHop(Hop):
+class _DoubleFallback(CpuFallback):
     """A call of an operator with a :class:`HostDouble` among its arguments."""
 
     views_targets_memory = False
 
-    def copy(self, value: torch.Tensor) -> torch.Tensor:
-        return value._host if isinstance(value, HostDouble) else super().copy(value)
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor._host if isinstance(tensor, HostDouble) else super().copy(tensor)
 
-    def back(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dtype in DOUBLES and self.device is not None:
-            return HostDouble(value, self.device)
-        return super().back(value)
+    def back(self, result: torch.Tensor) -> torch.Tensor:
+        if result.dtype in DOUBLES and self.device is not None:
+            return HostDouble(result, self.device)
+        return super().back(result)
 
-    def store(self, value: torch.Tensor, copy: torch.Tensor) -> None:
-        if not isinstance(value, HostDouble):
-            super().store(value, copy)
-
-
-def _device_type(values: Any) -> str:
-    found = (value.device.type for value in tree_leaves(values) if isinstance(value, HostDouble))
-    return next(found, "")
+    def store(self, given: torch.Tensor, own: torch.Tensor) -> None:
+        if not isinstance(given, HostDouble):
+            super().store(given, own)
 
 
 # ---- moves between the target and the CPU, which autograd differentiates ---------------------------------------------
@@ -187,7 +183,7 @@ def _convert(func: Any, args: Any, kwargs: Any) -> Any:
         return value
 
     host = _Reveal.apply(double)  # type: ignore[no-untyped-call]
-    rest, named = tree_map(there, (tuple(rest), dict(kwargs)))
+    rest, named = mapped((rest, kwargs), there)
     result = func(host, *rest, **named)
     if result is host:
         return double if goes.type != CPU.type else host.clone()

@@ -28,7 +28,6 @@ from torchdevice.simulation.kernels import (
     nested,
     quantized,
     sparse,
-    sync_batch_norm,
 )
 from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
 from torchdevice.simulation.policy import KIND
@@ -153,7 +152,7 @@ def _register_kernels() -> None:
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
-    for name, kernel in {**handwritten_kernels.SPECIAL, **sync_batch_norm.KERNELS}.items():
+    for name, kernel in handwritten_kernels.SPECIAL.items():
         op = overload_of(name)
         aten.impl(name, mps_refusals.guarded(op, guarded(op, cpu_kernels.watched(op, kernel))), "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
@@ -162,9 +161,7 @@ def _register_kernels() -> None:
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in _VIEWS:
         aten.impl(name, cpu_kernels.view_of(overload_of(name)), "PrivateUse1")
-    for name in sorted(
-        _shadowed().difference(handwritten_kernels.SPECIAL, sync_batch_norm.KERNELS, quantized.MAKING, nested.MAKING)
-    ):
+    for name in sorted(_shadowed().difference(handwritten_kernels.SPECIAL, quantized.MAKING, nested.MAKING)):
         aten.impl(name, _made_when_called(name), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):

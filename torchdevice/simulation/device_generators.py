@@ -238,7 +238,7 @@ def kind_of(op: Any) -> Drawing | None:
     for place, argument in enumerate(op._schema.arguments):
         if argument.name == "generator":
             return _from_argument if argument.kwarg_only else functools.partial(_from_position, place)
-    return _from_default if torch.Tag.nondeterministic_seeded in op.tags else None
+    return from_default if torch.Tag.nondeterministic_seeded in op.tags else None
 
 
 def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -259,7 +259,7 @@ def _from_position(place: int, run: Callable[..., Any], index: int, args: list[A
     return _from_argument(run, index, args[:place], named)
 
 
-def _from_default(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def from_default(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run a kernel that takes no generator and draws from the CPU's."""
     return drawing(index, run, *args, **kwargs)
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchdevice.simulation import device_generators, policy
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, without_mode, wrapped
+from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, without_mode
 from torchdevice.simulation.policy import KIND
 from torchdevice.torch_apis import library
 
@@ -75,11 +75,11 @@ def _compile_one(gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
         asking = policy.asking()
         if asking is not None and asking.recorder():  # it looks at each operator
             return gm(*given)
-        lent = [_lent(each) for each in given]
-        returned = {id(own): each for own, each in zip(lent, given, strict=True)}
-        given.clear()
-        results = device_generators.drawing(index, compiled, list(lent)) if draws else compiled(list(lent))
-        return [returned[id(each)] if id(each) in returned else wrapped(each, index) for each in results]
+        aliases = CpuAliases(compiled, None, device_generators.from_default if draws else None)
+        aliases.indices.add(index)
+        results = aliases.call((given,), {})
+        given.clear()  # as callers of such a function expect
+        return results
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
@@ -94,10 +94,6 @@ def _tensors(gm: torch.fx.GraphModule) -> Iterator[torch.Tensor]:
 
 def _draws(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or "inductor_seed" in str(target)
-
-
-def _lent(value: Any) -> Any:
-    return aliased(value) if isinstance(value, torch.Tensor) and index_of(value) >= 0 else value
 
 
 def _example(value: Any) -> Any:
@@ -122,9 +118,7 @@ def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.Grap
     result = torch.fx.GraphModule(gm, graph)
     result.meta.update(gm.meta)
     for node in graph.find_nodes(op="get_attr"):
-        constant = getattr(result, node.target)
-        if isinstance(constant, torch.Tensor):
-            setattr(result, node.target, _lent(constant))
+        setattr(result, node.target, CpuAliases(None).take(getattr(result, node.target)))
     propagation = importlib.import_module("torch.fx.passes.fake_tensor_prop")
     propagation.FakeTensorProp(result, _fake_mode(*examples)).propagate_dont_convert_inputs(*examples)
     return result

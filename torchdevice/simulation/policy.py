@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
@@ -22,6 +21,7 @@ from torchdevice.fallback.cpu_fallback import counted
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.stand_ins import tensors
 from torchdevice.simulation.profiles import Profile
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 
@@ -154,8 +154,8 @@ def looked_at(op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
     policy = asking()
     if policy is None:
         return kernel(*args, **kwargs)
-    given = (each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
-    if any(each.get_device() >= 0 for each in given):  # a kernel that makes new tensors checks that by itself
+    # A kernel that makes new tensors checks that by itself.
+    if any(each.get_device() >= 0 for each in tensors((args, kwargs))):
         check_alive()
     looking = policy.recorder()
     return _record(looking, op, kernel, args, kwargs) if looking else kernel(*args, **kwargs)

@@ -9,9 +9,10 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
+from torchdevice.foundation.stand_ins import same_bits, tensors
 from torchdevice.journal.discrepancies import Finding
 from torchdevice.verify import ranges, reference, tolerances
-from torchdevice.verify.inputs import WIDE, Copies, Inputs, is_plain, on_cpu, same_bits, tensors, window
+from torchdevice.verify.inputs import WIDE, Copies, Inputs, is_plain, on_cpu, window
 from torchdevice.verify.lines import Lines
 from torchdevice.verify.operator_facts import Operator
 from torchdevice.verify.tolerances import Difference
@@ -206,7 +207,7 @@ class Call:
                 place = places[id(tensor)]
                 if place.memory in written or self._is_unchanged(tensor):
                     continue
-                expected, before = copies.made[id(tensor)], place.of(self.inputs.memories[place.memory])
+                expected, before = copies.take(tensor), place.of(self.inputs.memories[place.memory])
                 found = tolerances.of_values(on_cpu(tensor, self._alias), expected)
                 if found is not None and tolerances.of_values(before, expected) is None:
                     what = f"was changed, although the operator does not declare to write to it; {found.what}"
@@ -216,7 +217,7 @@ class Call:
 
     def _of_views(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
         memories = _memories((self._args, self._kwargs))
-        copied = _memories(list(copies.made.values()))
+        copied = _memories((copies.args, copies.kwargs))
         for actual, other in zip(tensors(result), tensors(expected), strict=False):
             if actual.dtype != other.dtype or _geometry(actual) != _geometry(other):
                 what = f"has {_described(actual)} instead of {_described(other)}"
@@ -274,7 +275,7 @@ def _result(number: int) -> Callable[[Any, Copies], Any]:
 
 
 def _copy_of(tensor: torch.Tensor) -> Callable[[Any, Copies], Any]:
-    return lambda result, copies: copies.made[id(tensor)]
+    return lambda result, copies: copies.take(tensor)
 
 
 def _memories(value: Any) -> set[int]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
+from torchdevice.foundation.stand_ins import StandIns, tensors
+
 Alias = Callable[[torch.Tensor], torch.Tensor | None]
 """Returns the CPU tensor with the memory of a tensor; None where there is none (``Runtime.host_alias``)."""
+
+_CPU = torch.device("cpu")
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -23,27 +27,6 @@ WIDE = {
 
 _conj = torch._C._VariableFunctions._conj
 _neg_view = torch._C._VariableFunctions._neg_view
-
-
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among the arguments or the results of an operator."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors(each)
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from tensors(each)
-
-
-def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return arguments with a function applied to each that is no list."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(mapped(each, function) for each in value)
-    if isinstance(value, dict):
-        return {name: mapped(each, function) for name, each in value.items()}
-    return function(value)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -76,11 +59,6 @@ def on_cpu(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
     if found is not None:
         return found
     return with_bits(window(tensor, alias).as_strided(tensor.shape, tensor.stride(), 0), tensor)
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two windows hold the same bits, so that NaN equals NaN."""
-    return one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def _without_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -182,8 +160,7 @@ class Inputs:
         for start, memory in zip(self.starts, self.memories, strict=True):
             memories.append(torch.empty_like(memory))
             memories[-1][start:].copy_(memory[start:])
-        made = {key: place.of(memories[place.memory]) for key, place in self.places.items()}
-        return self._with(made, lambda each: each)
+        return Copies(self, lambda place: place.of(memories[place.memory]), {})
 
     def wide(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Copies:
         """Return the arguments in float64, the numbers of each memory changed by a function.
@@ -191,21 +168,14 @@ class Inputs:
         Tensors that share memory and have different dtypes do not share it here.
         """
         memories: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        made: dict[int, torch.Tensor] = {}
-        for key, place in self.places.items():
+
+        def made(place: Place) -> torch.Tensor:
             at = place.memory, place.dtype
             if at not in memories:
                 memories[at] = self._wide(place, change)
-            strided = memories[at].as_strided(place.shape, place.stride, place.offset)
-            made[key] = with_bits(strided, place.like)
+            return with_bits(memories[at].as_strided(place.shape, place.stride, place.offset), place.like)
 
-        return self._with(made, lambda each: WIDE.get(each, each) if isinstance(each, torch.dtype) else each)
-
-    def _with(self, made: dict[int, torch.Tensor], other: Callable[[Any], Any]) -> Copies:
-        def replace(each: Any) -> Any:
-            return made[id(each)] if id(each) in made else other(each)
-
-        return Copies(mapped(self.args, replace), mapped(self.kwargs, replace), made)
+        return Copies(self, made, WIDE)
 
     def _wide(self, place: Place, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         size = place.dtype.itemsize
@@ -218,15 +188,29 @@ class Inputs:
         return wide
 
 
-class Copies(NamedTuple):
-    """The arguments of a call with CPU tensors.
+class Copies(StandIns):
+    """CPU tensors in the place of those that a call was given.
 
-    Attributes:
-        args: The arguments.
-        kwargs: The keyword arguments.
-        made: ``id`` of each tensor that was given -> the CPU tensor in its place.
+    Args:
+        inputs: What the call was given.
+        made: Returns the CPU tensor in the place of a tensor.
+        dtypes: The dtypes in the place of others.
     """
 
-    args: Any
-    kwargs: Any
-    made: dict[int, torch.Tensor]
+    def __init__(
+        self, inputs: Inputs, made: Callable[[Place], torch.Tensor], dtypes: Mapping[torch.dtype, torch.dtype]
+    ):
+        super().__init__(None)
+        self._places, self._made, self._dtypes = inputs.places, made, dtypes
+        self.args, self.kwargs = self.take((inputs.args, inputs.kwargs))
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._made(self._places[id(tensor)])
+
+    def other(self, value: Any) -> Any:
+        """Return an argument for the CPU. A generator is left out: the default one has the right state."""
+        if isinstance(value, torch.device):
+            return value if value.type == "meta" else _CPU
+        if isinstance(value, torch.dtype):
+            return self._dtypes.get(value, value)
+        return None if isinstance(value, torch.Generator) else value

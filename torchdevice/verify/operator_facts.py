@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from torchdevice.foundation.stand_ins import given_to, is_written
+
 _aten = torch.ops.aten
 
 _UNSEEN = frozenset(
@@ -75,13 +77,12 @@ class Operator:
         self.is_pointwise = torch.Tag.pointwise in op.tags
         self.rounds_only = base in _ROUNDING or plain in _ROUNDING
         self.has_wide = base not in _BY_BITS
-        self.written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        self.written = [each.name for each in filter(is_written, schema.arguments)]
         self.made = [each.alias_info is None for each in schema.returns]
 
     def arguments(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """Return the arguments of a call by name."""
-        declared = self.op._schema.arguments
-        return {**dict(zip((each.name for each in declared), args, strict=False)), **kwargs}
+        return given_to(self.op, args, kwargs)
 
     def draws(self, args: Any, kwargs: Any) -> bool:
         """Return whether a call draws random numbers: dropout with a probability of 0 does not."""

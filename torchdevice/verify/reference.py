@@ -8,15 +8,14 @@ from typing import Any
 import torch
 
 from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.stand_ins import tensors
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, require
-from torchdevice.verify.inputs import WIDE, Copies, Inputs, mapped, tensors
+from torchdevice.verify.inputs import WIDE, Copies, Inputs
 
 _below_autograd = require(torch._C, "_AutoDispatchBelowAutograd")
 _without_dispatch_modes = require(torch._C, "_DisableTorchDispatch")
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-
-_CPU = torch.device("cpu")
 
 MOVES = 3
 """How often the inputs are moved by a rounding to find how far results may be off."""
@@ -49,15 +48,7 @@ def same_random_numbers(state: torch.Tensor | None) -> Iterator[None]:
 
 def run(op: Any, copies: Copies) -> Any:
     """Return what an operator gives on the CPU."""
-    args, kwargs = mapped((copies.args, copies.kwargs), _for_cpu)
-    return op._op(*args, **kwargs)
-
-
-def _for_cpu(value: Any) -> Any:
-    """Return an argument for the CPU. A generator is left out: the default one has the right state."""
-    if isinstance(value, torch.device):
-        return value if value.type == "meta" else _CPU
-    return None if isinstance(value, torch.Generator) else value
+    return op._op(*copies.args, **copies.kwargs)
 
 
 def moved(op: Any, inputs: Inputs, place: Any) -> tuple[list[Any], Any] | None:

@@ -20,9 +20,10 @@ import torch
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.logs import logger
+from torchdevice.foundation.stand_ins import tensors
 from torchdevice.journal.discrepancies import Finding
 from torchdevice.options import Options
-from torchdevice.verify.inputs import WIDE, Inputs, Place, tensors
+from torchdevice.verify.inputs import WIDE, Inputs, Place
 from torchdevice.verify.operator_facts import Operator
 from torchdevice.version import versions
 

@@ -19,6 +19,7 @@ from torchdevice.core.thread_state import state
 from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
+from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
 from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy, storage_resizing
@@ -76,13 +77,13 @@ dtype_of = torch.Tensor.dtype.__get__
 def kernel_of(op: Any) -> Kernel:
     """Return the kernel of an operator."""
     schema = op._schema
-    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    written = list(filter(is_written, schema.arguments))
     if not written and any(r.alias_info is not None for r in schema.returns):
         return view_of(op)
     if not any(_holds_tensors(a.type) for a in schema.arguments):
         return without_mode(_factory(op))
     resizable = frozenset(a.name for a in written if a.kwarg_only or a.is_out)
-    return without_mode(_Outgoing(op, resizable).run) if resizable else _plain(op)
+    return _outgoing(op, resizable) if resizable else _plain(op)
 
 
 def view_of(op: Any) -> Kernel:
@@ -184,8 +185,63 @@ def _holds_tensors(kind: Any) -> bool:
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
+class CpuAliases(StandIns):
+    """CPU tensors in the memory of a call's simulated tensors, for all kernels but those of :func:`_plain`.
+
+    Args:
+        func: What is called with the CPU tensors.
+        op: The operator; None for a formula.
+        random: What calls it with the right generator, where it draws numbers.
+
+    Attributes:
+        indices: The indices of the devices of the call's tensors.
+    """
+
+    def __init__(self, func: Any, op: Any = None, random: device_random.Drawing | None = None):
+        super().__init__(func)
+        self._op, self._random = op, random
+        self._named: int | None = None
+        self.indices: set[int] = set()
+
+    @property
+    def index(self) -> int:
+        """The index of the device of the results: the one that the call names, or that of its tensors."""
+        return max(self.indices, default=-1) if self._named is None else self._named
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        index = index_of(tensor)
+        self.indices.add(index)
+        return tensor if index < 0 else self.alias(tensor)
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a CPU tensor in the memory of a tensor of a device."""
+        return aliased(tensor)
+
+    def other(self, value: Any) -> Any:
+        if not isinstance(value, torch.device):
+            return value
+        is_own = value.type == policy.KIND
+        self._named = (value.index or 0) if is_own else -1
+        return _CPU if is_own else value
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        if self._op is not None and len(self.indices) > 1:
+            device_mismatch.check(self._op, self.args, self.kwargs)
+        if self._random is None:
+            return self.func(*args, **kwargs)
+        return self._random(self.func, self.index, list(args), kwargs)
+
+    def back(self, result: torch.Tensor) -> torch.Tensor:
+        return result if self.index < 0 else wrapped(result, self.index)
+
+
+def of_formula(formula: Callable[..., Any]) -> Kernel:
+    """Return the kernel that computes what a function computes of CPU tensors."""
+    return without_mode(lambda *args: CpuAliases(formula).call(args, {}))
+
+
 class _Arguments:
-    """Converts the arguments of an operator's calls to CPU tensors."""
+    """Does as :class:`CpuAliases` in less time, for kernels that most calls take."""
 
     def __init__(self, op: Any):
         self.op = op
@@ -321,92 +377,75 @@ def _factory(op: Any) -> Kernel:
     return factory
 
 
-class _Outgoing:
-    """The kernel of an operator with ``out`` arguments, which the CPU kernel may resize.
+def _outgoing(op: Any, resizable: frozenset[str]) -> Kernel:
+    """Return the kernel of an operator with ``out`` arguments."""
+    arguments, run, random, results = _Arguments(op), on_cpu_as(op), device_random.kind_of(op), Results(op)
+
+    def outgoing(*args: Any, **kwargs: Any) -> Any:
+        context = state.context
+        if context is not None and context.asks and context.policy.falls_back(op):
+            return context.policy.run(op, outgoing, args, kwargs)
+        given = {**dict(zip(arguments.names, args, strict=False)), **kwargs}
+        outs = {id(each): each for name in resizable & given.keys() for each in tensors(given[name])}
+        return _Outs(run, op, random, arguments.alias, results, outs).call(args, kwargs)
+
+    return without_mode(outgoing)
+
+
+class _Outs(CpuAliases):
+    """The same for a call with ``out`` arguments, which the CPU kernel may resize.
 
     The CPU kernel writes to the memory of ``out``. If it raises because that memory is too small for the result, it is
     called again with a new CPU tensor in the place of ``out``.
     """
 
-    def __init__(self, op: Any, resizable: frozenset[str]):
-        self._op = op
-        self._resizable = resizable
-        self._arguments = _Arguments(op)
-        self._run, self._random = on_cpu_as(op), device_random.kind_of(op)
-        self._results = Results(op)
+    def __init__(self, func: Any, op: Any, random: Any, alias: Any, results: Results, outs: dict[int, torch.Tensor]):
+        super().__init__(func, op, random)
+        self._alias, self._results, self._outs = alias, results, outs
+        self._grown: set[int] = set()
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        context = state.context
-        if context is not None and context.asks and context.policy.falls_back(self._op):
-            return context.policy.run(self._op, self.run, args, kwargs)
-        given = {**dict(zip(self._arguments.names, args, strict=False)), **kwargs}
-        outs = _Outs()
-        while True:
-            try:
-                result, index = self._call(given, len(args), outs)
-                break
-            except RuntimeError as error:
-                if not (str(error).startswith(CANNOT_GROW) and outs.let_grow()):
-                    raise
-        outs.settle()
-        return self._results.of(result, index, args, kwargs)
-
-    def _call(self, given: dict[str, Any], positional: int, outs: _Outs) -> tuple[Any, int]:
-        """Run the CPU kernel. Return its results and the index of the device."""
-        own = {name: outs.take(given[name]) for name in self._resizable & given.keys()}
-        named, index, odd = self._arguments.take_named(given, -1)
-        if odd:
-            device_mismatch.check(self._op, (), given)
-        named.update(own)
-        named.update({name: outs.same(value, named[name]) for name, value in given.items() if name not in own})
-        taken = [named.pop(name) for name in self._arguments.names[:positional]]
+    def call(self, args: Any, kwargs: Any) -> Any:
+        self.take(self._outs)  # first, because it may let the storage of the memory be another one
         try:
-            result = self._random(self._run, index, taken, named) if self._random else self._run(*taken, **named)
+            return super().call(args, kwargs)
         except RuntimeError as error:
-            result = _again(error, self._op, self._run, taken, named)
-        return result, index
+            if not (str(error).startswith(CANNOT_GROW) and self._let_grow()):
+                raise
+        self.pairs.clear()
+        return self.call(args, kwargs)
 
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in self._grown:
+            return torch.empty(0, dtype=tensor.dtype)  # torch warns when it resizes an ``out`` that is not empty
+        if id(tensor) in self._outs:
+            return with_bits(resizable_memory_of(tensor), tensor)
+        try:
+            return self._alias(tensor)
+        except NoValueError:
+            raise NoValueError(self._op._schema.name) from None
 
-class _Outs:
-    """The ``out`` arguments of a call, each with the CPU tensor that the CPU kernel writes to in its place."""
+    def run(self, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().run(args, kwargs)
+        except RuntimeError as error:
+            return _again(error, self._op, self.func, list(args), kwargs)
 
-    def __init__(self) -> None:
-        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def take(self, value: Any) -> Any:
-        """Return the CPU tensor for an ``out`` argument: in its memory, or empty if that memory was too small.
-
-        For a list of tensors, return a list.
-        """
-        if isinstance(value, (list, tuple)):
-            return [self.take(each) for each in value]
-        if index_of(value) < 0:
-            return value
-        known = self._written.get(id(value))
-        grows = known is not None and known[1].untyped_storage().resizable()
-        own = torch.empty(0, dtype=value.dtype) if grows else resizable_memory_of(value)
-        self._written[id(value)] = value, own
-        return own
-
-    def same(self, value: Any, taken: Any) -> Any:
-        """Return what an argument that is written to as ``out`` too must be: torch refuses to resize what it reads."""
-        known = self._written.get(id(value))
-        return taken if known is None or value.is_conj() or value.is_neg() else known[1]
-
-    def let_grow(self) -> bool:
-        """Give each argument whose memory was too small a CPU tensor that can grow. Return whether there was one.
+    def _let_grow(self) -> bool:
+        """Let each argument whose memory was too small have a CPU tensor that can grow. Return whether there was one.
 
         Torch sets the size of ``out`` before it resizes the memory, so a tensor that exceeds its storage was too small.
-        The new tensors are empty, because torch warns when it resizes an ``out`` that is not.
         """
-        small = [(value, own) for value, own in self._written.values() if not _fits(own)]
-        self._written.update({id(value): (value, torch.empty(0, dtype=value.dtype)) for value, _ in small})
+        small = {key for key in self._outs if not _fits(self.pairs[key][1])}
+        self._grown |= small
         return bool(small)
 
     def settle(self) -> None:
-        """Give each argument what the CPU kernel wrote in its place."""
-        for value, own in self._written.values():
-            _settle(value, own)
+        for given, own in map(self.pairs.__getitem__, self._outs):
+            if own is not given:
+                _settle(given, own)
+
+    def returned(self, result: Any) -> Any:
+        return self._results.of(result, self.index, self.args, self.kwargs)
 
 
 def _fits(tensor: torch.Tensor) -> bool:
@@ -435,7 +474,7 @@ def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
             storage_resizing.resize(storage, _end(own, offset))  # every tensor that has the storage sees the change
         set_storage(given, storage, offset, own.shape, own.stride())
     if own.numel():
-        memory_of(given).copy_(own)
+        aliased(given).copy_(own)
 
 
 class Results:
@@ -449,7 +488,7 @@ class Results:
         arguments = {_alias_set(a): (i, a.name) for i, a in enumerate(op._schema.arguments) if _alias_set(a)}
         self._given = [arguments.get(_alias_set(r)) for r in op._schema.returns]
         self.only_new = bool(self._given) and not any(self._given)
-        written = [i for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        written = [i for i, a in enumerate(op._schema.arguments) if is_written(a)]
         self._counted = written if op._schema.name.startswith("aten::_foreach_") else []
 
     def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:

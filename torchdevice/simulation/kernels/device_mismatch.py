@@ -6,13 +6,17 @@ accept CPU tensors without dimensions as scalars: native_functions.yaml marks th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import torch
-
+from torchdevice.foundation.stand_ins import given_to, tensors
 from torchdevice.simulation import policy
 from torchdevice.simulation.profiles import is_structured, unchecked_operators
+
+_ON_SEVERAL = frozenset(
+    f"aten::{name}" for name in ("copy_", "copy_sparse_to_sparse_", "resize_as_sparse_", "_nested_from_padded")
+)
+"""Operators that take tensors on several devices: copies, and one that takes sizes, which are always on the CPU."""
 
 
 def accepts_cpu_scalars(op: Any) -> bool:
@@ -25,24 +29,19 @@ def check(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 
     CUDA compares each tensor with the first; the error names the first tensor that is on another device.
     """
+    if op._schema.name in _ON_SEVERAL:
+        return
     scalars = accepts_cpu_scalars(op)
     placed = [
         (name, tensor.get_device())
-        for name, tensor in _tensors(op, args, kwargs)
+        for name, value in given_to(op, args, kwargs).items()
+        for tensor in tensors(value)
         if not (scalars and tensor.is_cpu and not tensor.dim())
     ]
     first = placed[0][1]
     for name, index in placed:
         if index != first:
             _refuse(op, name, index, first)
-
-
-def _tensors(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    names = [argument.name for argument in op._schema.arguments]
-    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-        for each in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(each, torch.Tensor):
-                yield name, each
 
 
 def _refuse(op: Any, name: str, index: int, first: int) -> None:

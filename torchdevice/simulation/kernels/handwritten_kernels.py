@@ -17,9 +17,10 @@ from torchdevice.core import thread_state
 from torchdevice.simulation import device_generators, machine, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant
 from torchdevice.simulation.kernels import recurrent_cells
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, kernel_of, without_mode
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, kernel_of, of_formula, without_mode
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
 from torchdevice.simulation.storage_resizing import resize
+from torchdevice.torch_apis import batch_norm
 from torchdevice.torch_apis.distributed import sharded_attention
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
@@ -341,16 +342,7 @@ _FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 
 
-# ---- recurrent cells, which only accelerators fuse -------------------------------------------------------------------
+# ---- formulas, for what only accelerators have a kernel for ----------------------------------------------------------
 
 
-def _computed(formula: Callable[..., recurrent_cells.Results]) -> Callable[..., recurrent_cells.Results]:
-    def kernel(*args: Any) -> recurrent_cells.Results:
-        index = next(index_of(each) for each in args if isinstance(each, torch.Tensor))
-        results = formula(*(aliased(each) if isinstance(each, torch.Tensor) else each for each in args))
-        return tuple(None if each is None else fresh(each, index) for each in results)
-
-    return kernel
-
-
-SPECIAL.update({name: without_mode(_computed(formula)) for name, formula in recurrent_cells.FORMULAS.items()})
+SPECIAL.update({name: of_formula(each) for name, each in {**recurrent_cells.FORMULAS, **batch_norm.KERNELS}.items()})

@@ -13,21 +13,16 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch.utils import _pytree as pytree
 
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import fresh
-from torchdevice.simulation.kernels import device_mismatch
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, without_mode
+from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, without_mode
 from torchdevice.simulation.kernels.overloads import of_aten, overload_of
 
 _aten = torch.ops.aten
 
 _KEY = "NestedTensorPrivateUse1"
-
-_CPU = torch.device("cpu")
 
 _ON_ITSELF = (
     *("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets", "is_pinned", "is_same_size"),
@@ -47,10 +42,6 @@ MAKING = (
 """Operators on plain tensors that give nested ones, or call such operators."""
 
 
-_TAKING_SIZES = (_aten._nested_from_padded.default,)
-"""Operators with an argument that is on the CPU: the sizes of nested tensors always are."""
-
-
 def register(aten: torch.library.Library) -> None:
     """Register the kernels with torch."""
     for name in sorted(of_aten(registrations_for_dispatch_key("NestedTensorCPU"))):
@@ -63,33 +54,22 @@ def register(aten: torch.library.Library) -> None:
 
 def _kernel(op: Any) -> Callable[..., Any]:
     """Return a kernel that runs an operator on CPU tensors, while somebody looks where somebody does."""
-    run = functools.partial(_run_on_cpu, op, device_random.kind_of(op))
+    random = device_random.kind_of(op)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _NestedAliases(op, op, random).call(args, kwargs)
+
     return lambda *args, **kwargs: policy.looked_at(op, run, args, kwargs)
 
 
-def _run_on_cpu(op: Any, random: Any, *args: Any, **kwargs: Any) -> Any:
-    leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    if op not in _TAKING_SIZES:
-        device_mismatch.check(op, args, kwargs)
-    index = max(map(index_of, leaves))
-    if kwargs.get("device") is not None:
-        kwargs = {**kwargs, "device": _CPU}
-    aliases = {id(each): _alias(each) for each in leaves}
-    given = {id(aliases[id(each)]): each for each in leaves}
-    taken, named = pytree.tree_map_only(torch.Tensor, lambda each: aliases[id(each)], (args, kwargs))
-    result = op(*taken, **named) if random is None else random(op, index, list(taken), named)
-    return pytree.tree_map_only(torch.Tensor, lambda each: given.get(id(each), _wrapped(each, index)), result)
+class _NestedAliases(CpuAliases):
+    """CPU tensors in the memory of a call's tensors, nested or not."""
 
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _of_buffer(aliased(_buffer(tensor)), tensor) if tensor.is_nested else aliased(tensor)
 
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that shares memory with a tensor of the device, nested or not."""
-    if index_of(tensor) < 0:
-        return tensor
-    return _of_buffer(aliased(_buffer(tensor)), tensor) if tensor.is_nested else aliased(tensor)
-
-
-def _wrapped(result: torch.Tensor, index: int) -> torch.Tensor:
-    return _of_buffer(fresh(_buffer(result), index), result) if result.is_nested else fresh(result, index)
+    def back(self, result: torch.Tensor) -> torch.Tensor:
+        return _of_buffer(super().back(_buffer(result)), result) if result.is_nested else super().back(result)
 
 
 def _buffer(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch.utils import _pytree as pytree
 
 from torchdevice.devices.sparse_parts import parts_of
+from torchdevice.foundation.stand_ins import written
 from torchdevice.lowlevel.dlpack_alias import on_cpu
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import fresh, meaning, with_bits
-from torchdevice.simulation.kernels import device_mismatch
+from torchdevice.simulation.allocator.storages import meaning, with_bits
 from torchdevice.simulation.kernels.cpu_kernels import (
+    CpuAliases,
     aliased,
     fresh_sparse,
     index_of,
@@ -31,9 +31,6 @@ from torchdevice.simulation.kernels.overloads import overload_of, shadowed
 from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
 
 _aten = torch.ops.aten
-
-
-_CPU = torch.device("cpu")
 
 
 _OF_PARTS = (
@@ -70,10 +67,6 @@ _OF_COMPRESSED_PARTS = (
 
 
 _RUN_WHOLE = {"clone", "copy_", "zero_", "empty_like"}
-
-
-_COPIES = (_aten.copy_.default, _aten.copy_sparse_to_sparse_.default, _aten.resize_as_sparse_.default)
-"""Operators that take tensors on several devices."""
 
 
 _COMPOSED = {"is_pinned"}
@@ -121,7 +114,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on CPU tensors, while somebody looks where somebody does, or raise what CUDA raises for it."""
     if op.name().removeprefix("aten::") in cpu_only_sparse_operators() and policy.stands_for_cuda():
         raise NotImplementedError(missing_on_cuda(op.name(), "SparseCsrCUDA"))
-    return policy.looked_at(op, functools.partial(_run_on_cpu, op), args, kwargs)
+    return policy.looked_at(op, lambda *args, **kwargs: _SparseAliases(op, op).call(args, kwargs), args, kwargs)
 
 
 def _to_copy(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -141,51 +134,22 @@ def _copy_parts(
         return make_coo(copied, self)
 
 
-def _run_on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator on CPU tensors that share the memory, and update the sparse tensors that it wrote to."""
-    leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    index = max((index_of(each) for each in leaves), default=-1)
-    device = kwargs.get("device")
-    if device is not None:
-        index = -1 if device.type == "cpu" else device.index or 0
-        kwargs = {**kwargs, "device": _CPU}
-    if len({index_of(each) for each in leaves}) > 1 and op not in _COPIES:
-        device_mismatch.check(op, args, kwargs)
-    aliases = {id(each): _alias(each) for each in leaves}  # one for a tensor given twice, which some kernels look for
-    on_cpu = pytree.tree_map_only(torch.Tensor, lambda each: aliases[id(each)], (args, kwargs))
-    result = op(*on_cpu[0], **on_cpu[1])
-    given = dict(zip(map(id, pytree.tree_leaves(on_cpu)), pytree.tree_leaves((args, kwargs)), strict=True))
-    written = {a.name: i for i, a in enumerate(op._schema.arguments) if a.alias_info and a.alias_info.is_write}
-    for name, position in written.items():
-        target = kwargs.get(name) if name in kwargs else args[position]
-        if isinstance(target, torch.Tensor) and target.layout is not torch.strided:
-            _replace(target, _alias_of(target, on_cpu, name, position), index)
-    return pytree.tree_map_only(torch.Tensor, lambda each: _wrapped(each, given, index), result)
+class _SparseAliases(CpuAliases):
+    """CPU tensors in the memory of a call's tensors, plain or sparse. Sparse ones that it writes to get new parts."""
 
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is torch.strided:
+            return aliased(tensor)
+        if not tensor.is_sparse:
+            return make_compressed([with_bits(on_cpu(part), part) for part in parts_of(tensor)], tensor)
+        # The parts are imported by DLPack, so that an in-place operator cannot resize them.
+        parts = (with_bits(on_cpu(part), part) for part in (_indices(tensor), _values(tensor)))
+        return _aten._sparse_coo_tensor_unsafe(*parts, tensor.shape, is_coalesced=_is_coalesced(tensor))
 
-def _alias_of(target: torch.Tensor, on_cpu: Any, name: str, position: int) -> torch.Tensor:
-    return on_cpu[1][name] if name in on_cpu[1] else on_cpu[0][position]
-
-
-def _wrapped(result: torch.Tensor, given: dict[int, Any], index: int) -> torch.Tensor:
-    if id(result) in given:
-        return given[id(result)]
-    if index < 0:
-        return result
-    return fresh(result, index) if result.layout is torch.strided else fresh_sparse(result, index)
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    if index_of(tensor) < 0:
-        return tensor
-    if tensor.layout is torch.strided:
-        return aliased(tensor)
-    if not tensor.is_sparse:
-        return make_compressed([with_bits(on_cpu(part), part) for part in parts_of(tensor)], tensor)
-    parts = _parts(tensor)  # imported by DLPack below, so that an in-place operator cannot resize them
-    return _aten._sparse_coo_tensor_unsafe(
-        *(with_bits(on_cpu(part), part) for part in parts), tensor.shape, is_coalesced=_is_coalesced(tensor)
-    )
+    def settle(self) -> None:
+        for target in written(self._op, self.args, self.kwargs):
+            if target.layout is not torch.strided:
+                _replace(target, self.pairs[id(target)][1], self.index)
 
 
 _indices, _values = _of_parts(_aten._indices.default), _of_parts(_aten._values.default)
@@ -198,10 +162,6 @@ _take_parts = _of_parts(_aten.copy_sparse_to_sparse_.default)
 
 
 _set_coalesced = _of_parts(_aten._coalesced_.default)
-
-
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _indices(tensor), _values(tensor)
 
 
 def _replace(target: torch.Tensor, own: torch.Tensor, index: int) -> None:

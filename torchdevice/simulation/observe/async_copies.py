@@ -18,6 +18,7 @@ from torchdevice.core.context import Context
 from torchdevice.devices.sparse_parts import plain_parts
 from torchdevice.devices.stream_order import Stream
 from torchdevice.errors import CopyInFlightError, IndicesInFlightError
+from torchdevice.foundation.stand_ins import same_bits
 from torchdevice.foundation.torch_internals import require
 from torchdevice.journal.callers import program_line, site_of
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
@@ -103,13 +104,8 @@ class _ToDevice(_Copy):
         taken = self._taken
         if taken is None:
             self.write(self._source)
-        elif not _same(taken, self._source):
+        elif not same_bits(taken, self._source):
             raise CopyInFlightError(self.site, self.stream)
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same bits."""
-    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
 
 
 class InFlight(Order):

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from torchdevice.core.context import Context
 from torchdevice.devices.sparse_parts import parts_of, plain_parts
 from torchdevice.devices.stream_order import COLLECTIVES, Stream, StreamObserver
+from torchdevice.foundation.stand_ins import given_to, is_written, tensors
 from torchdevice.simulation.kernels.cpu_kernels import index_of
 
 Clock = dict[Stream, int]
@@ -144,11 +144,6 @@ class Order(StreamObserver):
                     merge(clock, other)
 
 
-def given_to(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name."""
-    return dict(zip((argument.name for argument in op._schema.arguments), args, strict=False), **kwargs)
-
-
 def touched(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Iterator[tuple[torch.Tensor, bool]]:
     """Yield each tensor of the device that a call reads or writes, and whether the call writes to it."""
     schema = op._schema
@@ -157,7 +152,7 @@ def touched(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any)
     seen = set()
     parts = set()
     for argument in schema.arguments:
-        writes = argument.alias_info is not None and argument.alias_info.is_write
+        writes = is_written(argument)
         for tensor in _tensors(given.get(argument.name)):
             seen.add(id(tensor))
             for part in _with_memory(tensor):
@@ -180,11 +175,7 @@ def of_device(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if value is None or isinstance(value, (int, float, str)):
-        return
-    for each in (value,) if isinstance(value, torch.Tensor) else tree_leaves(value):
-        if isinstance(each, torch.Tensor) and index_of(each) >= 0:
-            yield each
+    return (each for each in tensors(value) if index_of(each) >= 0)
 
 
 def _with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -202,8 +193,7 @@ def host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | Non
     """Return the CPU tensor of a copy between the host and the device; None for other calls."""
     if op._schema.name not in COPIES:
         return None
-    tensors = [each for each in (*args, result) if isinstance(each, torch.Tensor)]
-    return next((each for each in tensors if each.is_cpu), None)
+    return next((each for each in tensors((*args, result)) if each.is_cpu), None)
 
 
 def is_in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> bool:

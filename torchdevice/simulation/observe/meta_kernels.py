@@ -16,15 +16,15 @@ from torch.utils import _pytree as pytree
 
 from torchdevice.devices.stream_order import StreamObserver
 from torchdevice.errors import NoValueError
+from torchdevice.foundation.stand_ins import StandIns, given_to, tensors, written
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import forget_values, fresh, has_no_values, meta_of, set_storage
+from torchdevice.simulation.allocator.storages import forget_values, fresh, meta_of, set_storage
 from torchdevice.simulation.kernels import device_mismatch, recurrent_cells
 from torchdevice.simulation.kernels.cpu_kernels import NUMBERS, Results, index_of
-from torchdevice.simulation.storage_resizing import resize
 
 _META = torch.device("meta")
 
-_OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream"})
+_OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream", "aten::resize_"})
 """Operators whose kernels for the device look at no values."""
 
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
@@ -59,13 +59,11 @@ class WithoutValues(StreamObserver):
         if name == _LEFT_ALIGNED:
             return False
         with torch._C.DisableTorchFunction():
-            leaves = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+            leaves = list(tensors((args, kwargs)))
             if any(each.layout is not torch.strided or each.is_nested for each in leaves):
                 return _with_values(name, kernel, args, kwargs)  # torch's meta device has no such tensors
             known = all(index_of(each) < 0 or not has_no_values(each.untyped_storage()) for each in leaves)
-            if name == "aten::resize_" and not known:
-                return _resized(*args, **kwargs)
-            if _gives_values(op, args, kwargs) or (known and name == "aten::resize_"):
+            if _gives_values(op, args, kwargs):
                 if not known:
                     raise NoValueError(name)
                 return kernel(*args, **kwargs)
@@ -99,60 +97,51 @@ def _elsewhere(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return op(*taken, **named)
 
 
-def _resized(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
-    meta = torch.empty(size, dtype=self.dtype, device=_META, memory_format=_format(memory_format))
-    needed = self.storage_offset() * self.itemsize + int(meta.untyped_storage().nbytes())
-    if needed > self.untyped_storage().nbytes():
-        resize(self.untyped_storage(), int(needed))
-    return set_storage(self, self.untyped_storage(), self.storage_offset(), meta.shape, meta.stride())
-
-
-def _format(memory_format: Any) -> Any:
-    return torch.contiguous_format if memory_format in (None, torch.preserve_format) else memory_format
-
-
 def _run(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> Any:
     index = _index(op, args, kwargs)
-    given = {**dict(zip(_names(op), args, strict=False)), **kwargs}
-    outs = {name: given[name] for name in _resizable(op) if given.get(name) is not None}
-    taken, named = pytree.tree_map(_meta, (args, kwargs))
-    written = {name: pytree.tree_map_only(torch.Tensor, _alone, value) for name, value in outs.items()}
-    named.update(written)
+    given = given_to(op, args, kwargs)
+    shapes = _Shapes(op, {id(each) for name in _resizable(op) for each in tensors(given.get(name))})
     try:
-        result = _shapes(op, taken, named)
+        result = _shapes(op, *shapes.take((args, kwargs)))
     except NoValueError:
         if known:
             return kernel(*args, **kwargs)
         raise
-    if any(isinstance(each, torch.Tensor) and each.layout is not torch.strided for each in pytree.tree_leaves(result)):
+    if any(each.layout is not torch.strided for each in tensors(result)):
         raise NoValueError(op._schema.name)
-    if known and all(_keeps_values(each) for each in pytree.tree_leaves(result)):
+    if known and all(map(_keeps_values, tensors(result))):
         return kernel(*args, **kwargs)
-    for name in _written(op):
-        for each in pytree.tree_leaves(given.get(name)):
-            if isinstance(each, torch.Tensor) and index_of(each) >= 0 and each.numel():
-                forget_values(each.untyped_storage())
-    for name, value in outs.items():
-        for each, own in zip(pytree.tree_leaves(value), pytree.tree_leaves(written[name]), strict=True):
-            _take_shape(each, own, index)
+    for each in written(op, args, kwargs):
+        if index_of(each) >= 0 and each.numel():
+            forget_values(each.untyped_storage())
+    for key in shapes.outs:
+        _take_shape(*shapes.pairs[key], index)
     return _results(op).of(result, index, args, kwargs)
 
 
-def _keeps_values(result: Any) -> bool:
-    if not isinstance(result, torch.Tensor):
-        return True
+class _Shapes(StandIns):
+    """Tensors of the meta device in the place of a call's.
+
+    Args:
+        op: The operator.
+        outs: ``id`` of each tensor that the operator may resize.
+    """
+
+    def __init__(self, op: Any, outs: set[int]):
+        super().__init__(op)
+        self.outs = outs
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _alone(tensor) if id(tensor) in self.outs else meta_of(tensor)
+
+    def other(self, value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return _META
+        return None if isinstance(value, torch.Generator) else value
+
+
+def _keeps_values(result: torch.Tensor) -> bool:
     return not (result.is_floating_point() or result.is_complex()) and result.nbytes <= _KEPT
-
-
-@functools.cache
-def _written(op: Any) -> list[str]:
-    """Return the names of the arguments that an operator writes to."""
-    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-
-
-@functools.cache
-def _names(op: Any) -> list[str]:
-    return [argument.name for argument in op._schema.arguments]
 
 
 @functools.cache
@@ -177,18 +166,10 @@ def _index(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     device = kwargs.get("device")
     if device is not None:
         return device.index or 0
-    indices = {index_of(each) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
-    if len(indices) > 1 and op._schema.name not in _COPIES:
+    indices = set(map(index_of, tensors((args, kwargs))))
+    if len(indices) > 1:
         device_mismatch.check(op, args, kwargs)
     return max(indices)
-
-
-def _meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return meta_of(value)
-    if isinstance(value, torch.device):
-        return _META
-    return None if isinstance(value, torch.Generator) else value
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:

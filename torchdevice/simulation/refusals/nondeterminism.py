@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.simulation.observe.happens_before import given_to
+from torchdevice.foundation.stand_ins import given_to
 
 
 class Nondeterministic(NamedTuple):
