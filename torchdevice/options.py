@@ -243,7 +243,7 @@ class Options:
     identity: Literal["target", "program", "cuda"] | None = _option(
         None,
         "The device that tensors report: target, or program for the accelerator that the program is written for. Left "
-        "out, target; for simulate(), program.",
+        "out, program on simulated devices, and target elsewhere.",
         _identity,
         choices=("target", "program"),
     )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -93,26 +92,6 @@ def _on_machine(machine: Context, options: Options) -> tuple[Runtime, Options]:
     if options.written_for != MpsRuntime.device_type:
         return mac.runtime_on(machine), options
     return machine.runtime, dataclasses.replace(options, identity="program")
-
-
-def options_of_tests(given: Mapping[str, Any], **configured: Any) -> Options:
-    """Return the options with which tests run.
-
-    On a simulated device tensors report the program's accelerator (``identity="program"``) unless an option says
-    otherwise, because tests check that tensors are there.
-
-    Args:
-        given: The options of the call. The value None leaves an option out.
-        **configured: Options that the tests' project has configured.
-
-    Raises:
-        TypeError: An option does not exist, or a value has a wrong type.
-        ValueError: A value is not valid for its option.
-    """
-    found: Options = _options.chosen(given, **configured)
-    if found.identity is not None or not is_simulated(found.target):
-        return found
-    return dataclasses.replace(found, identity="program", implied=found.implied | {"identity"})
 
 
 def is_simulated(target: object) -> bool:
