@@ -97,8 +97,7 @@ def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **option
             f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps' or 'strict', and count= for the "
             f"number of devices."
         )
-    if not _options.is_number(count, least=1):
-        raise ValueError(f"count={count!r} is not a number of devices. Use an int of 1 or more.")
+    _options.checked_count("count", count)
     for without in ("target", "devices"):
         if without in options:
             raise TypeError(f"simulate() takes no {without}. Use profile and count, or portable(target=...).")

@@ -312,6 +312,11 @@ OPERATORS = [
 ]
 
 SURROUNDINGS = [
+    Case("patcher", "import mpsify  #: change"),
+    Case("patcher", "def f():\n    import torchada as t  #: change", "simulated:cuda"),
+    Case("patcher", "from torch_npu.contrib import transfer_to_npu  #: change", "mps"),
+    Case("patcher", "import torch_npu\nimport torch_npu.contrib\nfrom . import mpsify\nimport mpsify_tools"),
+    Case("patcher", "import mpsify", "cuda"),
     Case("package", "import flash_attn  #: change"),
     Case("package", "from flash_attn.bert_padding import pad_input  #: change", "mps"),
     Case(

@@ -57,6 +57,15 @@ class TestWaysIn:
         assert str(torchdevice.portable("simulated:cuda:4")(place)()) == "cuda:3"
         assert str(torchdevice.portable("simulated", devices=4, identity="target")(place)()) == fourth
 
+    def test_as_many_devices_as_torch_numbers(self) -> None:
+        with torchdevice.simulate(count=128):
+            assert str(torch.ones(1, device="cuda:127").device) == "cuda:127"
+        for count in (0, 129, 255):
+            with pytest.raises(ValueError, match="Use an int from 1 to 128, torch's limit"):
+                torchdevice.simulate(count=count)
+        with pytest.raises(ValueError, match="cannot have 255 devices: torch numbers 128 at most"):
+            torchdevice.portable("simulated:cuda:255").__enter__()
+
     def test_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:mps")
         with torchdevice.portable() as scope:
