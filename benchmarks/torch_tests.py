@@ -158,7 +158,7 @@ def _result(file: str, test: str, done: dict[str, tuple[str, str]]) -> Result:
 def _run_once(path: Path, notes: Path, log: Path, options: Options, drawn: Sequence[str]) -> str:
     """Return how a process ended that runs the tests without a result: ``""``, ``"crashed"`` or ``"timed out"``."""
     command = [sys.executable, "-m", "torchdevice", "run", "--quiet", "--target", options.target]
-    command += ["--identity", "program", "--memory", options.memory, "--engine", options.engine]
+    command += ["--memory", options.memory, "--engine", options.engine]
     paths = os.pathsep.join(filter(None, [str(PROGRAM.parents[1]), os.environ.get("PYTHONPATH")]))
     with log.open("w") as output:
         process = subprocess.Popen(

@@ -24,7 +24,7 @@ PICTURE = ROOT / "docs" / "images" / "terminal.svg"
 COMMANDS = (
     "python examples/demo_network.py 2>&1 | tail -n 1",
     "torchdevice run --quiet examples/demo_network.py",
-    "torchdevice run --target simulated:cuda:2 --identity program examples/two_devices_mixed_up.py 2>&1 | tail -n 1",
+    "torchdevice run --target simulated:cuda:2 examples/two_devices_mixed_up.py 2>&1 | tail -n 1",
 )
 """What the picture shows. ``2>&1 | tail -n 1`` keeps the last line of all output."""
 

@@ -224,6 +224,17 @@ def users_engine(request: pytest.FixtureRequest) -> Iterator[None]:
     os.environ["TORCHDEVICE_ENGINE"] = before
 
 
+@pytest.fixture(autouse=True)
+def tensors_say_where_they_are(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let contract tests, which run on several targets, see the target's own device where no option says otherwise."""
+    if "target" not in request.fixturenames:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHDEVICE_IDENTITY", "target")
+        yield
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test that takes ``target`` on every target of ``--targets``."""
     chosen = any("target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))

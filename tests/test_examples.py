@@ -61,7 +61,7 @@ def test_runs_in_a_scope(name: str, tmp_path: Path) -> None:
 def test_a_mistake_is_seen_on_simulated_devices_and_not_on_a_cpu() -> None:
     script = str(EXAMPLES / "two_devices_mixed_up.py")
     on_cpu = run_command("run", "--target", "cpu", script)
-    simulated = run_command("run", "--target", "simulated:cuda:2", "--identity", "program", script)
+    simulated = run_command("run", "--target", "simulated:cuda:2", script)
     assert (on_cpu.returncode, on_cpu.stdout) == (0, "tensor([2., 2.])\n")
     assert "found at least two devices, cuda:0 and cuda:1!" in simulated.stderr and simulated.returncode == 1
 

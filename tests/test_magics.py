@@ -38,7 +38,7 @@ class TestForTheSession:
         scope = run(session, "%torchdevice simulated:cuda:2 --memory 1GiB")
         assert scope is torchdevice.current() and scope.options.memory == 1 << 30
         assert run(session, "import torch; torch.cuda.device_count()") == 2
-        assert run(session, "torch.ones(1).cuda().device.type") == "simulated"
+        assert run(session, "torch.ones(1).cuda().is_cuda")
         run(session, "%torchdevice off")
         assert torchdevice.current() is None and not torch.cuda.is_available()
         run(session, "%torchdevice off")
@@ -83,7 +83,7 @@ class TestForTheSession:
 
 class TestForACell:
     def test_only_the_cell_is_in_the_scope(self, session: Any) -> None:
-        cell = "%%torchdevice simulated:cuda --identity program\nimport torch\nx = torch.ones(2).cuda()\nx.is_cuda\n"
+        cell = "%%torchdevice simulated:cuda\nimport torch\nx = torch.ones(2).cuda()\nx.is_cuda\n"
         assert run(session, cell) is True
         assert torchdevice.current() is None and tuple(session.user_ns["x"].shape) == (2,)
 

@@ -117,7 +117,7 @@ def test_what_children_are_told_is_what_they_read(monkeypatch: pytest.MonkeyPatc
     for name, value in record.to_environment(options).items():
         monkeypatch.setenv(name, value or "")
     assert OTHER_VALUES.keys() == record.declarations().keys()
-    assert Options(**record.from_environment()) == options
+    assert record.chosen({}) == options
 
 
 def test_the_command_takes_every_option() -> None:
@@ -204,6 +204,11 @@ def test_what_a_call_says_and_contradicts_its_target_is_refused(options: dict[st
     [
         ({"devices": 0}, ValueError, "devices=0 is not a number of devices"),
         ({"devices": True}, ValueError, "devices=True is not a number of devices"),
+        (
+            {"devices": 129},
+            ValueError,
+            "devices=129 is not a number of devices. Use an int from 1 to 128",
+        ),
         ({"identity": "mps"}, ValueError, "identity='mps' is not known"),
         ({"strict": "no"}, TypeError, "strict='no' is not a bool"),
         ({"capability": (True, False)}, ValueError, "is not a compute capability"),

@@ -70,8 +70,8 @@ _COUNT = inspect.Parameter("count", inspect.Parameter.POSITIONAL_OR_KEYWORD, def
 def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **options: Any) -> Scope:
     """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
 
-    Equivalent to ``portable(f"simulated:{profile}:{count}", identity="program", ...)``. The device stays registered
-    with torch for the life of the process.
+    Equivalent to ``portable(f"simulated:{profile}:{count}", ...)``. The device stays registered with torch for the life
+    of the process.
 
     Args:
         profile: ``"cuda"``; ``"mps"``, with the dtypes and operators that Metal has; ``"strict"``, which lacks what
@@ -97,13 +97,12 @@ def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **option
             f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps' or 'strict', and count= for the "
             f"number of devices."
         )
-    if not _options.is_number(count, least=1):
-        raise ValueError(f"count={count!r} is not a number of devices. Use an int of 1 or more.")
+    _options.checked_count("count", count)
     for without in ("target", "devices"):
         if without in options:
             raise TypeError(f"simulate() takes no {without}. Use profile and count, or portable(target=...).")
     target = name + (f":{count}" if count > 1 else "")
-    return Scope(_options.chosen({"target": target, **options}, identity="program"))
+    return Scope(_options.chosen({"target": target, **options}))
 
 
 _PROPAGATE = inspect.Parameter("propagate", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")

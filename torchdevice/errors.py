@@ -55,9 +55,10 @@ class UnknownTargetError(TorchDeviceError, ValueError):
         self.known = known
         self.meant = meant
         question = f" Did you mean {meant!r}?" if meant else ""
+        registered = "" if meant else " A package that registers a device needs an entry point in 'torch.backends'."
         super().__init__(
             f"{target!r} is not a target.{question} Use one of {', '.join(map(repr, known))}, or None to choose by "
-            f"availability."
+            f"availability.{registered}"
         )
 
 
@@ -85,7 +86,7 @@ PATCHERS = ("torch_npu.contrib.transfer_to_npu", "torchada", "TorchDevice", "mps
 
 @dataclass(eq=False, repr=False)
 class AnotherPatcherError(TorchDeviceError, RuntimeError):
-    """Another package has already replaced parts of torch for the whole process.
+    """The program imports a package that replaces parts of torch for the whole process, before a scope or in one.
 
     Attributes:
         patcher: The name of that package.
@@ -93,7 +94,7 @@ class AnotherPatcherError(TorchDeviceError, RuntimeError):
 
     patcher: str
     _text = (
-        "{patcher!r} has replaced parts of torch in this process, so a scope could neither rewrite nor restore "
+        "{patcher!r} replaces parts of torch for the whole process, so a scope could neither rewrite nor restore "
         "these parts reliably. Remove the import of {patcher!r}, or do not activate torchdevice."
     )
 

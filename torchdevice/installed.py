@@ -7,6 +7,7 @@ from importlib import import_module
 from torchdevice.accelerators import accelerator_api
 from torchdevice.compile import torch_compile
 from torchdevice.core import bindings
+from torchdevice.core.importing import Refusing
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.cuda import (
     comm,
@@ -29,6 +30,7 @@ from torchdevice.cuda import (
     versions,
 )
 from torchdevice.devices.accelerators import FAMILIES
+from torchdevice.errors import PATCHERS, AnotherPatcherError
 from torchdevice.torch_apis import (
     autocast,
     autograd,
@@ -111,7 +113,8 @@ ONLY_SUPPLYING = (gds, memory_history, nccl, unsupported, versions)
 
 
 def _patches() -> list[Patch]:
-    return [*bindings.patches(), *(patch for area in AREAS for patch in area.patches())]
+    rivals = Refusing(PATCHERS, AnotherPatcherError)
+    return [rivals, *bindings.patches(), *(patch for area in AREAS for patch in area.patches())]
 
 
 INSTALLATION = Installation(_patches)

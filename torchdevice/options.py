@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 import os
 import re
 import sys
@@ -71,9 +72,26 @@ def _one_of(name: str, *choices: str) -> dict[str, Any]:
     return {"check": check, "choices": choices}
 
 
-def is_number(value: Any, *, least: int) -> bool:
-    """Return whether a value is an int of ``least`` or more, and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+MOST_DEVICES = 128
+"""torch keeps the index of a device in eight bits with a sign, so 127 is the last one."""
+
+
+def is_number(value: Any, *, least: int, most: float = math.inf) -> bool:
+    """Return whether a value is an int from ``least`` to ``most``, and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def checked_count(name: str, value: Any) -> int:
+    """Return a number of devices.
+
+    Raises:
+        ValueError: It is none, or beyond what torch can number.
+    """
+    if not is_number(value, least=1, most=MOST_DEVICES):
+        raise ValueError(
+            f"{name}={value!r} is not a number of devices. Use an int from 1 to {MOST_DEVICES}, torch's limit."
+        )
+    return value
 
 
 def _target(value: Any) -> Any:
@@ -85,9 +103,7 @@ def _target(value: Any) -> Any:
 
 
 def _devices(value: Any) -> int | None:
-    if value is not None and not is_number(value, least=1):
-        raise ValueError(f"devices={value!r} is not a number of devices. Use an int of 1 or more, or None.")
-    return value
+    return None if value is None else checked_count("devices", value)
 
 
 def _identity(value: Any) -> str | None:
@@ -239,7 +255,7 @@ class Options:
     identity: Literal["target", "program", "cuda"] | None = _option(
         None,
         "The device that tensors report: target, or program for the accelerator that the program is written for. Left "
-        "out, target; for simulate(), program.",
+        "out, program on simulated devices, and target elsewhere.",
         _identity,
         choices=("target", "program"),
     )

@@ -55,8 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # A configuration file says where tests run, unless `torchdevice run pytest` does.
         if "target" in given or ("target" in configured and not switched_on()):
             with switched_off():
-                from torchdevice import activation, target_selection
-            chosen = target_selection.options_of_tests(given, **configured)
+                from torchdevice import activation
+            chosen = _options.chosen(given, **configured)
             scope = config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True)
             config.pluginmanager.register(Summary(scope, config.getoption(_REPORT)))
     except _errors() as error:
@@ -175,10 +175,9 @@ def _scope_on(config: pytest.Config, profile: str, options: Mapping[str, Any]) -
 
 def _scope_with(config: pytest.Config, options: Mapping[str, Any]) -> Scope:
     """Return a scope with options that a test gives, and for the rest those of the configuration."""
-    from torchdevice import target_selection
     from torchdevice.scope import Scope
 
-    return Scope(target_selection.options_of_tests(options, **{**_configured(config), **_given(config)}))
+    return Scope(_options.chosen(options, **{**_configured(config), **_given(config)}))
 
 
 def _given(config: pytest.Config) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +22,7 @@ from torchdevice.devices.registry import registered, runtime
 from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
 from torchdevice.foundation import garbage_collection
+from torchdevice.foundation.torch_internals import require
 from torchdevice.options import Options
 
 if TYPE_CHECKING:
@@ -30,11 +30,18 @@ if TYPE_CHECKING:
 
 _REMEDIES = {
     "cuda": "torch.cuda.is_available() is False: install a CUDA build of torch and a driver, or leave the target out.",
-    "mps": "torch.backends.mps.is_available() is False: it needs macOS on Apple silicon, or leave the target out.",
+    "mps": (
+        "torch.backends.mps.is_available() is False: it needs macOS on Apple silicon. Use 'simulated:mps' for a "
+        "simulated Mac, or leave the target out."
+    ),
     "xpu": "torch.xpu.is_available() is False: install an XPU build of torch and a driver, or leave the target out.",
 }
 
 SIMULATED = device_models.SIMULATED
+
+_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+
+_ALLOCATING = "aten::empty.memory_format"
 
 
 def resolve(options: Options) -> tuple[Runtime, Options]:
@@ -95,26 +102,6 @@ def _on_machine(machine: Context, options: Options) -> tuple[Runtime, Options]:
     return machine.runtime, dataclasses.replace(options, identity="program")
 
 
-def options_of_tests(given: Mapping[str, Any], **configured: Any) -> Options:
-    """Return the options with which tests run.
-
-    On a simulated device tensors report the program's accelerator (``identity="program"``) unless an option says
-    otherwise, because tests check that tensors are there.
-
-    Args:
-        given: The options of the call. The value None leaves an option out.
-        **configured: Options that the tests' project has configured.
-
-    Raises:
-        TypeError: An option does not exist, or a value has a wrong type.
-        ValueError: A value is not valid for its option.
-    """
-    found: Options = _options.chosen(given, **configured)
-    if found.identity is not None or not is_simulated(found.target):
-        return found
-    return dataclasses.replace(found, identity="program", implied=found.implied | {"identity"})
-
-
 def is_simulated(target: object) -> bool:
     """Return whether a target is the name of a simulated device."""
     return isinstance(target, str) and device_models.TARGET.fullmatch(target) is not None
@@ -162,6 +149,11 @@ def _named(target: object, name: str) -> Runtime:
     if not found.is_available():
         remedy = _REMEDIES.get(name, f"torch.{name}.is_available() is False: install its driver, or use target='cpu'.")
         raise TargetUnavailableError(name, remedy)
+    if name == torch._C._get_privateuse1_backend_name() and not _has_kernel(_ALLOCATING, "PrivateUse1"):
+        raise TargetUnavailableError(
+            name,
+            f"The backend has no kernel of {_ALLOCATING!r}, which allocates: import its extension in C++ first.",
+        )
     return found
 
 
@@ -177,6 +169,10 @@ def _simulated(target: str, options: Options) -> Runtime:
 
 
 def _check_count(target: object, profile: Profile, count: int | None) -> None:
+    if count is not None and count > _options.MOST_DEVICES:
+        raise ValueError(
+            f"target={target!r} cannot have {count} devices: torch numbers {_options.MOST_DEVICES} at most. Use fewer."
+        )
     if profile.single and (count or 1) > 1:
         raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
 

@@ -154,7 +154,9 @@ DEVICES = [
     Case("device", "def f(x, device):\n    return x.to(device)"),
     Case("is-cuda", "if x.is_cuda:  #: approximate\n    f(x)"),
     Case("is-cuda", "y = a if x.is_mps else b  #: approximate"),
-    Case("is-cuda", "assert x.is_cuda, 'no GPU'  #: change", "simulated:cuda"),
+    Case("is-cuda", "assert x.is_cuda, 'no GPU'  #: change"),
+    Case("is-cuda", "assert x.is_cuda, 'no GPU'", "simulated:cuda"),
+    Case("device-type", "if x.device.type == 'cuda':\n    f()", "simulated:cuda"),
     Case("is-cuda", "if not x.is_cuda:  #: change\n    raise ValueError"),
     Case("is-cuda", "assert x.is_cuda and y.is_cuda  #: change"),
     Case("is-cuda", "assert not x.is_cuda  #: approximate"),
@@ -310,6 +312,11 @@ OPERATORS = [
 ]
 
 SURROUNDINGS = [
+    Case("patcher", "import mpsify  #: change"),
+    Case("patcher", "def f():\n    import torchada as t  #: change", "simulated:cuda"),
+    Case("patcher", "from torch_npu.contrib import transfer_to_npu  #: change", "mps"),
+    Case("patcher", "import torch_npu\nimport torch_npu.contrib\nfrom . import mpsify\nimport mpsify_tools"),
+    Case("patcher", "import mpsify", "cuda"),
     Case("package", "import flash_attn  #: change"),
     Case("package", "from flash_attn.bert_padding import pad_input  #: change", "mps"),
     Case(
@@ -712,7 +719,7 @@ class TestBesideWhatHappened:
             (20, "torch-name"),
         }
         assert [each["line"] for each in data["absent"]] == [19]
-        assert [each["line"] for each in data["unforeseen"]] == [11] and data["untraced"] == 3
+        assert [each["line"] for each in data["unforeseen"]] == [11, 11] and data["untraced"] == 2
 
     def test_every_form(self, tmp_path: Path) -> None:
         lines = tuple(Line(str(tmp_path / "a.py"), 3, "x = <1>", f"change: do {n} [rule]") for n in range(3))

@@ -467,8 +467,9 @@ class TestExaminations:
         little = types.SimpleNamespace(available=1 << 30, total=2 << 30)
         monkeypatch.setattr(diagnostics.psutil, "virtual_memory", lambda: little)
         assert diagnostics._memory()[0].status == "warning"
-        monkeypatch.setattr(diagnostics, "_multiplication", lambda dtype: {4: 1.0, 2: 3.0}[dtype.itemsize])
+        monkeypatch.setattr(diagnostics, "_multiplication", lambda dtype: 1.0 if dtype is None else 210.0)
         assert [each.status for each in diagnostics._speed()] == ["warning", "warning"]
+        assert diagnostics._speed()[1].said.endswith("autocast to float16 makes a matrix product 210 times slower")
         monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
         assert diagnostics._activation()[0].status == "warning"
 
@@ -480,10 +481,35 @@ class TestExaminations:
         before = torch.get_num_threads()
         torch.set_num_threads(2)
         try:
-            assert diagnostics._multiplication(torch.float32) == 1.0
+            assert diagnostics._multiplication(None) == 1.0
             assert set(seen) == {1} and torch.get_num_threads() == 2
         finally:
             torch.set_num_threads(before)
+
+    def test_times_are_those_of_a_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Autocast to float16 computes in bfloat16 on a CPU target that has instructions for it."""
+        seen = []
+
+        def multiplied(dtype: torch.dtype | None) -> float:
+            with torch.autocast("cuda", dtype or torch.float16, enabled=dtype is not None):
+                seen.append((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
+            return 1.0
+
+        monkeypatch.setattr(diagnostics, "_multiplication", multiplied)
+        monkeypatch.setenv("TORCHDEVICE_AUTOCAST", "bfloat16")
+        assert all("1.0 times" in each.said for each in diagnostics._speed())
+        assert seen == [torch.float32, torch.bfloat16, torch.bfloat16]
+
+    @pytest.mark.parametrize("width", [20, 80, 200])
+    @pytest.mark.parametrize("command", [("doctor", "--target", "mps"), ("devices",), ("coverage", "nvtx")])
+    def test_no_word_is_cut_in_two(self, command: tuple[str, ...], width: int) -> None:
+        narrow = run_command(*command, COLUMNS=str(width)).stdout
+        whole = run_command(*command, COLUMNS="500").stdout
+        still = {"GiB", "times"}  # figures of the moment stand beside these
+        assert [word for word in whole.split() if word.isalpha() and word not in still] == [
+            word for word in narrow.split() if word.isalpha() and word not in still
+        ]
+        assert all(len(line) <= max(width, 100) for line in narrow.splitlines())
 
 
 # ---- the other commands ----------------------------------------------------------------------------------------------
@@ -493,7 +519,7 @@ class TestExaminations:
 def test_devices() -> None:
     rows = {row["target"]: row for row in json.loads(run_command("devices", "--json").stdout)}
     assert rows["cpu"]["available"] and rows["simulated:mps"]["available"] and "cuda" in rows
-    lines = run_command("devices", TORCHDEVICE="1").stdout.splitlines()
+    lines = run_command("devices", TORCHDEVICE="1", COLUMNS="200").stdout.splitlines()
     assert len(lines) == len(rows) and any(line.startswith("cpu ") and " available " in line for line in lines)
 
 

@@ -12,6 +12,7 @@ import io
 import platform
 import subprocess
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from conftest import MetaRuntime, run_python
 
 import torchdevice
 from torchdevice import target_selection
@@ -42,8 +44,30 @@ def test_a_runtime_implements_the_whole_interface(kind: type[Runtime]) -> None:
             continue
         implementation = getattr(kind, name)
         assert inspect.signature(implementation).parameters == inspect.signature(member).parameters, name
-        abstract = "raise NotImplementedError" in inspect.getsource(member)
-        assert not abstract or implementation is not member, f"{kind.__name__} leaves {name} out"
+    assert not kind.__abstractmethods__
+
+
+def test_a_runtime_that_is_not_complete() -> None:
+    class Toy(Runtime):
+        device_type = "toy"
+
+    with pytest.raises(TypeError, match=r"class Toy .*default_generator.*is_available.*memory.*reset_peak_memory"):
+        Toy()  # type: ignore[abstract]
+    with pytest.raises(TypeError, match=r"Toy'> is a class. Register an object of it, Toy\(...\)"):
+        registry.register_runtime(Toy)  # type: ignore[arg-type]
+
+
+def test_a_backend_without_an_allocator() -> None:
+    program = """
+    import types, torch, torchdevice
+    torch.utils.rename_privateuse1_backend("toy")
+    module = types.ModuleType("torch.toy")
+    module.is_available, module.device_count, module.current_device = lambda: True, lambda: 1, lambda: 0
+    torch._register_device_module("toy", module)
+    torchdevice.enable("toy")
+    """
+    error = run_python("-c", textwrap.dedent(program)).stderr.splitlines()[-1]
+    assert "The target 'toy' is not available here. The backend has no kernel of" in error
 
 
 class Recorder:
@@ -290,7 +314,7 @@ def test_the_best_target_is_chosen_in_order(monkeypatch: pytest.MonkeyPatch) -> 
     assert resolve(torch.device("cpu")).device_type == "cpu"
 
 
-class _Named(Runtime):
+class _Named(MetaRuntime):
     def __init__(self, kind: str, available: bool):
         self.device_type, self._available = kind, available
 

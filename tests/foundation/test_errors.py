@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +71,35 @@ def test_another_patcher(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.AnotherPatcherError, match=name):
         torchdevice.portable("cpu").__enter__()
     assert not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["import NAME", "from NAME import *", "__import__('NAME')", "import importlib; importlib.import_module('NAME')"],
+)
+@pytest.mark.parametrize("name", ["torch_npu.contrib.transfer_to_npu", "torchada", "mpsify"])
+def test_another_patcher_that_a_program_imports_in_a_scope(
+    name: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path.joinpath(*name.split(".")[:-1])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name.rpartition('.')[2]}.py"
+    path.write_text("import torch\ntorch.cuda.is_available = lambda: True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for each in [module for module in sys.modules if module.startswith("torch_npu")]:
+        monkeypatch.delitem(sys.modules, each)
+    before = torch.cuda.is_available
+    with torchdevice.portable("cpu"):
+        assert importlib.util.find_spec(name) is not None
+        for _ in range(2):
+            with pytest.raises(errors.AnotherPatcherError, match=name):
+                exec(program.replace("NAME", name), {})
+    assert name not in sys.modules and torch.cuda.is_available is before
+
+
+def test_another_patcher_that_is_not_installed() -> None:
+    with torchdevice.portable("cpu"), pytest.raises(ModuleNotFoundError):
+        importlib.import_module("mpsify")
 
 
 def test_a_private_name_of_torch_that_is_gone() -> None:

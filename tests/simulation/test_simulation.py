@@ -40,7 +40,7 @@ from torchdevice.simulation import inductor
 @pytest.fixture
 def devices() -> Iterator[torchdevice.Scope]:
     """Two simulated CUDA devices whose tensors say cuda."""
-    with torchdevice.simulate(count=2, identity="program") as scope:
+    with torchdevice.simulate(count=2) as scope:
         yield scope
 
 
@@ -54,13 +54,22 @@ class TestWaysIn:
             assert str(place()) == "cuda:3" and torch.cuda.device_count() == 4
         assert str(torchdevice.simulate("cuda", 4)(place)()) == "cuda:3"
         assert str(torchdevice.simulate("cuda", 4, identity="target")(place)()) == fourth
-        assert str(torchdevice.portable("simulated:cuda:4")(place)()) == fourth
-        assert str(torchdevice.portable("simulated", devices=4)(place)()) == fourth
+        assert str(torchdevice.portable("simulated:cuda:4")(place)()) == "cuda:3"
+        assert str(torchdevice.portable("simulated", devices=4, identity="target")(place)()) == fourth
+
+    def test_as_many_devices_as_torch_numbers(self) -> None:
+        with torchdevice.simulate(count=128):
+            assert str(torch.ones(1, device="cuda:127").device) == "cuda:127"
+        for count in (0, 129, 255):
+            with pytest.raises(ValueError, match="Use an int from 1 to 128, torch's limit"):
+                torchdevice.simulate(count=count)
+        with pytest.raises(ValueError, match="cannot have 255 devices: torch numbers 128 at most"):
+            torchdevice.portable("simulated:cuda:255").__enter__()
 
     def test_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:mps")
         with torchdevice.portable() as scope:
-            assert torch.zeros(1, device="cuda").device.type == "simulated"
+            assert torch.zeros(1, device="cuda").is_cuda
             assert repr(scope) == "<torchdevice.Scope target='simulated:mps:1'>"
 
     def test_command(self, tmp_path: Path) -> None:
@@ -71,7 +80,7 @@ class TestWaysIn:
         child = "import torch; print(torch.zeros(1, device='cuda:1').is_cuda)"
         print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout.strip())
         """
-        options = ["--target", "simulated:cuda", "--devices", "2", "--identity", "cuda"]
+        options = ["--target", "simulated:cuda", "--devices", "2"]
         result = run_program(tmp_path, program, options=options)
         assert result.stdout.splitlines() == ["2 cuda:1 True", "True"], result.stderr
 
@@ -1463,7 +1472,7 @@ def test_collectives_between_processes(tmp_path: Path) -> None:
         mp.spawn(worker, nprocs=2)
     """
     result = run_program(tmp_path, program, options=["--target", "simulated:cuda:2"], MASTER_PORT=free_port())
-    expected = "[[0.0, 0.0], [1.0, 1.0]] [0.0, 0.0, 1.0, 1.0] [3.0] [0.0, 1.0] [2.0, 2.0] 7.0 simulated:1"
+    expected = "[[0.0, 0.0], [1.0, 1.0]] [0.0, 0.0, 1.0, 1.0] [3.0] [0.0, 1.0] [2.0, 2.0] 7.0 cuda:1"
     assert expected in result.stdout.splitlines(), (result.stdout, result.stderr[-2000:])
 
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import run_program, run_python
 from places import TESTS
 
-OPTIONS = ["--target", "simulated:cuda:2", "--identity", "program"]
+OPTIONS = ["--target", "simulated:cuda:2"]
 
 DOCUMENTED = """
 import torch

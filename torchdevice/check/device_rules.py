@@ -174,30 +174,30 @@ def _takes_a_device_first(call: ast.Call, view: View) -> bool:
 
 # ---- what identity decides -------------------------------------------------------------------------------------------
 
-_PROGRAM = "on a simulated device --identity program answers as CUDA does"
+_PROGRAM = "a simulated device answers as CUDA does"
 
 
 @rule("is-cuda", ast.Attribute)
 def _is_cuda(node: ast.Attribute, view: View) -> Iterator[Found]:
-    """A branch on `x.is_cuda` (or `is_mps`, `is_xpu`), which is False on another target: the program takes the other
-    branch, which is approximate. Where the program raises or asserts for it, it must be changed."""
+    """A branch on `x.is_cuda` (or `is_mps`, `is_xpu`), which is False on another real target: the program takes the
+    other branch, which is approximate. Where the program raises or asserts for it, it must be changed."""
     family = node.attr.removeprefix("is_")
     if not node.attr.startswith("is_") or family not in FAMILIES or view.dotted(node) is not None:
         return
-    if family == view.target.native:
+    if view.target.reports({family}):
         return
     yield _branch(node, view, f"x.{node.attr} is False")
 
 
 @rule("device-type", ast.Compare)
 def _device_type(node: ast.Compare, view: View) -> Iterator[Found]:
-    """A comparison of a tensor's device with a text: `x.device.type == "cuda"`, `"cuda" in str(x.device)`. The device
-    is the target's, so the program takes the other branch, which is approximate. Where the program raises or asserts
-    for it, it must be changed."""
+    """A comparison of a tensor's device with a text: `x.device.type == "cuda"`, `"cuda" in str(x.device)`. On a real
+    target the device is the target's, so the program takes the other branch, which is approximate. Where the program
+    raises or asserts for it, it must be changed."""
     sides = [node.left, *node.comparators]
     texts = {text for side in sides for text in _compared(side, view)}
     families = {text.partition(":")[0] for text in texts} & set(FAMILIES)
-    if not families or view.target.native in families or not any(_reads_device(side, view) for side in sides):
+    if not families or view.target.reports(families) or not any(_reads_device(side, view) for side in sides):
         return
     yield _branch(node, view, f"the device's type is not {' or '.join(sorted(map(repr, families)))}")
 

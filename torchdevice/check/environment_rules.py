@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
 from torchdevice.check.source_view import View, argument
+from torchdevice.errors import PATCHERS
 
 _ATTENTION = "use torch.nn.functional.scaled_dot_product_attention"
 _READINGS = "leave the readings out, or use psutil"
@@ -53,7 +54,7 @@ def _package(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
     takes that branch, which is approximate."""
     if view.target.native in _CUDA:
         return
-    for name in sorted(name for name in _packages(node) if not view.is_inside(name)):
+    for name in sorted(name for name in _packages(node, PACKAGES) if not view.is_inside(name)):
         if view.is_guarded(node) or _is_asked_for(name, node, view):
             said = f"The program goes on without {name}, which needs CUDA."
             yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)
@@ -70,15 +71,24 @@ def _is_asked_for(package: str, node: ast.AST, view: View) -> bool:
 _CUDA = ("cuda",)
 
 
-def _packages(node: ast.Import | ast.ImportFrom) -> set[str]:
-    """Return the packages in the table that an import imports."""
+def _packages(node: ast.Import | ast.ImportFrom, packages: Iterable[str]) -> set[str]:
+    """Return which of these packages an import imports."""
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif node.level:
         names = []
     else:
         names = [f"{node.module}.{alias.name}" for alias in node.names]
-    return {package for package in PACKAGES for name in names if f"{name}.".startswith(f"{package}.")}
+    return {package for package in packages for name in names if f"{name}.".startswith(f"{package}.")}
+
+
+@rule("patcher", ast.Import, ast.ImportFrom)
+def _patcher(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
+    """An import of a package that replaces parts of torch for the whole process: `mpsify`, `torchada`,
+    `torch_npu.contrib.transfer_to_npu`. It must be removed: in a scope the import raises an error."""
+    if view.target.native not in _CUDA:
+        for name in sorted(_packages(node, PATCHERS)):
+            yield Found(Verdict.CHANGE, f"Remove the import of {name}: it replaces parts of torch, as a scope does.")
 
 
 @rule("extension", ast.Call)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,6 +63,10 @@ class Target(NamedTuple):
         from torchdevice.simulation import profiles
 
         return profiles.find(self.profile_name) if self.profile_name else None
+
+    def reports(self, families: Collection[str]) -> bool:
+        """Return whether tensors say that they are on one of these accelerators, which a program is written for."""
+        return self.name not in _REAL or self.native in families
 
     @property
     def refuses_operators(self) -> bool:

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from typing import Any
 
+from torchdevice.cli import columns
 from torchdevice.cli.parsing import did_you_mean
 from torchdevice.cli.usage_errors import refusals
 
@@ -56,15 +57,12 @@ def _coverage(options: argparse.Namespace) -> int:
 
 
 def _print_names(rows: list[dict[str, Any]]) -> None:
-    width = max((len(row["name"]) for row in rows), default=0)
-    for row in rows:
-        print(f"{row['name']:{width}}  {row['fidelity']:11}  {row['note']}")
+    columns.show([(row["name"], row["fidelity"], row["note"]) for row in rows])
 
 
 def _print_modules(rows: list[dict[str, Any]]) -> None:
     modules: dict[str, Counter[str]] = {}
     for row in rows:
         modules.setdefault(row["name"].rpartition(".")[0], Counter())[row["fidelity"]] += 1
-    width = max(map(len, modules))
-    for module, kinds in modules.items():
-        print(f"{module:{width}}  " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
+    counted = ((module, kinds.most_common()) for module, kinds in modules.items())
+    columns.show([(module, ", ".join(f"{count} {kind}" for kind, count in kinds)) for module, kinds in counted])

@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any
 
+from torchdevice.cli import columns
 from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation.environment import SWITCH
 
@@ -35,10 +36,7 @@ def _devices(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
-    width = max(len(row["target"]) for row in rows)
-    for row in rows:
-        said = "available" if row["available"] else "not available"
-        print(f"{row['target']:{width}}  {said:13}  {row['name']}".rstrip())
+    columns.show([(row["target"], "available" if row["available"] else "not available", row["name"]) for row in rows])
     return 0
 
 

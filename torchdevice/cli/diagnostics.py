@@ -17,8 +17,8 @@ from typing import NamedTuple
 import psutil
 import torch
 
+from torchdevice import activation, target_selection
 from torchdevice import options as _options
-from torchdevice import target_selection
 from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.registry import runtime
 from torchdevice.errors import PATCHERS, TorchDeviceError
@@ -93,30 +93,32 @@ _SIDE = 256
 
 
 def _speed() -> list[Finding]:
-    """Compare how fast the CPU multiplies matrices in each dtype: what mixed precision gains or costs here."""
-    times = {dtype: _multiplication(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
-    plain = times[torch.float32]
-    found = []
-    for dtype in (torch.bfloat16, torch.float16):
-        name, factor = str(dtype).removeprefix("torch."), plain / times[dtype]
-        said = f"a matrix product in {name} is {factor:.2g} times as fast as in float32 on this CPU"
-        slow = factor < 0.5
-        found.append(Finding(name, "warning" if slow else "ok", said, _FASTER if slow else ""))
-    return found
+    """Compare how fast a program multiplies matrices in mixed precision on the CPU, in a scope, and without it."""
+    with activation.portable("cpu"):
+        plain = _multiplication(None)
+        return [_speed_of(dtype, _multiplication(dtype) / plain) for dtype in (torch.bfloat16, torch.float16)]
 
 
-_FASTER = "on a CPU target, mixed precision is slower than float32 here: turn it off"
+def _speed_of(dtype: torch.dtype, factor: float) -> Finding:
+    """Return what is found of autocast to a dtype in which a product takes ``factor`` times as long as in float32."""
+    name = str(dtype).removeprefix("torch.")
+    times = max(factor, 1 / factor)
+    compared = f"{times:.{0 if times > 10 else 1}f} times {'slower' if factor > 1 else 'faster'}"
+    slow = factor > 2
+    said = f"on a CPU target, autocast to {name} makes a matrix product {compared}"
+    return Finding(name, "warning" if slow else "ok", said, "turn mixed precision off on a CPU target" if slow else "")
 
 
-def _multiplication(dtype: torch.dtype) -> float:
-    """Return the seconds of the fastest of three products in one thread, after one that prepares."""
+def _multiplication(dtype: torch.dtype | None) -> float:
+    """Return the seconds of the fastest of three products in one thread, in autocast to a dtype, after one more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several wait for each other, on a busy machine hundreds of times as long as they compute
-    matrix = torch.ones(_SIDE, _SIDE, dtype=dtype)
+    matrix = torch.ones(_SIDE, _SIDE)
     times = []
     for _ in range(4):
         start = time.perf_counter()
-        matrix @ matrix
+        with torch.autocast("cuda", dtype or torch.float16, enabled=dtype is not None):
+            matrix @ matrix
         times.append(time.perf_counter() - start)
     torch.set_num_threads(threads)
     return min(times[1:])

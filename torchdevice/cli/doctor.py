@@ -7,7 +7,7 @@ import functools
 import json
 from typing import Any
 
-from torchdevice.cli import check
+from torchdevice.cli import check, columns
 from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation.environment import switched_off
 from torchdevice.version import versions
@@ -59,11 +59,11 @@ def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
         print(json.dumps(data, indent=1))
         return int(not well)
     print(", ".join(f"{name} {version}" for name, version in versions().items()))
-    width = max(len(finding.subject) for finding in found)
+    rows = []
     for finding in found:
-        print(f"  {finding.status:8} {finding.subject:{width}}  {finding.said}")
-        if finding.remedy:
-            print(f"  {'':8} {'':{width}}  -> {finding.remedy}")
+        rows.append((finding.status, finding.subject, finding.said))
+        rows += [("", "", f"-> {finding.remedy}")] if finding.remedy else []
+    columns.show(rows, indent="  ")
     return int(not well)
 
 

@@ -16,8 +16,6 @@ _PYTHON = re.compile(r"python(?:3(?:\.[0-9]+t?)?)?(?:\.exe)?")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 """Flags of the interpreter that take the next word, too."""
 
-_TEST_RUNNERS = ("pytest", "py.test", "unittest")
-
 
 class Program(NamedTuple):
     """A program, and what it finds in ``sys.argv``.
@@ -42,11 +40,6 @@ class Program(NamedTuple):
     def file(self) -> str:
         """What tracebacks call the file of the source."""
         return self.path or ("<string>" if self.argv[0] == "-c" else "<stdin>")
-
-    @property
-    def runs_tests(self) -> bool:
-        """Whether this is a runner of tests."""
-        return (self.module or os.path.basename(self.argv[0]).removesuffix(".exe")) in _TEST_RUNNERS
 
 
 def named(words: Sequence[str]) -> Program:

@@ -171,10 +171,8 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
 
 
 def _chosen(options: argparse.Namespace, program: Program) -> _options.Options:
-    from torchdevice import target_selection
-
-    given = {name: getattr(options, name) for name in _options.declarations()}
-    return target_selection.options_of_tests(given) if program.runs_tests else _options.chosen(given)
+    found: _options.Options = _options.chosen({name: getattr(options, name) for name in _options.declarations()})
+    return found
 
 
 def _set_first_path(program: Program) -> None:

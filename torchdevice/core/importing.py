@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
@@ -40,6 +40,30 @@ class Importing:
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._imported, self._sees_scope)  # type: ignore[assignment]
         return spec
+
+
+class Refusing(Importing):
+    """A finder that finds modules as Python does, so that a program may ask for them, and raises at their import.
+
+    Args:
+        names: The modules' full names.
+        error: Returns the error for a name.
+    """
+
+    def __init__(self, names: Collection[str], error: Callable[[str], Exception]):
+        self._names, self._error = names, error
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name in self._names else None
+        if spec is not None:
+            spec.loader = self  # type: ignore[assignment]
+        return spec
+
+    def create_module(self, spec: Any) -> None:
+        """Leave it to Python."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise self._error(module.__name__)
 
 
 class _Loader:

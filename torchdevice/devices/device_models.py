@@ -2,7 +2,7 @@
 
 A model is one of the profiles of :mod:`torchdevice.simulation.profiles` with figures of its own. They are the defaults
 of the options ``capability``, ``memory`` and ``properties``; an option that the call, a variable or a configuration
-gives comes first.
+gives comes first. Every simulated device also implies ``identity="program"``, so that ``x.is_cuda`` is True.
 
 Sources of :data:`MODELS`: the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming
 Guide (threads, shared memory), NVIDIA's data sheets and white papers (name, multiprocessors, L2 cache, bus). The memory
@@ -96,13 +96,13 @@ def find(profile: str) -> DeviceModel | None:
 
 
 def options_of(target: object) -> dict[str, Any]:
-    """Return the options that a target implies: those of its model."""
+    """Return the options that a target implies: of each simulated device its identity, and the figures of its model."""
     found = TARGET.fullmatch(target) if isinstance(target, str) else None
-    model = find(found[1]) if found is not None and found[1] else None
-    if model is None:
+    if found is None:
         return {}
-    values = {"capability": model.capability, "memory": model.memory, "properties": model.properties or None}
-    return {name: value for name, value in values.items() if value is not None}
+    model = (find(found[1]) if found[1] else None) or DeviceModel()
+    figures = {"capability": model.capability, "memory": model.memory, "properties": model.properties or None}
+    return {"identity": "program", **{name: value for name, value in figures.items() if value is not None}}
 
 
 def absolute(target: str) -> str:

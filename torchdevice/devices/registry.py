@@ -37,6 +37,8 @@ def register_runtime(runtime: Runtime) -> Callable[[], None]:
         TypeError: ``runtime`` is not a :class:`Runtime`.
         ValueError: Its device type is not a name, or has a runtime already.
     """
+    if isinstance(runtime, type) and issubclass(runtime, Runtime):
+        raise TypeError(f"{runtime!r} is a class. Register an object of it, {runtime.__name__}(...).")
     if not isinstance(runtime, Runtime):
         raise TypeError(f"{runtime!r} is not a runtime. Derive its class from torchdevice.Runtime.")
     device_type = getattr(runtime, "device_type", None)

@@ -6,6 +6,7 @@ Ordinals are those of the target: 0 .. ``device_count() - 1``. Sizes are bytes, 
 
 from __future__ import annotations
 
+import abc
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -73,7 +74,7 @@ class Stat(NamedTuple):
     freed: int
 
 
-class Runtime:
+class Runtime(abc.ABC):
     """What a type of device can do. The base class describes a device that has finished the work when a call returns.
 
     Attributes:
@@ -209,9 +210,9 @@ class Runtime:
     def after_backward(self) -> None:
         """Bring this thread in line with its entries after the autograd engine, which restores what hooks changed."""
 
+    @abc.abstractmethod
     def is_available(self) -> bool:
         """Return whether this machine and torch build have the device."""
-        raise NotImplementedError
 
     def device_count(self) -> int:
         """Return the number of devices."""
@@ -233,16 +234,16 @@ class Runtime:
         """Return how much of the device's memory is free."""
         return psutil.virtual_memory().available
 
+    @abc.abstractmethod
     def memory(self, index: int) -> Memory:
         """Return the memory figures of this process on the device."""
-        raise NotImplementedError
 
     def note_memory(self) -> None:
         """Look at the figures for the sake of the peaks, after a call that allocates much."""
 
+    @abc.abstractmethod
     def reset_peak_memory(self, index: int) -> None:
         """Reset the peaks to the current figures."""
-        raise NotImplementedError
 
     def statistics(self, index: int) -> Mapping[str, Any]:
         """Return further figures of the device's allocator, under the keys of ``torch.cuda.memory_stats``.
@@ -356,9 +357,9 @@ class Runtime:
         """Record a point in the device's work."""
         return HostMark()
 
+    @abc.abstractmethod
     def default_generator(self, index: int) -> torch.Generator:
         """Return the generator that the device's random functions draw from."""
-        raise NotImplementedError
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         """Return a new generator for the device, of torch's class or of a subclass of it."""

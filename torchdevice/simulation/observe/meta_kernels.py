@@ -18,7 +18,7 @@ from torchdevice.devices.stream_order import StreamObserver
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.stand_ins import StandIns, given_to, tensors, written
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import forget_values, fresh, meta_of, set_storage
+from torchdevice.simulation.allocator.storages import forget_values, fresh, has_no_values, meta_of, set_storage
 from torchdevice.simulation.kernels import device_mismatch, recurrent_cells
 from torchdevice.simulation.kernels.cpu_kernels import NUMBERS, Results, index_of
 
