@@ -70,6 +70,7 @@ def supplied_function(
     names = [name] if isinstance(name, str) else name
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        # Functions with a constant or approximate answer report each call; exact ones have nothing to say.
         silent = fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)  # what raises notes that itself
         called = (
             function
@@ -79,6 +80,7 @@ def supplied_function(
 
         def value(context: Context) -> Any:
             found = context.bound(called) if _answers(context, native_to, dotted if denies else "") else TORCHS_OWN
+            # Cached by the context, because torch reads names such as `_cuda_getDevice` in hot paths.
             context.supplied_values[value] = found
             return found
 
@@ -115,6 +117,7 @@ def supplied_value(
 
 def _answers(context: Context, family: str, denied: str) -> bool:
     """Return whether a name is supplied: for the program's accelerator, or to deny one that torch's own name finds."""
+    # The name may deny its accelerator only where torch's own name would find one.
     if context.stands_for(family) or not denied or context.family == family:
         return context.stands_for(family)
     module, _, name = denied.rpartition(".")
@@ -127,6 +130,7 @@ def add(supplied: Supplied) -> None:
     Raises:
         ValueError: The name is supplied already.
     """
+    # Two files that supply one name would override each other by the order of imports.
     if supplied.name in SUPPLIED:
         raise ValueError(f"{supplied.name!r} is supplied already")
     SUPPLIED[supplied.name] = supplied
@@ -135,6 +139,7 @@ def add(supplied: Supplied) -> None:
 def _reporting(function: Callable[..., Any], name: str, fidelity: Fidelity, note: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def reporting(context: Context, *args: Any, **kwargs: Any) -> Any:
+        # Before the call: a strict scope raises here, and the function has no effect.
         context.report(name, note, fidelity)
         return function(context, *args, **kwargs)
 

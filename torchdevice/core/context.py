@@ -29,6 +29,7 @@ from torchdevice.foundation.logs import logger, warn_once
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options
 
+# Enough for every spelling of a program; the limit keeps one that makes texts without end from filling memory.
 _MAX_REDIRECTS = 4096
 
 _EXACT = Fidelity.EXACT  # reading a member of an enumeration takes longer than a global name
@@ -129,16 +130,19 @@ class Context:
         self.machine: Any = None
         self.policy: Any = None
         self.simulated_by: Context | None = runtime.simulated_by
+        # "any" is CUDA for everything that must have one answer, such as which accelerator is available.
         anyone = options.written_for == "any"
         self.program = "cuda" if anyone else options.written_for
         self.families = frozenset(FAMILIES if anyone else (options.written_for,))
         self.is_native = runtime.family == options.written_for
         self.shown_as = self.program if options.identity == "program" else runtime.shown_as
         self.unsupported_dtypes = runtime.unsupported_dtypes
+        # A target that holds float64 ignores the option.
         self.keeps_doubles = options.float64 not in ("float32", "error") and bool(runtime.unsupported_dtypes)
         self.lines_warned_of: set[tuple[str, int]] = set()
         self.fits_conversions = bool(runtime.unsupported_dtypes) or runtime.blocking_copies_only
         self.has_several_devices = (options.devices or 1) > 1
+        # `devices=` on a target with as many devices of its own folds nothing.
         own_memory = self.has_several_devices and not runtime.shares_host_memory
         self.folds_devices = own_memory and (options.devices or 1) > runtime.device_count()
         self.product_dtypes = _computed_in_float32(options, runtime)
@@ -160,6 +164,7 @@ class Context:
         self._pinned_memory: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bound: dict[Any, Any] = {}
         self.key = ""
+        # Computes `key`, which compiled code needs before anybody has asked for the number of devices.
         self.count_devices_again()
 
     def in_another_thread(self) -> AbstractContextManager[Any]:
@@ -171,6 +176,7 @@ class Context:
     @property
     def is_initialized(self) -> bool:
         """Whether the program has used the accelerator in this process, or has chosen one of them."""
+        # The process is compared too: a forked child inherits both values, and has not used the accelerator itself.
         return self.user == os.getpid() and self._initialized
 
     def initialize(self) -> None:
@@ -188,8 +194,10 @@ class Context:
                 "'spawn' start method"
             )
         self.runtime.initialize()
+        # Before `_initialized`, which is read together with the process id that this sets.
         self.touch()
         self._initialized = True
+        # From here on the number is fixed, as in CUDA: a later change of the variable has no effect.
         self._device_count = self._count_devices()
 
     def touch(self) -> None:
@@ -200,6 +208,7 @@ class Context:
     @property
     def is_in_bad_fork(self) -> bool:
         """Whether this process was forked from one that had used the accelerator, which then does not work here."""
+        # The comparison of process ids comes last, because it is a call and the others are attributes.
         return self.user is not None and not self.runtime.survives_fork and self.user != os.getpid()
 
     # ---- devices -----------------------------------------------------------------------------------------------------
@@ -231,7 +240,9 @@ class Context:
     def _count_devices(self) -> int:
         count = self.options.devices or max(1, self.runtime.device_count())
         if self.options.devices is not None or not self.runtime.folds_ordinals:
+            # CUDA's variable hides a simulated device, but not the one CPU that all ordinals mean.
             count = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), count)
+        # Visible devices are in the key: compiled code holds ordinals as constants.
         self.key = f"{self.runtime.target} {self.options.key} visible={count}"
         return count
 
@@ -253,6 +264,7 @@ class Context:
 
     def program_device(self, index: int) -> torch.device:
         """Return the device that the program would spell for one of its ordinals."""
+        # In a scope the mode would see `torch.device(...)` and rewrite the program's device to the target's.
         with torch._C.DisableTorchFunction():
             return torch.device(self.program, index)
 
@@ -260,7 +272,9 @@ class Context:
         """Return a device as tensors on it say it."""
         if self.shown_as is None or device.type != self.device_type:
             return device
+        # As in `program_device`: no rewriting of the answer.
         with torch._C.DisableTorchFunction():
+            # Devices such as meta have no index, but tensors of an accelerator always report one.
             return torch.device(self.shown_as, device.index or 0)
 
     def redirect(self, value: Any, above: int = 2) -> torch.device | None:
@@ -270,8 +284,10 @@ class Context:
             value: The argument.
             above: The number of innermost callers of the journal that belong to this package, with this function.
         """
+        # Subclasses of these types may compare as they like, so the class is compared exactly.
         if value.__class__ not in _HASHED:
             return self._redirect_new(value)
+        # The hit is the usual case, and an exception costs only the first look at a spelling.
         try:
             known = self.thread.redirects[value]
         except KeyError:
@@ -279,6 +295,7 @@ class Context:
         if known is None:
             return None
         device, requested, done = known
+        # An empty text marks a device of the target's own name, which is no replacement to report.
         if requested:
             self.journal.record(requested, done, _EXACT, above=above)
         return device
@@ -291,6 +308,7 @@ class Context:
         if spelling is None or not (self.stands_for(spelling.accelerator) or ordinal_of(value) is not None):
             return self._redirect_own(value, spelling)
         folded = spelling.index is not None and spelling.index >= self.device_count
+        # Once in the process, and only when a device is first asked for: a program that never does gets no notice.
         if self.runtime.degraded_notice:
             warn_once(self.runtime.degraded_notice)
         forced = self.thread.forced_cpu
@@ -315,6 +333,7 @@ class Context:
         return spells.__class__ is str and spells == self.device_type
 
     def _remember(self, value: Any, answer: tuple[torch.device, str, str] | None) -> None:
+        # True and 1 hash alike, hence the exact class; see `_HASHED`.
         redirects = self.thread.redirects
         if value.__class__ in _HASHED and len(redirects) < _MAX_REDIRECTS:
             redirects[value] = answer
@@ -327,6 +346,7 @@ class Context:
                 is CUDA's.
             RuntimeError: ``CUDA_VISIBLE_DEVICES`` hides all of them.
         """
+        # An empty `CUDA_VISIBLE_DEVICES` comes first: then not even ordinal 0 exists.
         if not self.device_count:
             raise RuntimeError("No CUDA GPUs are available")  # torch's own text
         if spelling.index is None:
@@ -350,7 +370,7 @@ class Context:
     def force_cpu(self) -> torch.device:
         """Send the rest of this scope to the CPU in this thread, until the thread leaves the scope."""
         self.thread.forced_cpu = True
-        self.thread.redirects.clear()
+        self.thread.redirects.clear()  # their answers were the accelerator
         return torch.device("cpu")
 
     # ---- values ------------------------------------------------------------------------------------------------------
@@ -358,12 +378,14 @@ class Context:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Remember that the program pinned this tensor, on a target that needs no page-locked memory."""
         self._pinned[tensor] = True
+        # A view is another object with the same storage, so both are kept: the tensor for subclasses without a storage.
         for part in plain_parts(tensor):
             self._pinned_memory[part.untyped_storage()] = True
         return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return whether the program pinned this tensor, or a tensor of whose memory it is a view."""
+        # The usual case, without a lookup by a tensor's identity.
         if not (self._pinned.data or self._pinned_memory.data or self.registered_memory):
             return False
         if tensor in self._pinned:
@@ -390,14 +412,16 @@ class Context:
             FidelityError: The scope is strict and the difference matters. Hints with nothing to do are let pass.
         """
         entry = self.note(requested, done, fidelity)
+        # The count is 1 only right after the first record at a line.
         return entry is not None and entry.count == 1
 
     def note(self, requested: str, done: str, fidelity: Fidelity) -> Entry | None:
-        """Do the same, and return the journal's entry, for its time and bytes; None where the journal is full."""
+        """Like :meth:`report`, but return the journal's entry, for its time and bytes; None if the journal is full."""
         if self.options.strict and fidelity.changes_numbers:
             raise FidelityError(requested, done)
         entry = self.journal.record(requested, done, fidelity)
         if entry is not None and entry.count == 1:
+            # A library's line is where the call is, the program's line is where the user looks.
             through = f", asked for by {entry.library.file}:{entry.library.line}" if entry.library else ""
             where = f"{entry.site.file}:{entry.site.line}{through}"
             logger.info("%s -> %s (%s) at %s", requested, done, fidelity.value, where)
@@ -406,6 +430,7 @@ class Context:
     def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a supplied function with this context as its first argument, the same object each time."""
         found = self._bound.get(function)
+        # Kept, because torch and programs compare functions by identity.
         if found is None:
             found = self._bound[function] = functools.wraps(function)(functools.partial(function, self))
         return found
@@ -413,6 +438,8 @@ class Context:
     def start_thread(self) -> None:
         """Run ``thread.at_return``, which restores what this thread had in the context when it last left."""
         while self.thread.at_return:
+            # Removed before it runs: a step that is interrupted does not run a second time on a state it has half
+            # restored.
             self.thread.at_return.pop(0)()
 
     def finish_thread(self) -> None:
@@ -422,7 +449,9 @@ class Context:
             thread.forced_cpu = False
             thread.redirects.clear()
         while thread.at_exit:
+            # The last one registered is the first one undone, as with nested blocks.
             thread.at_exit.pop()()
+        # Other threads may still be in the context, and read these values.
         if not self.entries:
             self.written_values.clear()
             self.user, self._initialized = None, False
@@ -452,6 +481,7 @@ def _visible(variable: str | None, count: int) -> int:
 def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:
     """Return CUDA's error for an ordinal that does not exist."""
     error = torch.AcceleratorError("CUDA error: invalid device ordinal")
+    # Python 3.10 has no notes on exceptions.
     if hasattr(error, "add_note"):
         error.add_note(
             f"cuda:{index} was asked for and {count} device(s) are advertised. Raise devices= in portable()."

@@ -44,6 +44,7 @@ def _begin(phase: str, info: Mapping[str, int]) -> None:
     context = thread_state.state.context
     if context is None:
         return
+    # The mode handles a call with all function modes off; the collection came in its midst.
     if is_torch_function_all_disabled():
         _enter(_enable())
     if of_this_thread() is None:
@@ -56,13 +57,14 @@ def _end(phase: str, info: Mapping[str, int]) -> None:
 
 
 def _enter(manager: AbstractContextManager[Any]) -> None:
+    # Noted before entering: an interrupt in between leaves an exit that may be called without an entry.
     _thread.entered.append(manager)
     manager.__enter__()
 
 
 def _leave() -> None:
     while _thread.entered:
-        _thread.entered[-1].__exit__(None, None, None)
+        _thread.entered[-1].__exit__(None, None, None)  # popped afterwards: after an interrupt it is left once more
         _thread.entered.pop()
 
 

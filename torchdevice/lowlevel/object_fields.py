@@ -14,7 +14,7 @@ import torch
 
 from torchdevice.errors import TorchVersionError
 
-_WORD = ctypes.sizeof(ctypes.c_uint64)
+_WORD = ctypes.sizeof(ctypes.c_uint64)  # fields are looked for word by word, as the compiler aligns them
 
 
 def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: int) -> int:
@@ -50,12 +50,14 @@ def place_of(name: str, objects: Sequence[int], values: Sequence[bytes], words: 
     Raises:
         TorchVersionError: No offset, or more than one, holds these values.
     """
+    # Copied at once, since the objects may change while they are compared.
     held = [bytes(contents(each, words * _WORD)) for each in objects]
     found = [
         offset
         for offset in range(0, words * _WORD, step)
         if all(each[offset:].startswith(value) for each, value in zip(held, values, strict=True))
     ]
+    # Two offsets with the same values are no answer: writing at the wrong one would damage the object.
     if len(found) != 1:
         raise TorchVersionError(name, torch.__version__)
     return found[0]
@@ -63,4 +65,4 @@ def place_of(name: str, objects: Sequence[int], values: Sequence[bytes], words: 
 
 def contents(address: int, size: int) -> ctypes.Array[ctypes.c_ubyte]:
     """Return the bytes at an address, which can be set."""
-    return (ctypes.c_ubyte * size).from_address(address)
+    return (ctypes.c_ubyte * size).from_address(address)  # a view of the memory, not a copy

@@ -70,7 +70,7 @@ class Policy:
 
     Attributes:
         profile: The kind of device that is simulated.
-        recorders: What looks at the kernels, the innermost first: each has ``run(op, kernel, args, kwargs)``.
+        recorders: The recorders of kernels, the innermost first: each has ``run(op, kernel, args, kwargs)``.
     """
 
     def __init__(self, context: Context, runtime: Any):
@@ -95,7 +95,7 @@ class Policy:
         return () if _thread.recorded else self.recorders
 
     def falls_back(self, op: Any) -> bool:
-        """Return whether an operator is to be run by :meth:`run`: somebody looks, or the device lacks it.
+        """Return whether an operator needs :meth:`run`: a recorder is active, or the device lacks the operator.
 
         Raises:
             NotImplementedError: The device lacks the operator, and the variable is ``0``, the scope is strict, the
@@ -119,7 +119,7 @@ class Policy:
         return missing
 
     def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator while somebody looks at it, or one that the profile's device lacks.
+        """Run an operator through the recorders, or one that the profile's device lacks.
 
         The latter runs on the CPU by :mod:`torchdevice.fallback.missing_operators` as on a Mac, or by the real device's
         own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It is counted, with its time and bytes.

@@ -79,7 +79,7 @@ def _graphs(scripted: Any) -> Iterator[Any]:
 
 
 def _graphs_of_class(script_class: Any) -> Iterator[Any]:
-    """Yield the graphs of the methods of a TorchScript class; nothing of an enumeration, which is none."""
+    """Yield the graphs of the methods of a TorchScript class. Enums have no graphs."""
     for name in [] if script_class is None else script_class.method_names():
         method = torch.jit._state._python_cu.find_function(f"{script_class.qualified_name()}.{name}")
         if method is not None:

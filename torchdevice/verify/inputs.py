@@ -38,7 +38,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return arguments with a function applied to each that is no list."""
+    """Map a function over arguments, into lists, tuples and dictionaries only."""
     if isinstance(value, (list, tuple)):
         return type(value)(mapped(each, function) for each in value)
     if isinstance(value, dict):

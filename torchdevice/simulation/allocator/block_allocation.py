@@ -58,7 +58,7 @@ class Blocks:
         late: What is to be done when the change in progress has ended.
         pending: The freed blocks that another stream may still use.
         pools: The pools of free blocks.
-        refused: The last error that is no interrupt.
+        refused: The last expected error, after which no recovery is needed.
         segments: The memory that the device has from the driver.
         settings: The settings of the allocator.
         statistics: The statistics of the device.
@@ -95,7 +95,7 @@ class Blocks:
         self._is_plain = settings == DEFAULT
 
     def refusal(self, error: Exception) -> Exception:
-        """Return an error that is no interrupt: what it leaves is whole."""
+        """Mark an expected error, after which no recovery is needed, and return it."""
         self.refused = error
         return error
 

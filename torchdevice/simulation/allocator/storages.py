@@ -94,7 +94,7 @@ class _Owner(weakref.ref):  # type: ignore[type-arg]
 
 
 class _Twin(_Owner):
-    """The same for a storage without a block, which has the memory of another one (:func:`twin`)."""
+    """A storage without a block, which shares the memory of another one (:func:`twin`)."""
 
     __slots__ = ()
 
@@ -105,7 +105,7 @@ class _Twin(_Owner):
 
 
 class _Dataless(_Owner):
-    """The same for a storage without values.
+    """A storage with a size and a block, and no values.
 
     Attributes:
         meta: A tensor of torch's meta device, in the place of the CPU tensor.
@@ -425,9 +425,9 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
 
 
 def take_memory_at(storage: Any, index: int, address: int) -> None:
-    """Note that a storage was made of an address. It has the memory of a graph's storage or of a raw allocation there.
+    """Register a storage that the program built from a raw pointer into a graph's storage or a raw allocation.
 
-    Where a tensor has that memory, nothing is to be noted: kernels find the tensor's by the address.
+    A pointer into the memory of a tensor needs no entry: kernels find the tensor's storage by the address.
     """
     device(index).release_ended()
     known = _owners.get(address)

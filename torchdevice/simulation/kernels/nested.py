@@ -62,7 +62,7 @@ def register(aten: torch.library.Library) -> None:
 
 
 def _kernel(op: Any) -> Callable[..., Any]:
-    """Return a kernel that runs an operator on CPU tensors, while somebody looks where somebody does."""
+    """Return a kernel that runs an operator on CPU tensors, through the active recorders, if any."""
     run = functools.partial(_run_on_cpu, op, device_random.kind_of(op))
     return lambda *args, **kwargs: policy.looked_at(op, run, args, kwargs)
 

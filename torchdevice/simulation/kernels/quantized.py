@@ -98,7 +98,7 @@ def _is_present(name: str) -> bool:
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator, while somebody looks where somebody does, or raise what CUDA raises for it."""
+    """Run an operator on the CPU, through the active recorders, if any, or raise CUDA's error for it."""
     _check(op)
     return policy.looked_at(op, functools.partial(_run_on_cpu, op), args, kwargs)
 
