@@ -39,12 +39,14 @@ def text(index: int, wanted: int, limits: Limits, figures: Figures, uncached: in
         private: The bytes of free blocks in private pools.
     """
     total = limits.total or 0
+    # Never negative: a request for more than this machine has comes with this machine's total.
     free = max(0, total - figures.reserved - uncached)
     allowed = "" if limits.allowed is None else f"{written(limits.allowed)} allowed; "
     in_private = f"with {written(private)} allocated in private pools (e.g., CUDA Graphs), " if private else ""
     return (
         f"CUDA out of memory. Tried to allocate {written(wanted)}. GPU {index} has a total capacity of "
         f"{written(total)} of which {written(free)} is free. Including non-PyTorch "
+        # No other memory of a process is simulated.
         f"memory, this process has {written(figures.reserved)} memory in use. {allowed}Of the allocated memory "
         f"{written(figures.allocated + private)} is allocated by PyTorch, {in_private}and "
         f"{written(figures.reserved - figures.allocated - private)} is reserved by PyTorch but unallocated. If "
@@ -56,6 +58,7 @@ def text(index: int, wanted: int, limits: Limits, figures: Figures, uncached: in
 
 def written(size: int) -> str:
     """Return a size as CUDA's allocator writes it."""
+    # Two decimals, and no unit above GiB, as `format_size` of torch writes.
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
             return f"{size / unit:.2f} {name}"

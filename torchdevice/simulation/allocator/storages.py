@@ -34,7 +34,7 @@ _neg_view = torch._C._VariableFunctions._neg_view
 _as_strided = torch._C._VariableFunctions.as_strided
 
 
-_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter  # global names, read at every argument of every kernel
 
 
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
@@ -46,6 +46,7 @@ def device(index: int) -> Device:
     found: Device | None = memory.get(index)
     if found is None:
         found = Device(index, policy.memory_limits, policy.error_of_mps, machine.current().observers)
+        # Before other threads can see it.
         found.live = blocks
         found = memory.setdefault(index, found)
     return found
@@ -88,6 +89,7 @@ class _Owner(weakref.ref):  # type: ignore[type-arg]
 
     def release(self) -> None:
         """Give the memory and the block back: the storage has ended."""
+        # Another storage may have the memory by now, such as a twin.
         if _owners.get(self.address) is self:
             _give_up(self.address)
         _freed(self)
@@ -126,6 +128,7 @@ def _owner_of(storage: Any, on: Device, kind: type[_Owner] = _Owner) -> Any:
     and the block with it. Where somebody observes, a second reference calls one besides. It was made before the first,
     so Python calls it after.
     """
+    # Made before the owner's reference: Python calls the callbacks of the youngest reference first.
     watcher = weakref.ref(storage, lambda _: on.release_ended()) if on.observers else None
     owner = kind(storage, on.ended.append)
     owner.on, owner.watcher = on, watcher
@@ -143,6 +146,7 @@ def observe(observer: Observer, on: Machine) -> Callable[[], None]:
         A function that removes the observer. It may be called again.
     """
     for each in on.memory.values():
+        # What has ended before must not be reported to an observer who has not seen it begin.
         each.release_ended()
     on.observers.append(observer)
     return functools.partial(forget, observer, on)
@@ -150,11 +154,13 @@ def observe(observer: Observer, on: Machine) -> Callable[[], None]:
 
 def forget(observer: object, on: Machine) -> None:
     """Remove an observer of a machine's memory. May be called again."""
+    # In place, since the allocator holds this very list.
     on.observers[:] = [each for each in on.observers if each is not observer]
 
 
 def _give_up(address: int) -> None:
     """Let the twin of a storage, where it has one, be the only storage with its memory."""
+    # A twin may have ended too, and not be released yet.
     other = _twins.get(address)
     if other is not None and other() is not None:
         _owners[address] = other
@@ -173,11 +179,13 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     has dropped it. A tensor of another device, layout or without values is returned detached.
     """
     index = tensor.get_device()
+    # A negative index is the CPU's; sparse and quantized tensors have no single storage.
     plain = index >= 0 and tensor.layout is torch.strided and not tensor.is_quantized
     owner = _owners.get(tensor.untyped_storage().data_ptr()) if plain else None
     if owner is None or owner.on.index != index or isinstance(owner, _Dataless):
         return tensor.detach()
     storage = _twin_storage(owner)
+    # The twin is an inference tensor where the tensor is one.
     with torch.inference_mode(tensor.is_inference()):
         other = on_device(torch.empty(0, dtype=tensor.dtype, device="cpu"), index)
         other = set_storage(other, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -209,6 +217,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return with_bits(on_device(memory_of(tensor).clone(), index), tensor)
 
 
+# Exchanged first, so that a second release frees nothing twice.
 def _freed(owner: _Owner) -> None:
     block, owner.block = owner.block, None
     if block is None:
@@ -224,8 +233,9 @@ def owners_of(on: Device, *, with_block: bool = True) -> list[_Owner]:
     found = []
     for owner in [each for each in list(_owners.values()) if each.on is on]:
         if owner() is None:
+            # The weak reference is dead, and its callback was lost.
             owner.release()  # an interrupt came into the first attempt
-        elif (owner.block is not None) is with_block:
+        elif (owner.block is not None) is with_block:  # the keyword chooses which of both
             found.append(owner)
     return found
 
@@ -276,7 +286,7 @@ meant = _Meant()
 @block
 def meaning(index: int) -> Iterator[None]:
     """Let a device without an index be this one, for this thread."""
-    before, meant.index = meant.index, index
+    before, meant.index = meant.index, index  # restored, since meanings nest
     try:
         yield
     finally:
@@ -293,10 +303,12 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     context = thread_state.state.context
     if context is not None and context.asks:
         context.policy.check_dtype(result.dtype)
+    # The conjugate bit cannot go through DLPack; the memory behind it can.
     if result.dtype in _COMPLEX and result.is_conj():
         return _conj(fresh(_conj(result), index))
     requested = result.nbytes
     if not requested:
+        # Nothing to count, and no memory whose address could be looked up.
         return on_device(_emptied(result) if result.is_meta else result, index)
     if result.is_meta:
         return _fresh_without_values(result, index)
@@ -307,6 +319,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         if storage is not None and view.untyped_storage().nbytes() <= storage.nbytes():
             # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
             return set_storage(view, storage, 0, result.shape, result.stride())
+    # `device(index)` in short, without a call for the usual case.
     on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
     if on is None:
         on = device(index)
@@ -314,8 +327,10 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     try:
         block = on.allocate(requested, 0 if context is None else context.thread.streams.get(index, 0))
         tensor = on_device(result, index)
+        # After this line the storage owns the block, whatever interrupt comes.
         _own(_owner_of(tensor.untyped_storage(), on), on, result, address, block)
         return tensor
+    # Also KeyboardInterrupt: without an owner the block would be lost.
     except BaseException:
         _free_unowned(on, block)
         raise
@@ -349,6 +364,7 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
 
 def _free_unowned(on: Device, block: memory_blocks.Block | None) -> None:
     """Free a block for a storage of which an interrupt came before it had the block."""
+    # By identity over all owners: the interrupt may have come before or after `_own`.
     if block is not None and all(each.block is not block for each in list(_owners.values())):
         on.freed.append(block)
 
@@ -371,6 +387,7 @@ def meta_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
+# By the meta kernel itself, below modes and autograd.
 _set_meta = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.Meta)
 
 
@@ -388,6 +405,7 @@ def _own(owner: _Owner, on: Device, memory: torch.Tensor, address: int, block: m
     owner.tensor = owner.view = memory
     owner.viewer = 0
     _owners[address] = owner
+    # Blocks of a disabled allocator are in no segment, and no observer is told of them.
     if on.observers and block is not None and block.pool.owner != memory_blocks.UNCACHED:
         seen = shown(on.index, block, address)
         for observer in on.observers:
@@ -403,10 +421,13 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     Raises:
         torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
     """
+    # Storages that are resized to 0 are known by the negative address of their C++ object.
     device(index).release_ended()  # a storage that ended may have had this one's negative number
     emptied = -storage._cdata
+    # An empty storage has the address 0.
     owner = _owners.get(storage.data_ptr() or emptied)
     on = device(index) if owner is None else owner.on
+    # Allocated first: if memory runs out, nothing has changed.
     block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
     if owner is not None:
         _give_up(owner.address)
@@ -415,6 +436,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     else:
         old = owner.tensor
         _freed(owner)
+    # The address by which kernels find the storage from now on; 0 where it has no memory.
     address = 0 if block is None else block.address if memory.is_meta else memory.data_ptr()
     if isinstance(owner, _Dataless):
         _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
@@ -434,6 +456,7 @@ def take_memory_at(storage: Any, index: int, address: int) -> None:
     if known is None and address in raw:
         memory = raw[address].memory
     else:
+        # A storage with a block is a tensor's, and stays its own.
         memory = known.tensor if known is not None and known.block is None else None
     if memory is not None:
         _own(_owner_of(storage, device(index)), device(index), memory, address, None)
@@ -456,6 +479,7 @@ def forget_values(storage: Any) -> None:
     new.address, new.block = address, owner.block
     new.tensor = new.view = _NOTHING
     new.viewer = 0
+    # The block changes hands, so that the end of the old reference frees nothing.
     owner.block = None
     _owners[address] = new
     _by_meta[new.meta.untyped_storage()._cdata] = new
@@ -477,6 +501,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
     The caller must not resize the result: it may be the tensor that owns the memory.
     """
+    # `__class__` and `is`, since this is asked for every argument of every kernel.
     kind = tensor.__class__
     if kind is not _Tensor and kind is not _Parameter:
         tensor = without_disguise(tensor)
@@ -484,6 +509,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     owner = _owners.get(address)
     if owner is not None:
         own = owner.tensor
+        # The cheapest comparison first. Shape and strides as well, since views begin at the same address.
         if own.dtype is dtype and own.shape == shape and own.stride() == stride:
             return own
     else:
@@ -492,6 +518,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
             return on_cpu(tensor)
     view = owner.view
     alike = view.data_ptr() == address and view.dtype is dtype and view.shape == shape and view.stride() == stride
+    # A view with gaps may only be given to the tensor that it was made for, see `_is_dense`.
     if alike and (not owner.viewer or owner.viewer == tensor._cdata):
         return view
     view = owner.view = _view(owner, tensor)
@@ -505,6 +532,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     They compare a tensor with gaps between its elements by identity alone, so it needs a view of its own. The result
     may be False for a dense tensor, which then gets its own view too.
     """
+    # Row-major, or the transpose of a matrix: the usual cases.
     return tensor.is_contiguous() or (tensor.dim() == 2 and tensor.stride() == (1, tensor.shape[0]))
 
 
@@ -528,6 +556,7 @@ def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
     tensor = without_disguise(tensor)
     owner = _owners.get(tensor.untyped_storage().data_ptr())
     if owner is None:
+        # A tensor without memory gets memory of its own, which the caller gives to the storage.
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     _fix(owner)
     return _view(owner, tensor)
@@ -561,5 +590,6 @@ def _view(owner: _Owner, tensor: torch.Tensor) -> torch.Tensor:
         return on_cpu(tensor)
     if own.dtype is tensor.dtype:
         return _as_strided(own, tensor.shape, tensor.stride(), tensor.storage_offset())
+    # Another dtype, as of `view(dtype)`: the same bytes under another type.
     view = torch.empty(0, dtype=tensor.dtype)
     return set_storage(view, own.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

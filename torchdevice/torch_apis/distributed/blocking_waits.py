@@ -20,6 +20,7 @@ _Inbox = queue.SimpleQueue[tuple[Callable[[], Any], "futures.Future[Any]"]]
 _idle: list[_Inbox] = []
 """The inboxes of threads that have nothing to wait for."""
 
+# The threads do not exist in a forked child.
 os.register_at_fork(after_in_child=_idle.clear)
 
 
@@ -46,10 +47,12 @@ class Wait:
 def _inbox() -> _Inbox:
     """Return the inbox of an idle thread, or of a new one."""
     try:
+        # `pop` in one step, since several threads take inboxes.
         return _idle.pop()
     except IndexError:
         inbox: _Inbox = queue.SimpleQueue()
     with thread_state.suspended():  # a thread keeps the scope that it is started in
+        # Daemon: a wait that never ends must not keep the process.
         threading.Thread(target=_serve, args=(inbox,), daemon=True).start()
     return inbox
 
@@ -59,6 +62,7 @@ def _serve(inbox: _Inbox) -> None:
         call, result = inbox.get()
         try:
             value = call()
+        # The caller gets the error where it asks.
         except Exception as error:
             result.set_exception(error)
         else:

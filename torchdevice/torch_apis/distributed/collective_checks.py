@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from torchdevice.journal import callers
 
-PATIENCE = datetime.timedelta(seconds=2)
+PATIENCE = datetime.timedelta(seconds=2)  # longer than ranks usually wait for each other, short enough for a person
 """How long a rank waits before it leaves a note, and between two looks at the notes."""
 
 _TIMED_OUT = "Operation timed out!"
@@ -47,10 +47,12 @@ class Call(NamedTuple):
 
     def digest(self) -> torch.Tensor:
         """Return 16 bytes that differ where the ranks' calls do not fit, of shape (16,)."""
+        # 16 bytes: no two calls have the same ones by accident.
         found = hashlib.blake2b(repr((self.name, self.alike)).encode(), digest_size=16).digest()
         return torch.frombuffer(bytearray(found), dtype=torch.uint8)
 
     def __str__(self) -> str:
+        # "float32[2, 3]", short enough for one line per rank.
         given = ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in self.tensors)
         how = ", ".join(each for each in self.alike if isinstance(each, str))
         what = self.name + (f" of {given}" if given else "") + (f", {how}" if how else "")
@@ -104,11 +106,13 @@ def stuck(notes: Mapping[int, Note]) -> list[int]:
     Args:
         notes: The notes of the ranks that wait, by rank. They must have been valid at one moment.
     """
+    # Ranks without a note are computing, and count as going on.
     left = set(notes)
     while True:
         going = {rank for rank in left if _can_go_on(notes, rank, left)}
         if not going:
             return sorted(left)
+        # Whoever waits only for ranks that go on goes on as well; what remains waits in a circle.
         left -= going
 
 
@@ -116,8 +120,10 @@ def _can_go_on(notes: Mapping[int, Note], rank: int, left: set[int]) -> bool:
     """Return whether a rank can go on, where those that are left can not."""
     awaited = notes[rank].awaited
     others = [other for other in awaited.ranks if other != rank]
+    # Ranks that go on are not counted: they may still begin anything.
     done = {other: _times_begun(notes[other], awaited.keys) for other in others if other in left}
     if awaited.of_one:
+        # One that may still come is enough.
         return len(done) < len(others) or sum(done.values()) >= awaited.times
     return all(times >= awaited.times for times in done.values())
 
@@ -136,6 +142,7 @@ class Waiting:
     """
 
     def __init__(self, store: Any, rank: int, size: int):
+        # A part of the store of its own, so that keys of gloo are not met.
         self._store = dist.PrefixStore("waiting", store)
         self._rank, self._size = rank, size
         self._begun: Counter[str] = Counter()
@@ -148,6 +155,7 @@ class Waiting:
         if self._noted:  # the program has caught an error, and goes on
             self._write(None)
         self._begun[key] += 1
+        # The threads of a rank are counted, because a note speaks for the whole rank.
         self._threads.add(threading.get_ident())
         return self._begun[key]
 
@@ -171,8 +179,10 @@ class Waiting:
         Raises:
             DistBackendError: This rank can never go on.
         """
+        # The usual case leaves no note.
         if ended():
             return
+        # The number makes each note another one, so that two equal readings prove that nothing happened.
         self._write(Note(self._number + 1, str(call), awaited(), dict(self._begun)))
         while not ended():
             self._raise_if_stuck()
@@ -187,6 +197,7 @@ class Waiting:
         notes = self._read()
         found = stuck(notes)
         # Read twice, because ranks go on while their notes are read: what was the same both times held in between.
+        # Only a rank that is stuck itself raises; the others read the same notes and raise too.
         if self._rank in found and notes == self._read():
             self._let_others_know({rank: notes[rank] for rank in found})
             raise _deadlock(notes, found, self._size)
@@ -196,11 +207,13 @@ class Waiting:
         what = json.dumps(notes)
         self._store.set(f"{self._rank} knows {what}", "")
         with contextlib.suppress(dist.DistError):  # one of them has ended, or is not to be scheduled
+            # Long enough for each of them to read the notes again.
             self._store.wait([f"{rank} knows {what}" for rank in notes], 5 * PATIENCE)
 
     def _read(self) -> dict[int, Note]:
         found = {}
         for rank in range(self._size):
+            # `get` would wait for a key that is not there.
             text = self._store.get(str(rank)) if self._store.check([str(rank)]) else b"null"
             fields = json.loads(text)
             if fields is not None:
@@ -214,6 +227,7 @@ def ended(work: Any) -> bool:
     try:
         work.wait(PATIENCE)
     except RuntimeError as error:
+        # Any other error is gloo's, such as a lost connection.
         if _TIMED_OUT not in str(error):
             raise
         return False

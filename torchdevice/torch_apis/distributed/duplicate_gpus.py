@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-_BITS = 16
+_BITS = 16  # for the ordinal; the hash of the machine is above
 
 _TEXT = (
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for "
@@ -40,12 +40,14 @@ def check(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor])
     for other, device in enumerate(devices):
         if other != rank and device == mine:
             version = ".".join(map(str, torch.cuda.nccl.version()))
+            # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses count from 1 here.
             bus = (mine % (1 << _BITS) + 1) << 12
             raise dist.DistBackendError(_TEXT.format(version=version, rank=rank, other=other, bus=bus))
 
 
 def _identity(index: int) -> int:
     """Return a number for the device that all processes agree on. Nodes of a launcher on one machine are told apart."""
+    # As NCCL does: the variable comes first, then the name of the machine.
     host = os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
     return zlib.crc32(host.encode()) << _BITS | _physical(index)
 

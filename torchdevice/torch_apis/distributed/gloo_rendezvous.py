@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 
-@functools.cache
+@functools.cache  # once in a process
 def wait_at_end() -> None:
     """Let the process wait at its end until the threads of gloo have dropped the last collectives.
 

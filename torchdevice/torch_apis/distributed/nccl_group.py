@@ -43,10 +43,12 @@ class NcclGroup(dist.ProcessGroup):
     def __init__(
         self, rank: int, size: int, gloo: Any, runtime: Runtime, takes_cpu: bool, waiting: collective_checks.Waiting
     ):
+        # The stub lacks the constructor.
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
         self._takes_cpu = takes_cpu or runtime.shares_host_memory
         self._name = self._description = ""
+        # Nothing to find out with one rank, or where ranks may share a device.
         self._knows_devices = size == 1 or runtime.shared_by_ranks
 
     def know_devices(self, index: int) -> None:
@@ -57,6 +59,7 @@ class NcclGroup(dist.ProcessGroup):
 
     def _gathered(self, mine: torch.Tensor) -> torch.Tensor:
         of_all = [torch.empty_like(mine) for _ in range(self.size())]
+        # By gloo directly: the group's own collectives would ask for this check again.
         self.gloo.allgather([of_all], [mine]).wait()
         return torch.cat(of_all)
 
@@ -71,6 +74,7 @@ class NcclGroup(dist.ProcessGroup):
         if tensor.layout is not torch.strided:
             raise ValueError("Tensors must be CUDA and dense")
         alias = self.runtime.host_alias(tensor)
+        # `host_alias` returns a CPU tensor itself.
         is_on_cpu = alias is tensor
         if not (self._takes_cpu if is_on_cpu else tensor.device.type == self.runtime.device_type):
             raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
@@ -109,6 +113,7 @@ class NcclGroup(dist.ProcessGroup):
         # As torch's own code spells it, which looks for it in this list; the scope rewrites both.
         types = [self.runtime.device_type if context is None else context.program]
         if self._takes_cpu and not self.runtime.shares_host_memory:
+            # The CPU first: object collectives then stay on the host.
             types.insert(0, "cpu")
         return [torch.device(each) for each in types]
 
@@ -135,8 +140,10 @@ class NcclGroup(dist.ProcessGroup):
         Raises:
             DistBackendError: They are in different ones, or will never come.
         """
+        # A single rank agrees with itself.
         if self.size() == 1:
             return
+        # Counted before the exchange, since others may read the count while this rank waits.
         times = self.waiting.begin(self._name)
         mine = call.digest()
         of_all = [torch.empty_like(mine) for _ in range(self.size())]
@@ -146,6 +153,7 @@ class NcclGroup(dist.ProcessGroup):
             call,
             lambda: collective_checks.Awaited([self._name], times, self.ranks()),
         )
+        # Each rank compares by itself, and all come to the same result.
         if any(not torch.equal(each, mine) for each in of_all):
             raise collective_checks.mismatch(self._description or self._name, self._gathered_texts(str(call)))
 
@@ -156,6 +164,7 @@ class NcclGroup(dist.ProcessGroup):
     def _gathered_texts(self, text: str) -> list[str]:
         """Return the texts of all ranks."""
         mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        # Sizes first, since gloo gathers tensors of one size only.
         sizes = self._gathered(torch.tensor([mine.numel()], device="cpu")).tolist()
         padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
         padded[: mine.numel()] = mine
@@ -172,6 +181,7 @@ class NcclGroup(dist.ProcessGroup):
         try:
             yield
         except RuntimeError as error:
+            # Only errors of connections mean a lost rank; others are torch's own and stay.
             if _OF_TRANSPORT not in str(error):
                 raise
             where = f"rank {dist.get_rank()}, in the group {self._description!r} of {self.size()} ranks"
