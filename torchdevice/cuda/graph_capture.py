@@ -51,6 +51,7 @@ _UNINITIALISED = frozenset({_aten.empty.memory_format, _aten.empty_strided.defau
 _below_autograd = require(torch._C, "_AutoDispatchBelowAutograd")
 
 
+# The key that counts versions of tensors. A replay writes below it, as CUDA's kernels do.
 _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
@@ -104,6 +105,7 @@ class Capture(TorchDispatchMode):
         self._same_memory = same_memory
         self._copy = copy
         self.failed = False
+        # At the beginning, so that the end of the capture can restore them.
         self._random_states = [(generator, generator.get_state()) for generator in generators]
         self._device_type = device_type
         self._steps: list[_Step] = []
@@ -114,6 +116,7 @@ class Capture(TorchDispatchMode):
         kwargs = kwargs or {}
         self._refuse_waiting(func, args, kwargs)
         self._refuse_generator(args, kwargs)
+        # `squeeze_` and its like change the tensor object alone, which a replay must not do again.
         if _INPLACE_VIEW in func.tags:
             return dispatch_modes.run(func, args, kwargs)
         self._save_before_write(func, args, kwargs)
@@ -124,10 +127,12 @@ class Capture(TorchDispatchMode):
 
     def _refuse_waiting(self, func: Any, args: Any, kwargs: Any) -> None:
         """Raise CUDA's error for an operator that makes the host wait for the device, such as those of ``item()``."""
+        # Without a device of its own the host's work cannot be told from the device's, so nothing is refused.
         if self._device_type is None or not any(native_device(t).type == self._device_type for t in _tensors(args)):
             return
         device = kwargs.get("device")
         to_host = func is _aten._to_copy.default and device is not None and device.type != self._device_type
+        # Byte masks index as bool ones do.
         masked = func in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1]))
         if func in _WAITS_FOR_THE_DEVICE or masked or (to_host and not kwargs.get("non_blocking")):
             self.failed = True
@@ -139,6 +144,7 @@ class Capture(TorchDispatchMode):
         if generator is None or self._device_type is None:
             return
         devices = [device] if device is not None else map(native_device, _tensors(args))
+        # `_cdata` is the generator in C++, which several objects in Python may stand for.
         known = any(each._cdata == generator._cdata for each, _ in self._random_states)
         if not known and any(each.type == self._device_type for each in devices):
             self.failed = True
@@ -151,8 +157,10 @@ class Capture(TorchDispatchMode):
                 continue
             for tensor in _tensors(value):
                 storage = tensor.untyped_storage()._cdata
+                # What the capture itself made need not be restored, and is saved once only.
                 if storage not in self._made:
                     self._made.add(storage)
+                    # The whole storage, since a later write may reach any part of it.
                     whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
                     self._before.append((whole, self._copy(whole)))
 
@@ -163,6 +171,7 @@ class Capture(TorchDispatchMode):
         ``native_batch_norm`` does this, and operators of the program may. Such a write is found by comparing values,
         because kernels of an out-of-tree device do not increment a tensor's version counter.
         """
+        # An operator all of whose results are arguments or views declares its writes.
         if all(declared.alias_info is not None for declared in func._schema.returns):
             yield
             return
@@ -175,6 +184,7 @@ class Capture(TorchDispatchMode):
         plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
         if not plain or tensor.is_meta or not tensor.numel():
             return False
+        # An expanded tensor has elements in common, and torch refuses to write to it.
         expanded = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         return not expanded and tensor.untyped_storage()._cdata not in self._made
 
@@ -183,6 +193,7 @@ class Capture(TorchDispatchMode):
         self._made.update(tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided)
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
         if made or writes:  # a view need not be made again: its memory is written by a recorded operator
+            # A generator may share its state with another one that the program uses.
             args, kwargs = pytree.tree_map_only(torch._C.Generator, self._numbers_of, (args, kwargs))
             self._steps.append(_Step(func, *_others((args, kwargs, made), self._same_memory)))
 
@@ -207,6 +218,7 @@ class Capture(TorchDispatchMode):
         for generator, state in self._random_states:
             generator.set_state(state)
         with _as_kernels_do():
+            # In reverse, so that the oldest copy is written last.
             for tensor, before in reversed(self._before):
                 tensor.copy_(before)
         self._before.clear()
@@ -217,6 +229,7 @@ class Capture(TorchDispatchMode):
             for op, args, kwargs, made in self._steps:
                 if op in _UNINITIALISED:  # has no values to copy
                     continue
+                # In place: the program and later operators hold the recorded results.
                 for known, new in zip(made, _made_by(op, op(*args, **kwargs)), strict=True):
                     known.copy_(new)
 
@@ -241,6 +254,7 @@ def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
 def _made_by(op: Any, result: Any) -> list[torch.Tensor]:
     """Return the results of an operator that are new tensors: no arguments and no views of arguments."""
     returns = op._schema.returns
+    # An operator with one result returns it bare; with none it returns None.
     results = (result,) if len(returns) == 1 else result or ()
     new = [each for declared, each in zip(returns, results, strict=True) if declared.alias_info is None]
     return _tensors(new)
@@ -252,6 +266,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _others(tree: Any, same_memory: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a tree of other tensors that share the memory and keep their sizes when the program changes its own."""
+    # Each tensor once, so that an argument given twice stays one tensor.
     known: dict[int, torch.Tensor] = {}
 
     def other(tensor: torch.Tensor) -> torch.Tensor:
@@ -276,6 +291,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's bits as integers: a view, which takes no memory, unless a conjugate is to be resolved."""
     tensor = tensor.resolve_conj().resolve_neg()
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    # NaN differs from itself, integers do not.
     return real.view(_INTEGERS[real.itemsize])
 
 

@@ -35,6 +35,7 @@ class Lacking(NamedTuple):
     rounded: bool = True
 
 
+# Float16 has 11 bits of precision, so rounding from float32 happens once.
 _HALF = {torch.float16: torch.float32, torch.complex32: torch.complex64}
 _IN_SINGLE = Lacking(_HALF, Fidelity.EXACT, "computed in float32 and rounded once, as CUDA's kernels do")
 _IN_SINGLE_TOO = Lacking({torch.bfloat16: torch.float32}, Fidelity.EXACT, _IN_SINGLE.done)
@@ -158,6 +159,7 @@ ASKED_LAST = frozenset(
 """Names of the functions that ``engine="wrap"`` watches for this, beside those of ``torch.fft``. Watching takes a
 tenth of a microsecond, so functions that are short and lack nothing but complex32 are left alone."""
 
+# Fullmatch below: an error that only quotes this is the program's.
 _NOT_IMPLEMENTED = re.compile(r'"(\w+)" not implemented for \'(\w+)\'')
 _COMPUTING = ("torch.nn.functional", "torch.functional", "torch._tensor")
 
@@ -173,6 +175,7 @@ def lacking(error: BaseException) -> Lacking | None:
 
 def can_be_repeated(func: Any) -> bool:
     """Return whether a torch function does nothing but compute: of those written in Python, some do more."""
+    # Python functions of these modules only compose operators; others may have effects that must not come twice.
     if isinstance(func, types.FunctionType):
         return func.__module__ in _COMPUTING and func.__name__ != "backward"
     return True
@@ -199,6 +202,7 @@ def compute(
     """
     if context is not None:
         context.report(f"{name} in a dtype without a kernel on the CPU", lacked.done, lacked.fidelity)
+    # Functions that no wider dtype computes are written out below.
     other = _OTHERWISE.get(name)
     if other is not None and lacked is _BY_ARITHMETIC:
         return other(*args, **kwargs)
@@ -211,12 +215,14 @@ class _Wider:
     def __init__(self, wider: Mapping[torch.dtype, torch.dtype], rounded: bool = True):
         self._wider = wider
         self._narrower = {wide: narrow for narrow, wide in wider.items()} if rounded else {}
+        # By `id`: the same tensor as argument and `out` must become one wide tensor.
         self._given: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
         wide_args, wide_kwargs = pytree.tree_map(self._widen, (tuple(args), dict(kwargs)))
         result = func(*wide_args, **wide_kwargs)
         for given, wide, before in self._given.values():
+            # Only what was written to is rounded back; the others keep their bits.
             if _differs(wide, before):
                 (given if given.shape == wide.shape else given.resize_(wide.shape)).copy_(wide)
         returned = {id(wide): given for given, wide, _ in self._given.values()}
@@ -229,10 +235,12 @@ class _Wider:
             return value
         if id(value) not in self._given:
             wide = value.to(self._wider[value.dtype])
+            # A copy to compare with, since schemas do not say what Python functions write to.
             self._given[id(value)] = value, wide, wide.detach().clone()
         return self._given[id(value)][1]
 
     def _narrow(self, result: torch.Tensor, returned: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        # An in-place function returns its argument, and so does this.
         if id(result) in returned:
             return returned[id(result)]
         return result.to(self._narrower.get(result.dtype, result.dtype))
@@ -242,6 +250,7 @@ def _differs(one: torch.Tensor, other: torch.Tensor) -> bool:
     one = one.detach()
     if one.layout is torch.sparse_csr:
         one, other = one.values(), other.values()
+    # NaN counts as equal, or an argument with NaN would seem to be written.
     return not (one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
 
 
@@ -250,13 +259,16 @@ def _differs(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, out: Any = None) -> torch.Tensor:
     """``torch.histc`` of integers, in CUDA's arithmetic: ``getBin`` of aten/src/ATen/native/cuda/SummaryOps.cu."""
+    # Int64, so that the product with the number of bins cannot overflow narrow integers.
     values = input.flatten().long()
     least, most = int(min), int(max)
     if least == most and values.numel():
         least, most = int(values.min()), int(values.max())
+    # As CUDA does for a histogram of equal values.
     if least == most:
         least, most = least - 1, most + 1
     inside = values[(values >= least) & (values <= most)]
+    # The largest value belongs to the last bin.
     places = torch.div((inside - least) * bins, most - least, rounding_mode="floor").clamp(max=bins - 1)
     counts = torch.bincount(places, minlength=bins).to(input.dtype)
     return counts if out is None else out.resize_(counts.shape).copy_(counts)

@@ -169,7 +169,6 @@ class _Attribute:
 
 
 def _new_device(original: Call) -> Any:
-    # Named `__new__` because `update_wrapper` and tracebacks show it.
     """Replace ``torch.device.__new__``."""
 
     def __new__(cls: type, /, *args: Any, **kwargs: Any) -> torch.device:

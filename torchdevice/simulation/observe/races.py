@@ -58,6 +58,7 @@ class Races(Order):
         """Note a new block. It may be one that a stream has not finished with."""
         with self.lock:
             stream = self.current(block.device)
+            # The allocator would give this block again, so a stream may still be at work in it.
             again = next((old for old in self._freed if _fits(old, stream, block.size)), None)
             if again is not None:
                 self._freed.remove(again)
@@ -73,12 +74,14 @@ class Races(Order):
             memory = self._memory.pop(address, None)
             if memory is None:
                 return
+            # What the memory's own stream knows to be done needs no `record_stream`.
             clock = self.clock(memory.stream)
             memory.accesses = [
                 each for each in memory.accesses if each.stream not in memory.used_by and not _knows(clock, each)
             ]
             if memory.accesses:
                 self._freed.append(memory)
+                # The oldest ones go, so that a long program does not grow.
                 del self._freed[:-_KEPT]
 
     def memory_used(self, tensor: Any, stream: Stream) -> None:
@@ -132,6 +135,7 @@ class Races(Order):
 
     def _note_all(self, name: str, tensors: list[tuple[torch.Tensor, bool]]) -> None:
         """Note what a kernel reads and writes, the latter first."""
+        # Writes first: a kernel that reads and writes a tensor does not race with itself.
         for tensor, writes in sorted(tensors, key=lambda each: not each[1]):
             memory = self._memory.get(tensor.untyped_storage().data_ptr())
             if memory is not None:
@@ -148,10 +152,13 @@ class Races(Order):
         clock = self.clock(access.stream)
         kept = []
         for earlier in memory.accesses:
+            # Half-open ranges of bytes.
             overlaps = earlier.start < access.end and access.start < earlier.end
             known = _knows(clock, earlier)
+            # Two reads never race.
             if overlaps and not known and (earlier.writes or access.writes):
                 self._report(earlier, access, _wait_for(earlier.stream, access.stream))
+            # An access that covers an earlier one stands for it: whatever races with the earlier also races with this.
             hidden = access.start <= earlier.start and earlier.end <= access.end and (known or access.writes)
             if not (hidden and (access.writes or not earlier.writes)):
                 kept.append(earlier)
@@ -162,6 +169,7 @@ class Races(Order):
         error = RaceError(earlier, later, _spelled(earlier.stream), _spelled(later.stream), remedy)
         if self._raises:
             raise error
+        # Once for each pair of lines: a loop would warn at each turn.
         if line not in self._told:
             self._told.add(line)
             warn_at(program_line(), RaceWarning(str(error)), RaceWarning)
