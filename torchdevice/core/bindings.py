@@ -27,7 +27,7 @@ class Supplied(NamedTuple):
         name: Its dotted name: ``"torch._C._cuda_getDevice"``.
         value: A function of the context that returns the name's value.
         fidelity: How close that value comes to the accelerator's own.
-        note: What the value does, in a few words.
+        note: A description of the value, in a few words.
         on: Target -> fidelity and note, for the targets where these differ.
     """
 
@@ -60,10 +60,10 @@ def supplied_function(
     Args:
         name: One name or several: of ``torch._C``, or dotted.
         fidelity: How close the function comes to the accelerator's own.
-        note: What the function does, in a few words; the first line of its docstring if left out.
+        note: A description of the function, in a few words; the first line of its docstring if left out.
         native_to: The accelerator that the name belongs to: on a target of that type, and in a program written for
             another accelerator, torch's own function is called.
-        denies: Whether the function says that the accelerator is not there, in a program written for another one.
+        denies: Whether the function reports the accelerator as absent to programs written for another one.
         on: Target -> fidelity and note, for the targets where these differ.
     """
 

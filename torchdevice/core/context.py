@@ -1,4 +1,4 @@
-"""What a program in a scope sees: which device stands in, what is reported, the thread's current device and streams.
+"""A program's view of a scope: the target, the reported answers, the thread's current device and streams.
 
 A scope makes a :class:`Context` when it is entered (``scope.py``). Everything else in this package works through the
 context. The context itself knows no patch, no supplied name and no engine.
@@ -39,16 +39,16 @@ _HASHED = frozenset({str, torch.device, int})
 
 
 class ThreadValues(threading.local):
-    """What each thread has of its own in a scope, as CUDA keeps a current device and current streams per thread.
+    """The values that each thread has in a scope, as CUDA keeps a current device and current streams per thread.
 
     Attributes:
         device_index: The ordinal of the current device.
         device_text: That ordinal as text. Dynamo guards on the text, because it may make an int symbolic.
         streams: Ordinal -> id of the current stream.
-        entered_streams: What to restore where a stream that was entered is left.
+        entered_streams: The values to restore at the end of each ``with stream`` block.
         capture: The capture of a graph in progress, if any.
-        at_exit: What to call when the thread leaves the scope.
-        at_return: What to call when the thread is back in the scope, as at each step of a decorated generator.
+        at_exit: Functions to call when the thread leaves the scope.
+        at_return: Functions to call when the thread is back in the scope, as at each step of a decorated generator.
         forced_cpu: Whether the rest of the scope was sent to the CPU.
         moving_module: How many moves of modules are in progress.
         redirects: The cache of :meth:`Context.redirect`, emptied when the current device or ``forced_cpu`` changes.
@@ -75,10 +75,10 @@ class ThreadValues(threading.local):
 
 
 class Context:
-    """What a program in a scope sees.
+    """A program's view of a scope.
 
     Args:
-        options: What was asked of the scope.
+        options: The options of the scope.
         runtime: The target.
         journal: Counts what is rewritten and supplied.
         join: Returns what another thread enters to join the context; the bool sends that thread to the CPU.
@@ -88,7 +88,7 @@ class Context:
         family: The device type whose names in torch are the target's own, such as ``torch.mps``.
         asks: Whether each kernel of a simulated device must ask ``policy`` before it runs.
         machine: The devices that a scope on simulated devices works on, see ``simulation/machine.py``; else None.
-        policy: What the kernels of simulated devices have to ask, see ``simulation/policy.py``; else None.
+        policy: The checks before kernels of simulated devices, see ``simulation/policy.py``; else None.
         simulated_by: The context that answers for these names, on a simulated machine; None where torch itself does.
         program: The accelerator that the program is written for.
         families: The accelerators whose names and devices are there for the program.
@@ -100,11 +100,11 @@ class Context:
         has_several_devices: Whether ``devices=`` shows the program several accelerators.
         folds_devices: Whether one device with a memory of its own is several of those accelerators.
         product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
-        shown_as: The device type that tensors of the target say they are on; None where it is torch's own for them.
+        shown_as: The device type that tensors of the target report; None for the type that torch reports.
         key: The target, every option and the number of devices as text, on which compiled code is guarded.
         supplied_values: Values of supplied names that do not change in this context, kept when they are first read.
         written_values: Values that the program has set in the place of supplied names.
-        settings: What the program set and reads back, by name.
+        settings: The values that the program set and reads back, by name.
         streams: The last streams that were made, by class, id and ordinal.
         stream_handles: Handle -> stream, of the streams that were made, where streams have handles.
         stream_observers: Told of each call that orders work.
@@ -269,7 +269,7 @@ class Context:
             return torch.device(self.program, index)
 
     def shown(self, device: torch.device) -> torch.device:
-        """Return a device as tensors on it say it."""
+        """Return a device as tensors on it report it."""
         if self.shown_as is None or device.type != self.device_type:
             return device
         # As in `program_device`: no rewriting of the answer.

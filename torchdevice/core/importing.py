@@ -14,7 +14,7 @@ from torchdevice.core.patching import Patch, together
 
 
 class Importing:
-    """A finder of modules that finds one as Python does, and says when the module has been imported.
+    """A finder of modules that finds one module as Python does, and calls back when the module has been imported.
 
     Args:
         name: The module's full name.

@@ -45,7 +45,7 @@ class Patch(Protocol):
 
 
 TORCHS_OWN: Any = object()
-"""What the function of a guarded name returns to let torch answer for itself."""
+"""The function of a guarded name returns this object to let torch answer for itself."""
 
 
 def per_context(
@@ -61,7 +61,7 @@ def per_context(
 
     Args:
         original: Torch's own function.
-        replacement: What stands in for it.
+        replacement: The function that stands in for ``original``.
         native_to: The device type the function belongs to: where the target is that device, torch's own is called.
         family: The accelerator whose module has the function, which is absent from programs written for others.
     """
@@ -117,9 +117,9 @@ class Replaced:
 
     Attributes:
         attributes: The owner's attributes.
-        before: What :func:`put_in` found there last.
-        original: What ``make`` was called with.
-        value: What it returned.
+        before: The value that :func:`put_in` found there last.
+        original: The last argument of ``make``.
+        value: The last result of ``make``.
         expected: Whether the value should be there.
     """
 
@@ -218,7 +218,8 @@ def replaced_function(
 class ReplacedInImporters:
     """A function of torch, replaced in each of torch's modules that holds it: modules import functions by value.
 
-    A module that is imported later is found at the next installation. What it imports in a scope is the replacement.
+    A module that is imported later is found at the next installation. A module that is imported in a scope gets the
+    replacement.
     """
 
     def __init__(self, owner: ModuleType, name: str, make: Callable[[Any], Any]):
@@ -261,7 +262,7 @@ _imported_names: set[str] = set()
 """The names of the functions that are replaced in their importers."""
 
 _searched: tuple[object, Mapping[str, list[ModuleType]]] = None, {}
-"""What was loaded and searched for at the last search in torch's modules, and what was found."""
+"""The last search in torch's modules: the loaded modules, the number of names, and the result."""
 
 
 def _importers() -> Mapping[str, list[ModuleType]]:
@@ -468,7 +469,7 @@ class Callback:
 
 
 class Installation:
-    """A list of patches, in place while somebody holds it.
+    """A list of patches, in place while it has a holder.
 
     Args:
         build: Returns the patches; called when they are first needed, so that importing the package builds nothing.
@@ -493,7 +494,7 @@ class Installation:
         self._settle()
 
     def drop(self, holder: object) -> None:
-        """Take everything out if nobody else holds it. May be called again, and without :meth:`hold`."""
+        """Take everything out if there is no other holder. May be called again, and without :meth:`hold`."""
         self._holders.discard(holder)
         self._settle()
 

@@ -116,7 +116,7 @@ class ThreadState(threading.local):
     """This thread's entries, and the values that follow from them.
 
     Attributes:
-        entries: What was entered and not left, outermost first.
+        entries: The entries that have not been left, outermost first.
         context: The innermost context; None where torch answers for itself.
         for_cuda: ``context`` where the target stands in for CUDA; None where the target is CUDA itself, and in a
             program that is written for another accelerator.
@@ -381,7 +381,7 @@ def _put_back(mode: ContextMode) -> None:
 
 
 _TAKING_OFF = {"_pop_mode", "_pop_mode_temporarily", "_pop_torch_function_stack"}
-"""What functions call that take modes off torch's stack for some time."""
+"""The names that a function uses if it takes modes off torch's stack for some time."""
 
 _DYNAMO = os.path.join("torch", "_dynamo", "")
 """Dynamo takes all modes off while it compiles."""

@@ -23,7 +23,7 @@ class Stored(NamedTuple):
     Attributes:
         setter: The setter's name.
         getter: The getter's name.
-        default: What the getter returns before the setter was called.
+        default: The getter's result before the first call of the setter.
         why: Why the value is only stored.
     """
 

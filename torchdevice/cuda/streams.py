@@ -115,9 +115,9 @@ class NoPointer:
     """Stands in for a ``cudaStream_t``. Programs print it and compare it; it is no address, and none can be had of it.
 
     Args:
-        number: What it is told apart by: the id of the stream.
+        number: The id of the stream, which identifies the object.
         name: The attribute of torch's stream that it is the value of.
-        pointer: What that attribute points to on the accelerator.
+        pointer: The type that the attribute points to on the accelerator.
     """
 
     def __init__(self, number: int, name: str, pointer: str):

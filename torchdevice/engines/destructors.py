@@ -1,7 +1,7 @@
-"""What a garbage collection calls: destructors, callbacks of weak references, ``gc.callbacks``.
+"""The mode for functions that a garbage collection calls: destructors, callbacks of weak references, ``gc.callbacks``.
 
-Python collects garbage at any time, also while the mode handles a call and is off. What the program does with the
-device then would reach torch itself. So the mode is lent for the time of the collection.
+Python collects garbage at any time, also while the mode handles a call and is off. A destructor that uses the device
+would then reach torch itself. The mode is therefore lent for the time of the collection.
 
 Python loses what is raised in these callbacks, so they are in place only while ``simulation/signals.py`` lets handlers
 of signals wait for their end.
@@ -25,7 +25,7 @@ _enable = require(torch._C, "_EnableTorchFunction")
 
 
 class _Thread(threading.local):
-    """What the collection in progress of a thread has entered, innermost last."""
+    """The context managers that the collection in progress of a thread has entered, innermost last."""
 
     def __init__(self) -> None:
         self.entered: list[AbstractContextManager[Any]] = []

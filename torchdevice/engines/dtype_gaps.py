@@ -1,8 +1,8 @@
 """Dtypes in which CUDA has a kernel and the CPU has none: the call is made again in a wider dtype.
 
-Nothing is asked beforehand: torch's error for the missing kernel leads here, and says which kernel and dtype it is.
-What is made again is listed, so that what CUDA lacks too stays an error. ``tests/engines/test_dtype_gaps.py`` holds the
-list against torch's own database of operators, the difference between its ``dtypesIfCUDA`` and ``dtypes``.
+There is no check before a call: torch's error names the missing kernel and the dtype. Only listed kernels and dtypes
+are tried again, and a kernel that CUDA lacks too stays an error. ``tests/engines/test_dtype_gaps.py`` holds the list
+against torch's own database of operators, the difference between its ``dtypesIfCUDA`` and ``dtypes``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torchdevice.foundation.fidelity import Fidelity
 
 
 class Lacking(NamedTuple):
-    """What the CPU lacks, as its error says it.
+    """A kernel and dtype that the CPU lacks, by its error.
 
     Attributes:
         wider: The dtypes to compute in, by the dtypes that are given.
         fidelity: How close that comes to CUDA.
-        done: What is done, in a few words.
+        done: The replacement, in a few words.
         rounded: Whether results come back in the dtype that was given.
     """
 
@@ -165,7 +165,7 @@ _COMPUTING = ("torch.nn.functional", "torch.functional", "torch._tensor")
 
 
 def lacking(error: BaseException) -> Lacking | None:
-    """Return what an error says the CPU lacks, if CUDA has it and it can be computed."""
+    """Return the missing kernel that an error names, if CUDA has the kernel and this package a replacement."""
     text = error.args[0] if error.args else None
     if not isinstance(text, str):  # an error of the program's, which may have no text
         return None
@@ -194,8 +194,8 @@ def compute(
 
     Args:
         context: The active context, which reports it; None where there is none.
-        lacked: What the CPU lacks.
-        func: What was called.
+        lacked: The missing kernel.
+        func: The function that was called.
         name: The operator's name, without a namespace.
         args: Its arguments.
         kwargs: Its keyword arguments.

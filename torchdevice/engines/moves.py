@@ -8,7 +8,7 @@ Results of other operators carry no mark, because following every operator would
 is therefore: **a move copies unless both sides are known to be the same.** The rule may make a copy that CUDA would not
 make, but never shares memory that CUDA would not share. There are three exceptions, without which programs break. A
 leaf that requires a gradient stays the same object where its own side or the requested side is unknown. A module that
-is moved keeps the memory of parameters that nobody else holds. Memory that the program shares between processes is the
+is moved keeps the memory of parameters without another holder. Memory that the program shares between processes is the
 host's unless it is marked.
 
 A device argument can be ambiguous too: ``torch.device("cuda")`` becomes the CPU's device in a scope. A scope always

@@ -181,7 +181,7 @@ def _new_device(original: Call) -> Any:
 
 
 class _VariableFunctions:
-    """What ``torch._VF`` asks for its functions, in the place of torch's own: one patch instead of a hundred."""
+    """The object in which ``torch._VF`` looks its functions up: one patch instead of a hundred."""
 
     def __init__(self, original: Any):
         self._original = original

@@ -172,7 +172,7 @@ _known: dict[bytes, int] = {}
 """States that programs were given -> the offset."""
 
 _states: dict[tuple[int, int], torch.Tensor] = {}
-"""Seed and offset that a program was told -> the state."""
+"""Seed and offset as a program read them -> the state."""
 
 _REMEMBERED = 1000
 """How many states are remembered."""

@@ -84,12 +84,12 @@ def constant(value: Any) -> Any:
 
 
 class Guard(torch._C._acc.DeviceGuard):
-    """What torch asks for the type of the device."""
+    """The guard that torch asks for the type of the device."""
 
     type_ = constant(torch._C._autograd.DeviceType.PrivateUse1)
 
 
 class Hooks(torch._C._acc.PrivateUse1Hooks):
-    """What torch asks about the device type."""
+    """The hooks that torch asks about the device type."""
 
     is_available = is_built = has_primary_context = constant(True)

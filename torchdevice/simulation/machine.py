@@ -1,8 +1,8 @@
-"""What the outermost scope on simulated devices owns: the devices' memory, their random numbers, an error that stays.
+"""The state that an outermost scope on simulated devices owns: memory, random numbers, sticky errors.
 
 A scope's machine is held by its context, and shared by the scopes inside it and by the threads that inherit them. A
 scope that is entered again goes on with its machine, as a program does with a GPU; another scope has another machine.
-A tensor of a machine that nobody is in any more keeps its values and its memory there. A kernel that is given such a
+A tensor of a machine whose scopes have all ended keeps its values and its memory there. A kernel that is given such a
 tensor in another scope allocates its results on the machine of that scope.
 """
 

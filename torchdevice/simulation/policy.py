@@ -1,4 +1,4 @@
-"""What the kernels of a scope ask before they run: who looks at them, and what the profile's device lacks.
+"""The checks before the kernels of a scope: active recorders, and dtypes and operators that the profile's device lacks.
 
 Kernels are registered for the whole process, and the policy of the thread's context decides what they ask.
 """
@@ -51,7 +51,7 @@ def lifted() -> Iterator[None]:
 
 @block
 def holding_doubles() -> Iterator[None]:
-    """Refuse no dtype in this thread, for operators that torch composes otherwise on the real device."""
+    """Refuse no dtype in this thread, for operators that torch composes differently on the real device."""
     before, _thread.holds_doubles = _thread.holds_doubles, True
     try:
         yield
@@ -60,9 +60,10 @@ def holding_doubles() -> Iterator[None]:
 
 
 class Policy:
-    """What the kernels of one context ask before they run, resolved when the context is entered.
+    """The checks before the kernels of one context, resolved when the context is entered.
 
-    ``context.asks`` says whether they ask anything. A kernel of a context that asks nothing does no more than read it.
+    ``context.asks`` is False if there is nothing to check. A kernel of a context that asks nothing does no more than
+    read it.
 
     Args:
         context: The context.
@@ -80,7 +81,7 @@ class Policy:
         self._context = weakref.proxy(context)
 
     def settle(self) -> None:
-        """Find out anew whether kernels must ask."""
+        """Set ``context.asks`` again."""
         context = self._context
         lost = context.machine.lost is not None or context.is_in_bad_fork
         context.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)

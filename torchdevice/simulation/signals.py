@@ -8,7 +8,7 @@ stands behind one that lets the signal come again until the call has ended.
 torch also lets Python run handlers between the moment when it looks a method of the device guard up and the moment when
 it calls it, and ends the process if a handler raises there, as Ctrl-C's does. Handlers wait there too.
 
-What a program reads and sets by ``signal.signal`` and ``signal.getsignal`` are its own handlers.
+A program reads and sets its own handlers by ``signal.signal`` and ``signal.getsignal``.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def register(kind: str, key: str) -> list[torch.library.Library]:
 
 
 def _register_spare(own_key: Any) -> list[torch.library.Library]:
-    """Register kernels for what torch's kernels under a key do otherwise than those for CUDA."""
+    """Register kernels for the operators that torch's kernels under a key cast differently from CUDA's."""
     own, listed = _names_of_aten(own_key), policies().keys()
     made = {name: _kernel(name, _enabled_kind, _SPARE_AND_OWN) for name in listed - own}
     made.update((name, _kernel(name, _region_kind, _SPARE_AND_OWN)) for name in _CAST_OTHERWISE)

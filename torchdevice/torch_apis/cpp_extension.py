@@ -24,7 +24,7 @@ _NAME = "torch.utils.cpp_extension"
 
 
 def _jit_compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """What ``load`` and ``load_inline`` call to build."""
+    """The function by which ``load`` and ``load_inline`` build."""
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     module = original.__globals__
     for language, device_type in _DEVICE_TYPES.items():

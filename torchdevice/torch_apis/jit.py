@@ -40,7 +40,7 @@ def _script(original: Any) -> Any:
 
 
 def _find_builtin(original: Any) -> Any:
-    """What the compiler asks for the operator that a function of torch is. It knows torch's functions by identity."""
+    """The table in which the compiler looks up the operator of a function of torch, by identity."""
 
     @functools.wraps(original)
     def find(function: Any) -> Any:

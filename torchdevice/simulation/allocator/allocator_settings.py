@@ -52,7 +52,7 @@ class Settings(NamedTuple):
         divisions: Into how many steps a power of 2 is divided when sizes are rounded up: for sizes from 1 MiB, from
             2 MiB, and so on. 0 or 1 for steps of 512 bytes.
         memory_fraction: The fraction of a device's memory that the process may have. Counts at initialisation only.
-        caches: Whether the allocator is enabled. Otherwise each request is one to the driver. No text sets this.
+        caches: Whether the allocator is enabled; a disabled one hands each request to the driver. No text sets this.
     """
 
     expandable_segments: bool = False

@@ -47,16 +47,17 @@ class Blocks:
 
     Args:
         index: The index of the device.
-        number: What no other device has whose memory is in use.
+        number: A number that no other device in use has.
         limits: Returns what limits the device; asked where a new segment is needed.
         error: Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the
             device and those that the program may use; None for CUDA's.
         tell: Is called with each change of a segment: what happened, address, size and stream.
 
     Attributes:
-        ended: What has ended on all devices, in this order. Its ``release`` gives the block to its device's ``freed``.
-        freed: The blocks that nobody has any more, and late ones, in this order.
-        late: What is to be done when the change in progress has ended.
+        ended: The ended storages of all devices, in this order. Its ``release`` gives the block to its device's
+            ``freed``.
+        freed: The blocks without an owner, and late ones, in this order.
+        late: Functions to call when the change in progress has ended.
         pending: The freed blocks that another stream may still use.
         pools: The pools of free blocks.
         refused: The last expected error, after which no recovery is needed.
@@ -168,7 +169,7 @@ class Blocks:
         return block
 
     def _place(self, late: Block) -> None:
-        """Give a late block its place. The device may have less memory left: somebody has the block already."""
+        """Give a late block its place. The device may have too little memory left: a tensor has the block already."""
         pool, size = late.pool, late.size
         # The limit is not asked: the tensor exists already.
         found = self._find(pool, size) or self.segments.obtain(pool, self.settings.segment_size(size), None)
@@ -364,7 +365,7 @@ class Blocks:
             return
 
     def settle(self) -> None:
-        """Free the blocks that nobody has any more, and do what came in the middle of a change."""
+        """Free the blocks without an owner, and call the functions that were put off during a change."""
         # Not a `for` loop: storages may end meanwhile and append to the list.
         while self.freed:
             block = self.freed.popleft()

@@ -1,7 +1,7 @@
 """CUDA's caching allocator as a model: the memory that the tensors of a device would have on a GPU.
 
-Which block a request gets says ``block_allocation.py``. Here is what several threads may call at any time, and what is
-done after an interrupt.
+``block_allocation.py`` chooses the block for a request. This module has the methods that several threads may call at
+any time, and the recovery after an interrupt.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ class Device:
             device and those that the program may use; None for CUDA's.
 
     Attributes:
-        ended: What has ended on all devices, in this order. Its ``release`` gives the block to its device's ``freed``.
-        freed: The blocks that nobody has any more, in this order.
-        live: Returns the blocks of a device that somebody has.
+        ended: The ended storages of all devices, in this order. Its ``release`` gives the block to its device's
+            ``freed``.
+        freed: The blocks without an owner, in this order.
+        live: Returns the blocks of a device that have an owner.
         observers: Are told of each change of a segment.
     """
 
@@ -112,7 +113,8 @@ class Device:
         self._is_changing: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
 
     def begin_in_child(self) -> None:
-        """Begin again in a forked child: another thread may have been in the middle of a change, which nobody ends."""
+        """Begin again in a forked child: another thread may have been in the middle of a change, which will never
+        end."""
         # In the child no other thread exists that could release it.
         is_whole = self._lock.acquire(blocking=False)
         self.renew_lock()

@@ -117,7 +117,7 @@ def _merged(block: Block, state: int, take: Callable[[Block], Any], put: Callabl
 
 
 def unmap(segments: Segments, block: Block, unit: int) -> None:
-    """Return the whole units within a free block to the driver. What is left of the block stays free."""
+    """Return the whole units within a free block to the driver. The rest of the block stays free."""
     pool = block.pool
     # Only units that lie wholly within the block can be unmapped: round the start up and the end down.
     start = -(-block.address // unit) * unit

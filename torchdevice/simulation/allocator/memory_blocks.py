@@ -18,7 +18,7 @@ given away in the middle of a change of the memory, and gets its place when the 
 """
 
 Owner = tuple[int, int]
-"""The id of a private pool; (0, 0) is none."""
+"""The id of a private pool; (0, 0) means no private pool."""
 
 NOBODY: Owner = (0, 0)  # as torch's `MempoolId_t{0, 0}`
 
@@ -85,7 +85,7 @@ class Pool:
         keys: The keys of the free blocks, sorted.
         blocks: Key -> free block.
         unmapped: The parts of expandable segments that have no memory, sorted by address.
-        is_usual: Whether it is none of a private pool, and its segments do not grow.
+        is_usual: Whether it belongs to no private pool, and has segments of a fixed size.
         ages: Key -> the searches before the block was freed, while garbage is collected.
     """
 

@@ -1,4 +1,4 @@
-"""What limits the memory of a device, and what CUDA's allocator says where it runs out.
+"""The limits of a device's memory, and the text of CUDA's out-of-memory error.
 
 Source: c10/cuda/CUDACachingAllocator.cpp.
 """
@@ -16,7 +16,7 @@ OF_EXBIBYTES = "CUDA out of memory. Tried to allocate more than 1EB memory."
 
 
 class Limits(NamedTuple):
-    """What limits a device.
+    """The limits of a device's memory.
 
     Attributes:
         total: Its memory in bytes, or None for no limit.
@@ -33,7 +33,7 @@ def text(index: int, wanted: int, limits: Limits, figures: Figures, uncached: in
     Args:
         index: The index of the device.
         wanted: The bytes that were wanted of the driver.
-        limits: What limits the device.
+        limits: The limits of the device.
         figures: The figures of all pools.
         uncached: The bytes that tensors have from the driver directly.
         private: The bytes of free blocks in private pools.

@@ -27,7 +27,7 @@ class Pools:
     """The pools of a device.
 
     Args:
-        figures: What counts the blocks of the small pools, under True, and of the large ones.
+        figures: The statistics of the small pools, under True, and of the large ones, under False.
 
     Attributes:
         routes: For each private pool that allocations go to: its id, and whether it takes those of this thread.

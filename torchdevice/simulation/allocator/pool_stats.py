@@ -59,7 +59,7 @@ class Figures:
     segments: int
 
     def __init__(self, whole: Figures | None = None) -> None:
-        """Make figures of 0. What they count is counted by ``whole`` too, except sums of increases."""
+        """Make figures of 0. ``whole`` counts everything that they count, except sums of increases."""
         self._whole = whole
         self._parts: list[Figures] = []
         if whole is not None:

@@ -24,7 +24,7 @@ class Segments:
 
     Args:
         index: The index of the device.
-        number: What no other device has whose memory is in use, on whatever machine.
+        number: A number that no other device in use has, on whatever machine.
         statistics: Counts the segments.
         tell: Is called with each change of a segment: what happened, address, size and stream.
 

@@ -125,8 +125,8 @@ def _owner_of(storage: Any, on: Device, kind: type[_Owner] = _Owner) -> Any:
     """Return the reference to a storage of a device.
 
     What Python calls at the end of the storage is a function in C: an interrupt would be lost in a function in Python,
-    and the block with it. Where somebody observes, a second reference calls one besides. It was made before the first,
-    so Python calls it after.
+    and the block with it. Under observers a second reference calls a function in Python besides. It was made before the
+    first, so Python calls it after.
     """
     # Made before the owner's reference: Python calls the callbacks of the youngest reference first.
     watcher = weakref.ref(storage, lambda _: on.release_ended()) if on.observers else None
@@ -294,7 +294,7 @@ def meaning(index: int) -> Iterator[None]:
 
 
 def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a new tensor of device ``index`` in the memory of ``result``, a CPU tensor that nobody else uses.
+    """Return a new tensor of device ``index`` in the memory of ``result``, a CPU tensor without other users.
 
     Raises:
         TypeError: The active profile does not support the dtype.

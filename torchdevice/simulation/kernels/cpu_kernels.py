@@ -146,7 +146,7 @@ def wrapped(result: Any, index: int) -> Any:
 
 
 def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor that nobody else uses."""
+    """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor without other users."""
     with meaning(index):
         if tensor.layout is not torch.sparse_coo:
             return make_compressed([fresh(part, index) for part in parts_of(tensor)], tensor)

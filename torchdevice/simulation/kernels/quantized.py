@@ -162,7 +162,7 @@ def _parameters(op: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fresh(result: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a quantized tensor of device ``index`` in the memory of a quantized CPU tensor that nobody else uses."""
+    """Return a quantized tensor of device ``index`` in the memory of a quantized CPU tensor without other users."""
     if result.dtype not in _INTEGERS:
         raise NotSupportedError(
             f"a quantized tensor of {result.dtype}", "Use torch.quint8, torch.qint8 or torch.qint32."

@@ -1,12 +1,12 @@
 """Finds accesses to the same memory on different streams that nothing orders.
 
-Two accesses of which one writes are a race if the later one's stream does not know of the earlier one (``order.py``).
-``torch.cuda._sanitizer`` does that too; here accesses have ranges of bytes, so that streams may work on parts of one
-tensor, and memory that is freed and given out again is followed.
+Two accesses of which one writes are a race if the later one's stream does not know of the earlier one
+(``happens_before.py``). ``torch.cuda._sanitizer`` does that too; here accesses have ranges of bytes, so that streams
+may work on parts of one tensor, and memory that is freed and given out again is followed.
 
 Limits: a view with gaps counts from its first to its last byte. Backward counts as ordered after all earlier work, its
-nodes one after the other, and what they use as kept by ``record_stream``. What the host reads and writes in its own
-memory is not seen.
+nodes one after the other, and what they use as kept by ``record_stream``. Accesses of the host to its own memory are
+not seen.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Races(Order):
     """Follows the kernels, streams and blocks of memory of one context.
 
     Args:
-        context: The context, whose option says what to do about a race.
+        context: The context, whose option ``races`` is ``"error"`` or ``"warn"``.
     """
 
     def __init__(self, context: Context):

@@ -1,4 +1,4 @@
-"""What CUDA refuses and the CPU does not: dtypes, operators, nondeterministic kernels, indices out of bounds.
+"""Calls that CUDA refuses and the CPU accepts: dtypes, operators, nondeterministic kernels, indices out of bounds.
 
 :func:`guarded` wraps the kernels of the operators that CUDA refuses something of. The other kernels stay as they are.
 """

@@ -1,4 +1,4 @@
-"""What kernels of MPS refuse and the CPU's do not: the dtypes of ``mps_dtypes.py``.
+"""Dtypes that kernels of MPS refuse and the CPU's accept, from ``mps_dtypes.py``.
 
 :func:`guarded` wraps the kernels of these operators. The other kernels stay as they are.
 """

@@ -36,7 +36,7 @@ class Wait:
         _inbox().put((call, self._result))
 
     def ended(self, patience: datetime.timedelta) -> bool:
-        """Return whether the call ends within a time. What the call raises is raised here."""
+        """Return whether the call ends within a time. Errors of the call are raised here."""
         try:
             self._result.result(patience.total_seconds())
         except futures.TimeoutError:

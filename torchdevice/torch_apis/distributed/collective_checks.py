@@ -29,7 +29,7 @@ PATIENCE = datetime.timedelta(seconds=2)  # longer than ranks usually wait for e
 """How long a rank waits before it leaves a note, and between two looks at the notes."""
 
 _TIMED_OUT = "Operation timed out!"
-"""What torch's ``Work::wait`` says where its own time-out is over. gloo's has another text."""
+"""The text of torch's ``Work::wait`` at the end of its own time-out. gloo's has another text."""
 
 
 class Call(NamedTuple):
@@ -38,7 +38,7 @@ class Call(NamedTuple):
     Attributes:
         name: Its name.
         tensors: The tensors that are sent, or received where none is sent.
-        alike: What has to be the same on all ranks beside the name.
+        alike: The values that must be the same on all ranks, beside the name.
     """
 
     name: str
@@ -69,10 +69,10 @@ def mismatch(group: str, calls: Sequence[str]) -> dist.DistBackendError:
 
 
 class Awaited(NamedTuple):
-    """What other ranks have to begin before a rank goes on.
+    """The calls that other ranks have to begin before a rank goes on.
 
     Attributes:
-        keys: What they have to begin, any of these.
+        keys: The names of the calls, of which any will do.
         times: How often.
         ranks: The ranks, as numbers in the whole program.
         of_one: Whether it is enough that one of the ranks begins it.
@@ -85,12 +85,12 @@ class Awaited(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a waiting rank says of itself.
+    """The note of a waiting rank.
 
     Attributes:
         number: Counts the notes of the rank.
         what: The collective, with shapes and the line of the program.
-        awaited: What the rank waits for.
+        awaited: The calls that the rank waits for.
         begun: How often the rank has begun what others wait for, by key.
     """
 
@@ -136,7 +136,7 @@ class Waiting:
     """How this rank waits for others, in all groups of the program.
 
     Args:
-        store: What all ranks can write to.
+        store: A store that all ranks can write to.
         rank: The rank of this process in the whole program.
         size: The number of ranks.
     """
@@ -173,7 +173,7 @@ class Waiting:
 
         Args:
             ended: Waits as long as this rank is patient, and returns whether what it waits for has ended.
-            call: What this rank has called.
+            call: The collective that this rank has called.
             awaited: Returns what the other ranks have to begin.
 
         Raises:

@@ -14,7 +14,7 @@ _NOT_OF_NCCL = (_Kind.BAND, _Kind.BOR, _Kind.BXOR)
 
 # On bytes of 0 and 1 the largest is the logical or, and the smallest the logical and.
 _OF_BOOL = {_Kind.SUM: _Kind.MAX, _Kind.PRODUCT: _Kind.MIN}
-"""What stands for an operation on bools: the logical or, and the logical and."""
+"""The operations for bools: the logical or in place of sums, the logical and in place of products."""
 
 
 def named(value: Any) -> Any:

@@ -70,8 +70,8 @@ def staged(
     Args:
         group: The group of the ranks.
         name: The name of the collective.
-        tensors: What is sent, or received where not every rank sends.
-        alike: What else must be the same on all ranks.
+        tensors: The tensors that are sent, or received where not every rank sends.
+        alike: Further values that must be the same on all ranks.
         parts_differ: Whether the tensors may have another number of elements on each rank.
     """
     with group.naming(name), torch._C.DisableTorchFunction():

@@ -52,7 +52,7 @@ def _distribute_region(
 def _run_dtensor_rng_op(
     context: Context, original: Any, start: int, end: int, operator: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run a random operator on this rank's shard, which torch names by its offset where tensors say cuda."""
+    """Run a random operator on this rank's shard, which torch names by its offset where tensors report cuda."""
     with _seeded(context, start, None):
         return operator(*args, **kwargs)
 

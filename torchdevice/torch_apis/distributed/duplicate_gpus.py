@@ -46,7 +46,8 @@ def check(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor])
 
 
 def _identity(index: int) -> int:
-    """Return a number for the device that all processes agree on. Nodes of a launcher on one machine are told apart."""
+    """Return a number for the device that all processes agree on. Nodes of a launcher on one machine count as
+    different."""
     # As NCCL does: the variable comes first, then the name of the machine.
     host = os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
     return zlib.crc32(host.encode()) << _BITS | _physical(index)

@@ -1,4 +1,4 @@
-"""What a group of NCCL says of itself and refuses, and how its ranks agree before a collective, by gloo.
+"""The names and refusals of an NCCL group, and the agreement of its ranks before a collective, by gloo.
 
 Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
 """
@@ -25,7 +25,7 @@ from torchdevice.torch_apis.distributed.collective_works import finished
 _memory_format_of = require(torch._prims_common, "suggest_memory_format")
 
 _OF_TRANSPORT = "gloo/transport/"
-"""What errors of gloo's connections hold, in the name of the file that they are from."""
+"""A part of the texts of errors of gloo's connections: the folder of the source file."""
 
 
 class NcclGroup(dist.ProcessGroup):
@@ -35,7 +35,7 @@ class NcclGroup(dist.ProcessGroup):
         rank: The rank of this process in the group.
         size: The number of processes in the group.
         gloo: The gloo backend of the group.
-        runtime: What the target can do.
+        runtime: The runtime of the target.
         takes_cpu: Whether CPU tensors are taken too.
         waiting: How this process waits for other ranks.
     """
@@ -64,7 +64,7 @@ class NcclGroup(dist.ProcessGroup):
         return torch.cat(of_all)
 
     def checked_alias(self, tensor: torch.Tensor, *, between_two: bool = False) -> torch.Tensor | None:
-        """Return the CPU tensor with a tensor's memory, if there is one, and refuse what NCCL refuses.
+        """Return the CPU tensor with a tensor's memory, if there is one, after NCCL's checks.
 
         Raises:
             RuntimeError: The tensor is on a device that the group does not serve.
@@ -173,7 +173,7 @@ class NcclGroup(dist.ProcessGroup):
 
     @block
     def naming(self, collective: str) -> Iterator[None]:
-        """Let an error of gloo say which collective failed, and on which rank.
+        """Name the collective and the rank in errors of gloo.
 
         Raises:
             DistBackendError: A rank has ended, or has not come within the time-out of the group.

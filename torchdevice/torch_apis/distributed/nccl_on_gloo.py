@@ -294,7 +294,7 @@ class NcclOnGloo(NcclGroup):
         return finished(None)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for all ranks, and name those that do not come. torch offers it for groups that say gloo."""
+        """Wait for all ranks, and name those that do not come. torch offers it for groups that report gloo."""
         self.gloo.monitored_barrier(*args, **kwargs)
 
     # ---- point to point --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Sending a tensor to a rank, and receiving one: neither waits, and both say what can never arrive."""
+"""Sending a tensor to a rank, and receiving one: both return at once, and raise for a tensor that can never arrive."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Begun(dist.distributed_c10d.Work):
 
     Args:
         group: The group of the ranks.
-        call: What the program has called.
+        call: The call of the program.
         work: gloo's work.
         staging: The CPU tensor that stands for the tensor.
-        awaited: What the other rank has to begin.
+        awaited: The calls that the other rank has to begin.
         received: Is called with the rank that a tensor of any rank came from.
     """
 

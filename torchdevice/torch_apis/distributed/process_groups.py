@@ -19,7 +19,7 @@ from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import require
 
 _asked_for: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # weak: destroyed groups end
-"""What a program asked for, by process group, where another backend stands in."""
+"""Process group -> the backend that the program asked for, where another one stands in."""
 
 
 def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
@@ -98,7 +98,7 @@ class ProcessGroupNCCL:
     """NCCL's class, in builds of torch without NCCL. Programs make options of it; no group is an instance of it."""
 
     class Options:
-        """What a program sets for NCCL, and gloo does not read."""
+        """Settings for NCCL, which gloo does not read."""
 
         def __init__(self, is_high_priority_stream: bool = False):
             self.is_high_priority_stream = is_high_priority_stream
