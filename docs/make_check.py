@@ -49,9 +49,7 @@ line of a finding in a notebook is that of the file. Folders that begin with a d
 The comment `# torchdevice: ignore` leaves the findings of its statement out, `# torchdevice: ignore[device]` those of
 a rule.
 
-What a source does not say is not found: a device or a dtype that comes from the command line or from data, a method
-of an object whose type no line tells, what a library does. `torchdevice run --check` runs the program, and its
-[report](report.md) says what was foretold beside what happened.
+The check does not find a device or a dtype that comes from the command line or from data, a method of an object of
 """
 
 _RULES = """

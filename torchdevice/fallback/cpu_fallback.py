@@ -40,6 +40,7 @@ def run(name: str, op: Any, args: Any, kwargs: Any, device_type: str) -> Any:
 
 def counted(context: Context | None, name: str, call: Callable[[], Any], given: Any) -> Any:
     """Make a call, and count it in the context's journal with its time and the bytes that it reads and writes."""
+    # Noted before the call: a strict scope refuses here.
     entry = context.note(name, DONE, Fidelity.FELL_BACK) if context is not None else None
     start = time.perf_counter_ns()
     result = call()
@@ -53,6 +54,7 @@ def _bytes_of(values: Any) -> int:
     """Return the bytes of the tensors among some values."""
     dense = (torch.strided, torch.jagged)
     tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+    # Only dense layouts have a size in bytes.
     return sum(value.nbytes if value.layout in dense else 0 for value in tensors)
 
 
@@ -76,13 +78,16 @@ class Hop:
         """Run the operator; give each argument that it writes to what it wrote, and return its results."""
         with torch._C.DisableTorchFunction():
             asked = kwargs.get("device")
+            # A device argument becomes the CPU, and is remembered by `there`.
             there, named = tree_map(self.there, (tuple(args), dict(kwargs)))
             if self.views_targets_memory and self._op.is_view:
                 return self._view(args, there, named)
             result = self._op(*there, **named)
             self._write_back(args, kwargs)
+            # The call asked for the CPU, so the result stays.
             if asked is not None and asked.type == CPU.type:
                 return result
+            # By `id`: an operator that returns its argument gets the target's own tensor back.
             given = {id(copy): value for value, copy in self._copies.values()}
             return tree_map(lambda each: given[id(each)] if id(each) in given else self.back(each), result)
 
@@ -98,6 +103,7 @@ class Hop:
         return value
 
     def _copy_of(self, value: torch.Tensor) -> torch.Tensor:
+        # The first tensor's device, unless the call names one.
         self.device = self.device or value.device
         if id(value) not in self._copies:
             self._copies[id(value)] = value, self.copy(value)
@@ -114,6 +120,7 @@ class Hop:
 
     def store(self, value: torch.Tensor, copy: torch.Tensor) -> None:
         """Give an argument that the operator wrote to what it wrote to the copy."""
+        # `out` may have been resized.
         (value if value.shape == copy.shape else value.resize_(copy.shape)).copy_(copy)
 
     def _write_back(self, args: Any, kwargs: Any) -> None:
@@ -128,6 +135,7 @@ class Hop:
     def _view(self, args: Any, there: Any, named: Any) -> Any:
         """Return the views that an operator makes: of the target's own memory, where the CPU's views lie in theirs."""
         base = args[0]
+        # As large as the storage, so that every offset of the view exists.
         like = torch.empty(base.untyped_storage().nbytes() // base.itemsize, dtype=base.dtype)
         like = like.as_strided(base.shape, base.stride(), base.storage_offset())
         views = self._op(like, *there[1:], **named)
@@ -141,6 +149,7 @@ class Hop:
 
 def generator_from(generator: torch.Generator) -> torch.Generator:
     """Return a generator of the CPU, seeded by a number that one of the target draws."""
+    # A seed from the target's generator, so that the CPU's numbers depend on the program's seed.
     seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
     return torch.Generator().manual_seed(int(seed))
 
@@ -176,6 +185,7 @@ def call_on_cpu(
         if isinstance(value, torch.Tensor) and value.device.type == context.device_type:
             device = value.device
             if id(value) not in of_value:
+                # `.cpu()` under autograd, so the move is a node of the graph.
                 copy = of_value[id(value)] = value.cpu()
                 copies[id(copy)] = _Copy(value, copy)
             return of_value[id(value)]
@@ -211,7 +221,9 @@ class _Copy:
     def __init__(self, value: torch.Tensor, copy: torch.Tensor):
         self.value = value
         self._copy = copy
+        # Torch's count of writes to the copy.
         self._version = copy._version
+        # A tensor that requires a gradient cannot be written by such a kernel.
         self._before = None if copy.requires_grad else copy.clone()
 
     def write_back(self) -> None:
