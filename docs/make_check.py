@@ -50,6 +50,8 @@ The comment `# torchdevice: ignore` leaves the findings of its statement out, `#
 a rule.
 
 The check does not find a device or a dtype that comes from the command line or from data, a method of an object of
+unknown type, and calls within a library. `torchdevice run --check` runs the program, and its [report](report.md)
+compares the findings with the run.
 """
 
 _RULES = """
