@@ -1,4 +1,4 @@
-"""The fidelity of each public name, for the documentation and the tests. Nothing reads it at run time.
+"""The fidelity of each public name. Read by check, coverage, the docs and the tests; not by a scope.
 
 ``torch.cuda``, ``torch.mps`` and the modules beside them are torch's own Python code, which calls supplied names. So
 the fidelity of most public names follows from that of supplied names. It is declared for each public name, those of

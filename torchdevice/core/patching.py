@@ -7,7 +7,7 @@ and none of them is noticed by a thread without a scope:
   :func:`per_context` calls the original wherever no context is active.
 - :class:`Guarded` gives a module names that only threads with a context can see. The module's class becomes a subclass
   with a descriptor for each name.
-- :class:`Callback` runs a pair of functions, for what is neither.
+- :class:`Callback` runs a pair of functions, for all other changes.
 
 An interrupt may come between any two lines of an installation, and so may a destructor or a signal handler that enters
 or leaves a scope itself. Therefore ``install`` and ``remove`` of a patch look at what is in place instead of

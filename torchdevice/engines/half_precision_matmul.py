@@ -29,7 +29,7 @@ _REQUESTED = {dtype: f"a product of {dtype} tensors" for dtype in HALF}
 
 
 def begins_in_float32(args: tuple[Any, ...]) -> bool:
-    """Return whether the first argument of a product is float32, so that nothing is to be done."""
+    """Return whether the first argument of a product is float32, which needs no conversion."""
     # By attribute: the argument may be a number or a list.
     return bool(args) and getattr(args[0], "dtype", None) is torch.float32
 

@@ -22,8 +22,9 @@ _PER_KERNEL = 4
 class Generator(torch.Generator):
     """A generator of the simulated device.
 
-    A generator of CUDA has a seed and an offset, and its state can be shared with others. One of the CPU has neither:
-    here the offset counts kernels that drew numbers, and each offset of a seed means one state.
+    A generator of CUDA has a seed and an offset, and its state can be shared with others. A generator of the CPU has no
+    offset and no shared state: here the offset counts kernels that drew numbers, and each offset of a seed means one
+    state.
 
     Args:
         index: The index of the device.

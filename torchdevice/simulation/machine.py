@@ -26,7 +26,7 @@ class Machine:
         copies: Copies between devices: (source, destination) -> number.
         fallbacks: Operators that a device lacks and that ran on the CPU: name -> number of calls.
         generators: Index -> the generator from which operators draw where the program passes none.
-        lost: The kind of CUDA's error after which no device works any more, and what happened; None before one.
+        lost: The sticky error of CUDA: its kind and its cause; None before one.
         memory: Index -> the memory of the device (``caching_allocator.Device``).
         observers: The observers of every allocation and deallocation, called in the thread where it happens.
         outer_settings: Context inside another -> the settings of each device's allocator before it.
@@ -44,7 +44,7 @@ class Machine:
         self.outer_settings: dict[Context, dict[int, Settings]] = {}
 
     def begin(self) -> None:
-        """Begin as a device does for a new process: with the default settings, no cache, no peaks and no error."""
+        """Reset settings, cache, peaks and the sticky error to those of a new process."""
         self.lost = None
         for each in self.memory.values():
             each.configure(DEFAULT)
@@ -78,7 +78,7 @@ def enter(context: Context) -> None:
 
 
 def leave(context: Context) -> None:
-    """Let a context work no more, and put the settings of the context around it back. May be called again."""
+    """End a context's use of its machine, and restore the settings of the context around it. May be called again."""
     machine: Machine | None = context.machine
     if machine is None:
         return

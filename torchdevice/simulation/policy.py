@@ -92,7 +92,7 @@ class Policy:
             raise TypeError(self.profile.dtype_message(dtype))
 
     def recorder(self) -> Sequence[Any]:
-        """Return what looks at a kernel that is called now; nothing in a kernel that is being looked at."""
+        """Return this thread's recorders; an empty tuple inside a recorded kernel."""
         return () if _thread.recorded else self.recorders
 
     def falls_back(self, op: Any) -> bool:

@@ -5,7 +5,7 @@ from which torch itself registers CUDA and XPU. Where a device lacks a kernel fo
 that casts to another dtype, a kernel in Python is registered:
 
 - for a device without lists, which is the simulated one, under the device's own key;
-- for the CPU and MPS under :data:`SPARE`, the key of a device type that nobody registers kernels for. A :class:`Region`
+- for the CPU and MPS under :data:`SPARE`, the key of a device type without other kernels. A :class:`Region`
   adds the key to those of its thread, so that no other thread and no other region runs these kernels.
 
 A weight is cast once in an outermost region of autocast, as by ``cached_cast`` of aten/src/ATen/autocast_mode.cpp, so

@@ -181,7 +181,8 @@ class Blocks:
             self.segments.heads[found.address] = late
 
     def _stays(self, block: Block, stream: int) -> bool:
-        """Return whether a request of a freed block's size gets this block, and count what happens on the way.
+        """Return whether a request of a freed block's size gets this block, and count the statistics of freeing and
+        allocating it.
 
         Nothing else changes then: the block would be freed, be found first, and have its rest split off again.
         """

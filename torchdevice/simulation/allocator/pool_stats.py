@@ -174,7 +174,7 @@ class Figures:
             self.peak_inactive_count = self.inactive_count + count
 
     def count_anew(self, blocks: Collection[Any]) -> None:
-        """Count blocks that tensors have, each of which is a segment, in the place of what was counted."""
+        """Replace all counts by those of some blocks in use, each of which is a segment."""
         size = sum(block.size for block in blocks)
         self.allocated = self.reserved = size
         self.requested = sum(block.requested for block in blocks)

@@ -25,7 +25,7 @@ Clock = dict[Stream, int]
 COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 
 _METADATA_ONLY = re.compile(r"aten::(new_\w+|\w+_like)")
-"""Operators that look at no element of the tensors they are given."""
+"""Operators that read no element of their arguments."""
 
 _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 """Tags of the operators whose result the host has to wait for: a shape or a number that depends on values."""

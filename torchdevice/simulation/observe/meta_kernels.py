@@ -25,7 +25,7 @@ from torchdevice.simulation.storage_resizing import resize
 _META = torch.device("meta")
 
 _OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream"})
-"""Operators whose kernels for the device look at no values."""
+"""Operators whose kernels for the device read no values."""
 
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 

@@ -134,7 +134,7 @@ class Races(Order):
                 self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
 
     def _note_all(self, name: str, tensors: list[tuple[torch.Tensor, bool]]) -> None:
-        """Note what a kernel reads and writes, the latter first."""
+        """Note the reads and writes of a kernel, the writes first."""
         # Writes first: a kernel that reads and writes a tensor does not race with itself.
         for tensor, writes in sorted(tensors, key=lambda each: not each[1]):
             memory = self._memory.get(tensor.untyped_storage().data_ptr())
@@ -148,7 +148,7 @@ class Races(Order):
         return Access(name, site_of(program_line()), stream, writes, self.number, start, end)
 
     def _note(self, memory: _Memory, access: Access) -> None:
-        """Look for accesses that race with a new one, and keep it in the place of those that it hides."""
+        """Report the accesses that race with a new one, and keep the new one in place of those that it hides."""
         clock = self.clock(access.stream)
         kept = []
         for earlier in memory.accesses:

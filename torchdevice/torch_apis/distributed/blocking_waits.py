@@ -1,4 +1,4 @@
-"""Waits that can be looked at while they last: gloo closes all connections where a wait for one tensor is given up.
+"""Waits that can be polled: gloo closes all connections where a wait for one tensor is given up.
 
 A wait is made in a thread. Threads are used again, because a new one takes longer than most tensors are on their way.
 """

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torchdevice.journal import callers
 
 PATIENCE = datetime.timedelta(seconds=2)  # longer than ranks usually wait for each other, short enough for a person
-"""How long a rank waits before it leaves a note, and between two looks at the notes."""
+"""The time before a waiting rank leaves a note, and between two readings of the notes."""
 
 _TIMED_OUT = "Operation timed out!"
 """The text of torch's ``Work::wait`` at the end of its own time-out. gloo's has another text."""

@@ -18,7 +18,7 @@ _OF_BOOL = {_Kind.SUM: _Kind.MAX, _Kind.PRODUCT: _Kind.MIN}
 
 
 def named(value: Any) -> Any:
-    """Return an operation of a reduction by its name, and anything else as it is."""
+    """Return the name of a reduction's operation, and any other value unchanged."""
     return _kind_of(value)[0].name if isinstance(value, (dist.ReduceOp, _Kind)) else value
 
 

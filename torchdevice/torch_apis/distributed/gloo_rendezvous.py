@@ -45,4 +45,4 @@ def store_of_this_attempt(store: Any, rank: int, size: int) -> Any:
 
 
 _PAUSE = 0.01
-"""Seconds between two looks at what the other ranks have written."""
+"""Seconds between two readings of the other ranks' entries."""
