@@ -18,7 +18,7 @@ PAGE = Path(__file__).with_name("check.md")
 
 FIGURES = PAGE.parents[1] / "benchmarks" / "foretold.json"
 
-HEADER = """# What a target does otherwise, from the source
+HEADER = """# Static check: what will differ on a target
 
 Made by `python docs/make_check.py` from the rules; do not edit.
 
@@ -31,10 +31,9 @@ torchdevice check . --select operator,dtype --ignore device
 torchdevice doctor train.py                          # the same for the device that would be chosen
 ```
 
-Nothing of the sources is run or imported: they are parsed, and names are followed through imports and aliases to
-those of torch. The targets are those of `torchdevice run`, whether or not they are available here. Torch is
-imported where a source names something of it that a table must be asked about, which takes a second or two; the
-sources themselves take about a second for 20,000 lines.
+Your code is parsed, not run or imported, and names are followed through imports and aliases to those of torch. The
+targets are those of `torchdevice run`, available here or not. A source that names a function of torch makes the command
+import torch to look its operator up, which takes a second or two; 20,000 lines take about a second.
 
 | verdict | |
 |---|---|
@@ -50,9 +49,9 @@ line of a finding in a notebook is that of the file. Folders that begin with a d
 The comment `# torchdevice: ignore` leaves the findings of its statement out, `# torchdevice: ignore[device]` those of
 a rule.
 
-What a source does not say is not found: a device or a dtype that comes from the command line or from data, a method
-of an object whose type no line tells, what a library does. `torchdevice run --check` runs the program, and its
-[report](report.md) says what was foretold beside what happened.
+The check does not find a device or a dtype that comes from the command line or from data, a method of an object of
+unknown type, and calls within a library. `torchdevice run --check` runs the program, and its [report](report.md)
+compares the findings with the run.
 """
 
 _RULES = """

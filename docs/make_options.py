@@ -23,9 +23,8 @@ run`, a flag of pytest. If the call leaves the option out, it has the value of i
 In a configuration file of pytest the key of an option is its flag without dashes, as in `torchdevice_memory = 8GiB`
 ([testing](testing.md)). The file comes after the variables.
 
-A variable is set for the whole process and a file for a whole project, so `identity`, `memory` and `devices` of a
-variable or a file are ignored where they contradict the target of one call. An option that the call itself gives raises
-an error instead.
+A variable is set for the whole process and a file for a whole project, so values of `identity`, `memory` and `devices`
+from the environment or a file are dropped if the call's target cannot use them; passed explicitly, they raise.
 
 """
 

@@ -52,11 +52,13 @@ class _Leaving(Leaving):
     def __init__(self, scope: Scope) -> None:
         super().__init__()
         self._scope = scope
+        # Entries of this statement are at this depth or deeper.
         self._depth = len(state.entries)
         self._entry: Entry | None = None
 
     def exit(self, *exc_info: Any) -> None:
         self._entry = self._scope._entry_to_leave()
+        # Asked before leaving, which takes the entry out of the list.
         innermost = self._entry is state.entries[-1]
         undo(leave, self._entry)
         self.done()
@@ -70,6 +72,7 @@ class _Leaving(Leaving):
 
     def late(self) -> None:
         if self._entry is None:
+            # The first one of this scope above the depth: the entry that an interrupted `__exit__` did not get.
             mine = (entry for entry in state.entries[self._depth :] if entry.owner is self._scope)
             self._entry = next(mine, None)
         if self._entry is not None:
@@ -125,12 +128,14 @@ class Scope(AbstractContextManager["Scope"]):
         """
         context = self._context
         if context is not None and (context.entries or self._is_of_named_target(context)):
+            # Nobody is in the scope, so a new value of `CUDA_VISIBLE_DEVICES` may count.
             if not context.entries:
                 context.count_devices_again()
             return context
         runtime, fitting = target_selection.resolve(self.options)
         if fitting.engine == "auto":
             fitting = dataclasses.replace(fitting, engine=self._auto)
+        # The best target is the same as before, and keeps its context with streams and settings.
         if context is not None and context.runtime is runtime:
             context.count_devices_again()
             return context
@@ -144,6 +149,7 @@ class Scope(AbstractContextManager["Scope"]):
         return Joining(self, context, forced_cpu)
 
     def __enter__(self, enabled_by: str = "") -> Scope:
+        # Once per thread: nested entries need not look for other tools again.
         if not state.entries:
             _refuse_other_patchers()
             configure_logging()
@@ -159,6 +165,7 @@ class Scope(AbstractContextManager["Scope"]):
         Raises:
             ScopeError: The scope was not entered in this thread.
         """
+        # The innermost entry of this scope: a scope may be entered inside itself.
         for entry in reversed(state.entries):
             if entry.owner is self:
                 return entry
@@ -189,6 +196,7 @@ class Joining(Scope):
 
     def __enter__(self, enabled_by: str = "") -> Scope:
         super().__enter__(enabled_by)
+        # After entering: leaving undoes it with the rest of the thread's state.
         if self._forced_cpu:
             self._context.force_cpu()
         return self
@@ -201,6 +209,7 @@ def _enter(entry: Entry, context: Context) -> None:
     """Enter a context in this thread. If that fails or is interrupted, undo it and raise."""
     try:
         _fill(entry, context)
+        # Noted first: `leave` takes out whatever was begun.
         context.entries.add(entry)
         for installation in entry.parts:
             installation.hold(entry)
@@ -208,11 +217,13 @@ def _enter(entry: Entry, context: Context) -> None:
         if context.options.verify:
             _verify().enter_thread(entry)
         thread_state.enter(entry)
+        # Without parts (a native target) handlers need not wait.
         if entry.parts:
             signals.settle(in_a_scope=True)
         if context.thread.at_return:
             context.start_thread()
     except BaseException:
+        # Everything, whichever step failed: each step of leaving can be done without its counterpart.
         undo(leave, entry)
         raise
 
@@ -226,6 +237,7 @@ def _fill(entry: Entry, context: Context) -> None:
     if context.is_native and state.context is None:
         return
     mode = of_this_thread()
+    # A nested scope takes the engine of the scope around it.
     wraps = context.options.engine == "wrap" if mode is None else mode is state.mode
     entry.mode = mode if mode is not None else DeviceMode(context)
     entry.unstacked = entry.mode if wraps else state.mode
@@ -244,6 +256,7 @@ def leave(entry: Entry) -> None:
 
 
 def _leave_signals(entry: Entry) -> None:
+    # Handlers may stop waiting when no entry has patches in place.
     if not state.entries or (entry.parts and not any(each.parts for each in state.entries)):
         signals.settle(in_a_scope=False)
 

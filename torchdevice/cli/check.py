@@ -31,8 +31,8 @@ def add(commands: Any) -> None:
     """Add the command to a command line."""
     parser = commands.add_parser(
         "check",
-        help="say what a target does otherwise, from the source alone",
-        description="Say for each line of sources what a target does otherwise. Nothing is run or imported of them.",
+        help="report what will differ on a target, from the source alone",
+        description="Report, line by line, what will differ on the target. Your code is parsed, not run.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks, and folders of them")

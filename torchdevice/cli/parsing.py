@@ -47,7 +47,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a question for a word that is nearly one of the known ones; nothing where it is like none."""
+    """Return ``" (did you mean ...?)"`` for a word that resembles a known one, else ``""``."""
     names = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), names, n=1)
     return f" (did you mean {names[near[0]]!r}?)" if near else ""

@@ -27,9 +27,11 @@ class Interfaces:
 
     def install(self) -> None:
         registry = _registry()
+        # Outside the scope: torch registers an interface for each device that `torch.cuda` counts.
         with thread_state.suspended():
             if not require(registry, "_device_initialized"):
                 require(registry, "init_device_reg")()
+        # A copy, taken once: what other scopes add later is to be removed too.
         if self._before is None:
             self._before = dict(require(registry, "device_interfaces"))
         # Torch bound these methods when Dynamo was imported; in a build without CUDA they only raise.
@@ -44,6 +46,7 @@ class Interfaces:
         before = self._before  # read once: a signal handler between two lines may undo the change too
         if before is not None:
             interfaces = _registry().device_interfaces
+            # Only names that scopes added; programs may register interfaces of their own in place of torch's.
             for name in interfaces.keys() - before.keys():
                 interfaces.pop(name, None)
             interfaces.update(before)
@@ -54,10 +57,12 @@ class Interfaces:
         registry = _registry()
         cuda = registry.CudaInterface
         target = registry.device_interfaces.get(runtime.device_type) or stand_in(runtime)
+        # `dict.fromkeys` drops a family that is the device type itself, and keeps the order.
         own = [(kind, target, runtime.device_count()) for kind in dict.fromkeys((runtime.device_type, runtime.family))]
         for kind, interface, count in (*own, ("cuda", cuda, devices)):
             for name in (kind, *(f"{kind}:{index}" for index in range(count))):
                 if name not in registry.device_interfaces:
+                    # A name that is there belongs to torch or the program.
                     registry.register_interface_for_device(name, interface)
 
 
@@ -67,6 +72,7 @@ _EXCHANGES = ("exchange_device", "maybe_exchange_device")
 def _late(name: str) -> Callable[[Any], Any]:
     """Return the ``make`` of a patch whose method looks ``torch.cuda._<name>`` up when it is called."""
 
+    # Looked up at each call, since the scope supplies `torch.cuda._exchange_device` only while it is active.
     def make(original: Any) -> Any:
         return staticmethod(lambda device: getattr(torch.cuda, f"_{name}")(device))
 
@@ -82,6 +88,7 @@ def stand_in(runtime: Runtime) -> type:
     """Return the interface of a device for which torch has none."""
     cuda = _registry().CudaInterface
 
+    # CUDA's answers hold, because `torch.cuda` answers for the target in a scope; the rest is overridden.
     class StandInInterface(cuda):  # type: ignore[misc, valid-type]
         class Worker(cuda.Worker):  # type: ignore[misc, name-defined]
             @staticmethod
@@ -98,7 +105,7 @@ def stand_in(runtime: Runtime) -> type:
 
         @staticmethod
         def get_raw_stream(device_idx: int) -> int:
-            return 0
+            return 0  # compiled code passes it to kernels, which have no streams here
 
         @staticmethod
         def is_triton_capable(device: Any = None) -> bool:
@@ -108,5 +115,5 @@ def stand_in(runtime: Runtime) -> type:
         def raise_if_triton_unavailable(cls, device: Any = None) -> None:
             raise RuntimeError(f"Triton makes no code for {runtime.device_type!r}. Use backend='aot_eager' or the CPU.")
 
-    StandInInterface.__name__ = f"{runtime.device_type.capitalize()}Interface"
+    StandInInterface.__name__ = f"{runtime.device_type.capitalize()}Interface"  # shown in Dynamo's logs and errors
     return StandInInterface

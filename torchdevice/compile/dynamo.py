@@ -50,15 +50,19 @@ class _Skipped:
     def install(self) -> None:
         trace_rules = torch._dynamo.trace_rules
         before = require(trace_rules, "SKIP_DIRS_RE")
+        # The expression is another one if Dynamo or the program has added a folder since, or at the first time.
         if before is not self._with_us and (self._with_us is None or before is not self._before):
             self._before = before
             trace_rules.add("torchdevice")
             self._with_us = trace_rules.SKIP_DIRS_RE
+            # `add` appends to the list as well, from which a later change would build the expression.
             trace_rules.SKIP_DIRS[:] = [each for each in trace_rules.SKIP_DIRS if not each.startswith(PACKAGE[:-1])]
+        # Assigned last, and again if nothing has changed: an interrupt may have come before.
         trace_rules.SKIP_DIRS_RE = self._with_us
 
     def remove(self) -> None:
         trace_rules = torch._dynamo.trace_rules
+        # An expression that somebody made in the scope stays.
         if self._with_us is not None and trace_rules.SKIP_DIRS_RE is self._with_us:
             trace_rules.SKIP_DIRS_RE = self._before
 
@@ -76,14 +80,17 @@ class _DynamoPatches:
         self._seen_generators: set[type] = set()
 
     def install(self) -> None:
+        # Without this module `_make` has nothing to patch: Dynamo is not imported, or not completely.
         if "torch._dynamo.output_graph" not in sys.modules:
             self._importing.install()
             return
         if not self._in_place:
+            # Made once, installed at each entry.
             self._patches = self._patches or together(self._make())
             for patch in self._patches:
                 patch.install()
             self._in_place = True
+        # Inductor is imported at the first compilation, perhaps after this scope was entered.
         if self._inductor is None and "torch._inductor.output_code" in sys.modules:
             graph = require(sys.modules["torch._inductor.output_code"], "CompiledFxGraph")
             self._inductor = replaced_function(graph, "__call__", _run_compiled)
@@ -96,6 +103,7 @@ class _DynamoPatches:
 
     def _trace_generators(self, cls: type[torch.Generator]) -> None:
         """Let Dynamo trace generators of a subclass as it traces torch's own, which it finds by their exact class."""
+        # The exact class is a key of Dynamo's table.
         if cls is not torch.Generator:
             builder: Any = torch._dynamo.variables.builder.VariableBuilder
             require(builder, "_type_dispatch")()[cls] = require(builder, "wrap_user_defined")
@@ -150,6 +158,7 @@ def _inline(original: Any) -> Any:
 
     @functools.wraps(original)
     def is_torch_inline_allowed(filename: str) -> bool:
+        # Files of `traced.py` and its like are inlined, since they stand in for the handler.
         return filename in traced.files() or original(filename)
 
     return is_torch_inline_allowed
@@ -165,6 +174,7 @@ def _guard_by_key(context: Context, original: Any, self: Any) -> Any:
     mode = unstacked_mode.source_of_mode()
     if mode is not None:
         key = sources.AttrSource(sources.AttrSource(mode, "context"), "key")
+        # By equality and not identity: another scope with the same options may use the code.
         self.guards.add(key.make_guard(guards.GuardBuilder.EQUALS_MATCH))
     return result
 
@@ -176,6 +186,7 @@ def _stream_patches() -> list[Patch]:
         replaced_function(utils, "build_event", _build_event),
     ]
     for module in (utils, guards):
+        # Both modules have imported the function by value.
         if hasattr(module, "get_current_stream"):  # written in C in torch 2.15
             found.append(replaced_function(module, "get_current_stream", _current_stream))
     if "___get_current_stream" in names:
@@ -185,6 +196,7 @@ def _stream_patches() -> list[Patch]:
 
 def _run_compiled(context: Context, original: Any, self: Any, inputs: Any) -> Any:
     """Run Inductor's code, forward and backward, without modes: its devices are the target's already."""
+    # The mode would look at every call of a graph whose devices are decided.
     with torch._C.DisableTorchFunction():
         return original(self, inputs)
 
@@ -202,6 +214,7 @@ def _current_stream(context: Context, original: Any, device: torch.device) -> An
 
 
 def _build_event(context: Context, original: Any, args: Any, kwargs: Any) -> Any:
+    # Without a device in its arguments the program has asked for an event of CUDA.
     generic = "device" in kwargs or any(isinstance(value, (str, torch.device)) for value in args)
     return torch.Event(*args, **kwargs) if generic else torch.cuda.Event(*args, **kwargs)
 
@@ -209,6 +222,7 @@ def _build_event(context: Context, original: Any, args: Any, kwargs: Any) -> Any
 def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``AutocastModeVariable.create``: in a graph, autocast of an accelerator is that of the target."""
     found = original(*args, **kwargs)
+    # `target_values` are the arguments of the region as the graph will have them.
     device_type, dtype, enabled, *rest = found.target_values
     if device_type not in context.families and dtype not in (None, torch.float16, torch.bfloat16):
         enabled = False  # as torch says, with a warning, where it is made outside a graph
@@ -223,6 +237,7 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
 def _read_device(context: Context, original: Any, self: Any, tx: Any) -> Any:
     """Where compiled code reads ``x.device``: as the scope's tensors say it, which is a part of the code's key."""
     device = self.device
+    # A device of another type, or no identity of the program: torch's own answer.
     if device is None or context.shown_as is None or device.type != context.device_type:
         return original(self, tx)
     return torch._dynamo.variables.VariableTracker.build(tx, context.shown(device))
@@ -242,6 +257,7 @@ def _call_higher_order(context: Context, original: Any, self: Any, tx: Any, fn: 
     in that time, such as the branches of ``torch.cond``, would be traced without it.
     """
     higher_order = require(torch._dynamo.variables.higher_order_ops, "TorchHigherOrderOperatorVariable")
+    # The mode that handles the call is still the last one in Dynamo's picture of the stack.
     serves = isinstance(self.mode_stack[-1].realize().value, ContextMode)
     if serves and isinstance(fn, higher_order) and not types.items:
         return require(fn, "_call_function")(tx, *call)
@@ -252,9 +268,11 @@ def _add_constants() -> None:
     """Let Dynamo fold values that do not change in a scope, and pass all factories to modes (2.10 omits some)."""
     tracing = torch._dynamo.variables.torch
     constants: Any = require(tracing, "constant_fold_functions")
+    # Folded as a constant: the number is a part of the key that guards the code.
     constants[torch.cuda.device_count] = None
     require(torch._dynamo.utils, "common_constant_types").add(DeviceProperties)
     overridable = require(tracing, "get_overridable_functions")()
+    # Those that are absent in this release; only these are taken out again.
     _shown.update(_device_constructors() - overridable)
     overridable.update(_shown)
 
@@ -281,6 +299,7 @@ def truthfully(context: Context, original: Any, *args: Any, **kwargs: Any) -> An
 def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
     """Compile a graph. Where Inductor makes no code for the device, run the graph operator by operator."""
     compiler = self.compiler_fn
+    # A backend may be wrapped by several of Dynamo's decorators.
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
     _forget_unused_stream(gm)
@@ -291,6 +310,7 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
             context.report("torch.compile with inductor", f"operator by operator: {instead}", Fidelity.APPROXIMATE)
         except FidelityError as error:
             raise unstacked_mode.GraphRefusedError(error.requested, error.done) from None
+        # `gm.forward` runs the graph as Python.
         return gm.forward
     if instead is not None:
         self.compiler_fn = functools.partial(instead, compiler.config)
@@ -310,6 +330,7 @@ def _instead_of_inductor(context: Context, gm: torch.fx.GraphModule) -> Callable
 def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:
     """Return whether Inductor has code for what a graph needs of the target in backward."""
     if context.runtime.compiles_flex_backward or not torch.is_grad_enabled():
+        # Only backward lacks code, so a forward without gradients compiles.
         return True
     calls = (node for node in gm.graph.nodes if str(node.target) == "flex_attention")
     inputs = (each.meta.get("example_value") for node in calls for each in node.all_input_nodes)
@@ -327,6 +348,7 @@ def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:
     names = (str(node.target) for graph in graphs for node in graph.nodes)
     only_current = hasattr(registry, "CURRENT_STREAM_INDEX") and len(registered) == 1
     if only_current and not any("stream" in name or "external_object" in name for name in names):
+        # Without an entry the compiled code looks up nothing.
         registered.clear()
 
 

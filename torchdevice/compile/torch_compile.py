@@ -25,18 +25,21 @@ from torchdevice.foundation.fidelity import Fidelity
 
 def _export(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     with thread_state.suspended(compiling=True):
+        # Dynamo is imported by then, and can be patched.
         importlib.import_module("torch._inductor.compile_fx")
     WHEN_IMPORTED.install()
+    # Outside the suspended block: Dynamo traces the program as the scope's.
     return original(*args, **kwargs)
 
 
 def _compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     backend = kwargs.get("backend", "inductor")
     with thread_state.suspended(compiling=True):
+        # Imported here, where no CUDA is seen; the module keeps the answers that it gets at import.
         if backend == "inductor":
             importlib.import_module("torch._inductor.compile_fx")
         elif isinstance(backend, str):
-            torch._dynamo.list_backends(None)
+            torch._dynamo.list_backends(None)  # imports the backends' modules
         asked = [] if context.runtime.makes_triton_code else _asked_of_triton(kwargs)
     WHEN_IMPORTED.install()
     for option in asked:
@@ -50,6 +53,7 @@ def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
     if backend != "inductor":
         return ["backend cudagraphs"] if backend == "cudagraphs" else []
     modes = importlib.import_module("torch._inductor").list_mode_options()
+    # Options of the call win over those of the mode, as in torch.
     options = {**modes.get(kwargs.get("mode"), {}), **(kwargs.get("options") or {})}
     return [name for name, value in options.items() if name.startswith("triton.") and value]
 
@@ -57,6 +61,7 @@ def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
 def _compile_ahead(context: Context, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     """``compile_fx_aot``: refuse a model of a device that AOTInductor cannot write code for."""
     if not context.runtime.compiles_ahead:
+        # A model may be a function or a graph without parameters: `list()` is empty.
         held = [*getattr(model, "parameters", list)(), *getattr(model, "buffers", list)()]
         tensors = [each for each in pytree.tree_leaves((inputs, held)) if isinstance(each, torch.Tensor)]
         if any(native_device(each).type == context.device_type for each in tensors):
@@ -74,6 +79,7 @@ def _patches_of_inductor(module: ModuleType) -> list[Patch]:
 def patches() -> list[Patch]:
     """Return the patches of ``torch.compile``, ``torch.export``, Dynamo and the functions that ask about Triton."""
     triton = importlib.import_module("torch.utils._triton")
+    # The functions with a cache are the ones whose answers torch keeps.
     questions = [name for name, function in vars(triton).items() if hasattr(function, "cache_clear")]
     return [
         replaced_function(torch, "compile", _compile),

@@ -40,13 +40,16 @@ def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 
     A frame in which a strict scope refuses something is not compiled, so that the program's own line raises the error.
     """
+    # Both are exchanged back in `finally`, since frames are traced inside each other.
     before = _state.mode, _state.traced
+    # Wrappers call nothing meanwhile; guards find the mode under `traced`.
     _state.mode, _state.traced = None, _state.mode
     try:
         return original(*args, **kwargs)
     except GraphRefusedError:
         raise
     except FidelityError as error:
+        # Dynamo then runs the frame by Python, where the program's own line raises.
         raise require(torch._dynamo.exc, "Unsupported")(str(error)) from error
     finally:
         _state.mode, _state.traced = before
@@ -57,6 +60,7 @@ def _see_mode(context: Context, original: Any, self: Any, *args: Any, **kwargs: 
     original(self, *args, **kwargs)
     if _state.traced is not None:
         source = torch._dynamo.source.TorchFunctionModeStackSource(_BESIDE)
+        # Lazy, so that Dynamo guards on the mode only where the frame uses it.
         self.mode_stack.append(torch._dynamo.variables.lazy.LazyVariableTracker.create(_state.traced, source=source))
 
 
@@ -82,6 +86,7 @@ class _DefaultDevice:
 
     def __eq__(self, other: object) -> bool:
         if _state.mode is not None or _state.traced is not None:
+            # Equal to itself only, so guards of code from outside fail in this thread.
             return other is self
         return bool(self.original == (other.original if isinstance(other, _DefaultDevice) else other))
 
@@ -99,6 +104,7 @@ def _guard_default_device(original: Any) -> Any:
     def DEFAULT_DEVICE(self: Any, guard: Any) -> Any:
         module: Any = torch.utils._device
         present: Any = module.CURRENT_DEVICE
+        # In the other threads torch's own value is to be guarded, not this object.
         if not isinstance(present, _DefaultDevice) or _state.mode is not None or _state.traced is not None:
             return original(self, guard)
         module.CURRENT_DEVICE = present.original
@@ -115,6 +121,7 @@ def _mode_at(original: Any) -> Any:
 
     @functools.wraps(original)
     def get_torch_function_mode_stack_at(ind: int) -> Any:
+        # A real stack is never half as deep as the marker, whatever small number Dynamo adds.
         return original(ind) if ind < _BESIDE // 2 else _state.mode or _state.traced
 
     return get_torch_function_mode_stack_at
@@ -122,6 +129,7 @@ def _mode_at(original: Any) -> Any:
 
 def _set_stack(context: Context, original: Any, stack: list[Any]) -> None:
     """Set torch's stack for compiled code, without the mode that was traced but belongs beside the stack."""
+    # Compiled code restores the stack that was traced, and the mode was never on it.
     original([mode for mode in stack if mode is not _state.mode])
 
 

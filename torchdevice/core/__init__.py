@@ -1,1 +1,1 @@
-"""What a scope is to a thread: its context, its state, and the patches and supplied names of torch."""
+"""The parts of a scope: its context, a thread's state, and the patches and supplied names of torch."""

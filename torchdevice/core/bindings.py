@@ -27,7 +27,7 @@ class Supplied(NamedTuple):
         name: Its dotted name: ``"torch._C._cuda_getDevice"``.
         value: A function of the context that returns the name's value.
         fidelity: How close that value comes to the accelerator's own.
-        note: What the value does, in a few words.
+        note: A description of the value, in a few words.
         on: Target -> fidelity and note, for the targets where these differ.
     """
 
@@ -60,16 +60,17 @@ def supplied_function(
     Args:
         name: One name or several: of ``torch._C``, or dotted.
         fidelity: How close the function comes to the accelerator's own.
-        note: What the function does, in a few words; the first line of its docstring if left out.
+        note: A description of the function, in a few words; the first line of its docstring if left out.
         native_to: The accelerator that the name belongs to: on a target of that type, and in a program written for
             another accelerator, torch's own function is called.
-        denies: Whether the function says that the accelerator is not there, in a program written for another one.
+        denies: Whether the function reports the accelerator as absent to programs written for another one.
         on: Target -> fidelity and note, for the targets where these differ.
     """
 
     names = [name] if isinstance(name, str) else name
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        # Functions with a constant or approximate answer report each call; exact ones have nothing to say.
         silent = fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)  # what raises notes that itself
         called = (
             function
@@ -79,6 +80,7 @@ def supplied_function(
 
         def value(context: Context) -> Any:
             found = context.bound(called) if _answers(context, native_to, dotted if denies else "") else TORCHS_OWN
+            # Cached by the context, because torch reads names such as `_cuda_getDevice` in hot paths.
             context.supplied_values[value] = found
             return found
 
@@ -115,6 +117,7 @@ def supplied_value(
 
 def _answers(context: Context, family: str, denied: str) -> bool:
     """Return whether a name is supplied: for the program's accelerator, or to deny one that torch's own name finds."""
+    # The name may deny its accelerator only where torch's own name would find one.
     if context.stands_for(family) or not denied or context.family == family:
         return context.stands_for(family)
     module, _, name = denied.rpartition(".")
@@ -127,6 +130,7 @@ def add(supplied: Supplied) -> None:
     Raises:
         ValueError: The name is supplied already.
     """
+    # Two files that supply one name would override each other by the order of imports.
     if supplied.name in SUPPLIED:
         raise ValueError(f"{supplied.name!r} is supplied already")
     SUPPLIED[supplied.name] = supplied
@@ -135,6 +139,7 @@ def add(supplied: Supplied) -> None:
 def _reporting(function: Callable[..., Any], name: str, fidelity: Fidelity, note: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def reporting(context: Context, *args: Any, **kwargs: Any) -> Any:
+        # Before the call: a strict scope raises here, and the function has no effect.
         context.report(name, note, fidelity)
         return function(context, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""What a program in a scope sees: which device stands in, what is reported, the thread's current device and streams.
+"""A program's view of a scope: the target, the reported answers, the thread's current device and streams.
 
 A scope makes a :class:`Context` when it is entered (``scope.py``). Everything else in this package works through the
 context. The context itself knows no patch, no supplied name and no engine.
@@ -30,6 +30,7 @@ from torchdevice.foundation.torch_internals import require
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options
 
+# Enough for every spelling of a program; the limit keeps one that makes texts without end from filling memory.
 _MAX_REDIRECTS = 4096
 
 _EXACT = Fidelity.EXACT  # reading a member of an enumeration takes longer than a global name
@@ -39,16 +40,16 @@ _HASHED = frozenset({str, torch.device, int})
 
 
 class ThreadValues(threading.local):
-    """What each thread has of its own in a scope, as CUDA keeps a current device and current streams per thread.
+    """The values that each thread has in a scope, as CUDA keeps a current device and current streams per thread.
 
     Attributes:
         device_index: The ordinal of the current device.
         device_text: That ordinal as text. Dynamo guards on the text, because it may make an int symbolic.
         streams: Ordinal -> id of the current stream.
-        entered_streams: What to restore where a stream that was entered is left.
+        entered_streams: The values to restore at the end of each ``with stream`` block.
         capture: The capture of a graph in progress, if any.
-        at_exit: What to call when the thread leaves the scope.
-        at_return: What to call when the thread is back in the scope, as at each step of a decorated generator.
+        at_exit: Functions to call when the thread leaves the scope.
+        at_return: Functions to call when the thread is back in the scope, as at each step of a decorated generator.
         forced_cpu: Whether the rest of the scope was sent to the CPU.
         moving_module: How many moves of modules are in progress.
         redirects: The cache of :meth:`Context.redirect`, emptied when the current device or ``forced_cpu`` changes.
@@ -75,10 +76,10 @@ class ThreadValues(threading.local):
 
 
 class Context:
-    """What a program in a scope sees.
+    """A program's view of a scope.
 
     Args:
-        options: What was asked of the scope.
+        options: The options of the scope.
         runtime: The target.
         journal: Counts what is rewritten and supplied.
         join: Returns what another thread enters to join the context; the bool sends that thread to the CPU.
@@ -88,7 +89,7 @@ class Context:
         family: The device type whose names in torch are the target's own, such as ``torch.mps``.
         asks: Whether each kernel of a simulated device must ask ``policy`` before it runs.
         machine: The devices that a scope on simulated devices works on, see ``simulation/machine.py``; else None.
-        policy: What the kernels of simulated devices have to ask, see ``simulation/policy.py``; else None.
+        policy: The checks before kernels of simulated devices, see ``simulation/policy.py``; else None.
         simulated_by: The context that answers for these names, on a simulated machine; None where torch itself does.
         program: The accelerator that the program is written for.
         families: The accelerators whose names and devices are there for the program.
@@ -100,11 +101,11 @@ class Context:
         has_several_devices: Whether ``devices=`` shows the program several accelerators.
         folds_devices: Whether one device with a memory of its own is several of those accelerators.
         product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
-        shown_as: The device type that tensors of the target say they are on; None where it is torch's own for them.
+        shown_as: The device type that tensors of the target report; None for the type that torch reports.
         key: The target, every option and the number of devices as text, on which compiled code is guarded.
         supplied_values: Values of supplied names that do not change in this context, kept when they are first read.
         written_values: Values that the program has set in the place of supplied names.
-        settings: What the program set and reads back, by name.
+        settings: The values that the program set and reads back, by name.
         streams: The last streams that were made, by class, id and ordinal.
         stream_handles: Handle -> stream, of the streams that were made, where streams have handles.
         stream_observers: Told of each call that orders work.
@@ -130,16 +131,19 @@ class Context:
         self.machine: Any = None
         self.policy: Any = None
         self.simulated_by: Context | None = runtime.simulated_by
+        # "any" is CUDA for everything that must have one answer, such as which accelerator is available.
         anyone = options.written_for == "any"
         self.program = "cuda" if anyone else options.written_for
         self.families = frozenset(FAMILIES if anyone else (options.written_for,))
         self.is_native = runtime.family == options.written_for
         self.shown_as = self.program if options.identity == "program" else runtime.shown_as
         self.unsupported_dtypes = runtime.unsupported_dtypes
+        # A target that holds float64 ignores the option.
         self.keeps_doubles = options.float64 not in ("float32", "error") and bool(runtime.unsupported_dtypes)
         self.lines_warned_of: set[tuple[str, int]] = set()
         self.fits_conversions = bool(runtime.unsupported_dtypes) or runtime.blocking_copies_only
         self.has_several_devices = (options.devices or 1) > 1
+        # `devices=` on a target with as many devices of its own folds nothing.
         own_memory = self.has_several_devices and not runtime.shares_host_memory
         self.folds_devices = own_memory and (options.devices or 1) > runtime.device_count()
         self.product_dtypes = _computed_in_float32(options, runtime)
@@ -161,6 +165,7 @@ class Context:
         self._pinned_memory: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bound: dict[Any, Any] = {}
         self.key = ""
+        # Computes `key`, which compiled code needs before anybody has asked for the number of devices.
         self.count_devices_again()
 
     def in_another_thread(self) -> AbstractContextManager[Any]:
@@ -172,6 +177,7 @@ class Context:
     @property
     def is_initialized(self) -> bool:
         """Whether the program has used the accelerator in this process, or has chosen one of them."""
+        # The process is compared too: a forked child inherits both values, and has not used the accelerator itself.
         return self.user == os.getpid() and self._initialized
 
     def initialize(self) -> None:
@@ -189,8 +195,10 @@ class Context:
                 "'spawn' start method"
             )
         self.runtime.initialize()
+        # Before `_initialized`, which is read together with the process id that this sets.
         self.touch()
         self._initialized = True
+        # From here on the number is fixed, as in CUDA: a later change of the variable has no effect.
         self._device_count = self._count_devices()
 
     def touch(self) -> None:
@@ -201,6 +209,7 @@ class Context:
     @property
     def is_in_bad_fork(self) -> bool:
         """Whether this process was forked from one that had used the accelerator, which then does not work here."""
+        # The comparison of process ids comes last, because it is a call and the others are attributes.
         return self.user is not None and not self.runtime.survives_fork and self.user != os.getpid()
 
     # ---- devices -----------------------------------------------------------------------------------------------------
@@ -254,14 +263,17 @@ class Context:
 
     def program_device(self, index: int) -> torch.device:
         """Return the device that the program would spell for one of its ordinals."""
+        # In a scope the mode would see `torch.device(...)` and rewrite the program's device to the target's.
         with torch._C.DisableTorchFunction():
             return torch.device(self.program, index)
 
     def shown(self, device: torch.device) -> torch.device:
-        """Return a device as tensors on it say it."""
+        """Return a device as tensors on it report it."""
         if self.shown_as is None or device.type != self.device_type:
             return device
+        # As in `program_device`: no rewriting of the answer.
         with torch._C.DisableTorchFunction():
+            # Devices such as meta have no index, but tensors of an accelerator always report one.
             return torch.device(self.shown_as, device.index or 0)
 
     def redirect(self, value: Any, above: int = 2) -> torch.device | None:
@@ -271,8 +283,10 @@ class Context:
             value: The argument.
             above: The number of innermost callers of the journal that belong to this package, with this function.
         """
+        # Subclasses of these types may compare as they like, so the class is compared exactly.
         if value.__class__ not in _HASHED:
             return self._redirect_new(value)
+        # The hit is the usual case, and an exception costs only the first look at a spelling.
         try:
             known = self.thread.redirects[value]
         except KeyError:
@@ -280,6 +294,7 @@ class Context:
         if known is None:
             return None
         device, requested, done = known
+        # An empty text marks a device of the target's own name, which is no replacement to report.
         if requested:
             self.journal.record(requested, done, _EXACT, above=above)
         return device
@@ -292,6 +307,7 @@ class Context:
         if spelling is None or not (self.stands_for(spelling.accelerator) or ordinal_of(value) is not None):
             return self._redirect_own(value, spelling)
         folded = spelling.index is not None and spelling.index >= self.device_count
+        # Once in the process, and only when a device is first asked for: a program that never does gets no notice.
         if self.runtime.degraded_notice:
             warn_once(self.runtime.degraded_notice)
         forced = self.thread.forced_cpu
@@ -316,6 +332,7 @@ class Context:
         return spells.__class__ is str and spells == self.device_type
 
     def _remember(self, value: Any, answer: tuple[torch.device, str, str] | None) -> None:
+        # True and 1 hash alike, hence the exact class; see `_HASHED`.
         redirects = self.thread.redirects
         if value.__class__ in _HASHED and len(redirects) < _MAX_REDIRECTS:
             redirects[value] = answer
@@ -328,6 +345,7 @@ class Context:
                 is CUDA's.
             RuntimeError: ``CUDA_VISIBLE_DEVICES`` hides all of them.
         """
+        # An empty `CUDA_VISIBLE_DEVICES` comes first: then not even ordinal 0 exists.
         if not self.device_count:
             raise RuntimeError("No CUDA GPUs are available")  # torch's own text
         if spelling.index is None:
@@ -351,7 +369,7 @@ class Context:
     def force_cpu(self) -> torch.device:
         """Send the rest of this scope to the CPU in this thread, until the thread leaves the scope."""
         self.thread.forced_cpu = True
-        self.thread.redirects.clear()
+        self.thread.redirects.clear()  # their answers were the accelerator
         return torch.device("cpu")
 
     # ---- values ------------------------------------------------------------------------------------------------------
@@ -359,12 +377,14 @@ class Context:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Remember that the program pinned this tensor, on a target that needs no page-locked memory."""
         self._pinned[tensor] = True
+        # A view is another object with the same storage, so both are kept: the tensor for subclasses without a storage.
         for part in plain_parts(tensor):
             self._pinned_memory[part.untyped_storage()] = True
         return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return whether the program pinned this tensor, or a tensor of whose memory it is a view."""
+        # The usual case, without a lookup by a tensor's identity.
         if not (self._pinned.data or self._pinned_memory.data or self.registered_memory):
             return False
         if tensor in self._pinned:
@@ -391,14 +411,16 @@ class Context:
             FidelityError: The scope is strict and the difference matters. Hints with nothing to do are let pass.
         """
         entry = self.note(requested, done, fidelity)
+        # The count is 1 only right after the first record at a line.
         return entry is not None and entry.count == 1
 
     def note(self, requested: str, done: str, fidelity: Fidelity) -> Entry | None:
-        """Do the same, and return the journal's entry, for its time and bytes; None where the journal is full."""
+        """Like :meth:`report`, but return the journal's entry, for its time and bytes; None if the journal is full."""
         if self.options.strict and fidelity.changes_numbers:
             raise FidelityError(requested, done)
         entry = self.journal.record(requested, done, fidelity)
         if entry is not None and entry.count == 1:
+            # A library's line is where the call is, the program's line is where the user looks.
             through = f", asked for by {entry.library.file}:{entry.library.line}" if entry.library else ""
             where = f"{entry.site.file}:{entry.site.line}{through}"
             logger.info("%s -> %s (%s) at %s", requested, done, fidelity.value, where)
@@ -407,6 +429,7 @@ class Context:
     def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a supplied function with this context as its first argument, the same object each time."""
         found = self._bound.get(function)
+        # Kept, because torch and programs compare functions by identity.
         if found is None:
             found = self._bound[function] = functools.wraps(function)(functools.partial(function, self))
         return found
@@ -414,6 +437,8 @@ class Context:
     def start_thread(self) -> None:
         """Run ``thread.at_return``, which restores what this thread had in the context when it last left."""
         while self.thread.at_return:
+            # Removed before it runs: a step that is interrupted does not run a second time on a state it has half
+            # restored.
             self.thread.at_return.pop(0)()
 
     def finish_thread(self) -> None:
@@ -423,7 +448,9 @@ class Context:
             thread.forced_cpu = False
             thread.redirects.clear()
         while thread.at_exit:
+            # The last one registered is the first one undone, as with nested blocks.
             thread.at_exit.pop()()
+        # Other threads may still be in the context, and read these values.
         if not self.entries:
             self.written_values.clear()
             self.user, self._initialized = None, False
@@ -463,6 +490,7 @@ def _visible(count: int) -> int:
 def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:
     """Return CUDA's error for an ordinal that does not exist."""
     error = torch.AcceleratorError("CUDA error: invalid device ordinal")
+    # Python 3.10 has no notes on exceptions.
     if hasattr(error, "add_note"):
         error.add_note(
             f"cuda:{index} was asked for and {count} device(s) are advertised. Raise devices= in portable()."

@@ -14,7 +14,7 @@ from torchdevice.core.patching import Patch, together
 
 
 class Importing:
-    """A finder of modules that finds one as Python does, and says when the module has been imported.
+    """A finder of modules that finds one module as Python does, and calls back when the module has been imported.
 
     Args:
         name: The module's full name.
@@ -26,6 +26,7 @@ class Importing:
         self._name, self._imported, self._sees_scope = name, imported, sees_scope
 
     def install(self) -> None:
+        # At the front, before the finders that would load the module unseen.
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # type: ignore[arg-type]
 
@@ -36,6 +37,7 @@ class Importing:
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != self._name:
             return None
+        # The usual finder of files; builtin and frozen modules are not among those that are waited for.
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._imported, self._sees_scope)  # type: ignore[assignment]
@@ -76,10 +78,11 @@ class _Loader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
+        # Before the module's text runs, which may look at its own loader or reload itself.
         module.__loader__ = module.__spec__.loader = self._loader
         with contextlib.nullcontext() if self._sees_scope else thread_state.suspended(compiling=True):
             self._loader.exec_module(module)
-        self._imported()
+        self._imported()  # after the text, so that the functions to patch exist
 
 
 class WhenImported:
@@ -98,6 +101,7 @@ class WhenImported:
 
     def install(self) -> None:
         module = sys.modules.get(self._name)
+        # A module that is being imported is in sys.modules already, without its functions.
         if module is None or getattr(module.__spec__, "_initializing", False):
             self._importing.install()
         else:
@@ -105,6 +109,7 @@ class WhenImported:
 
     def _put_in(self) -> None:
         if self._patches is None:
+            # Made once: the module stays the same object for the process.
             self._patches = together(self._make(sys.modules[self._name]))
         for patch in self._patches:
             patch.install()

@@ -7,7 +7,7 @@ and none of them is noticed by a thread without a scope:
   :func:`per_context` calls the original wherever no context is active.
 - :class:`Guarded` gives a module names that only threads with a context can see. The module's class becomes a subclass
   with a descriptor for each name.
-- :class:`Callback` runs a pair of functions, for what is neither.
+- :class:`Callback` runs a pair of functions, for all other changes.
 
 An interrupt may come between any two lines of an installation, and so may a destructor or a signal handler that enters
 or leaves a scope itself. Therefore ``install`` and ``remove`` of a patch look at what is in place instead of
@@ -45,7 +45,7 @@ class Patch(Protocol):
 
 
 TORCHS_OWN: Any = object()
-"""What the function of a guarded name returns to let torch answer for itself."""
+"""The function of a guarded name returns this object to let torch answer for itself."""
 
 
 def per_context(
@@ -61,14 +61,16 @@ def per_context(
 
     Args:
         original: Torch's own function.
-        replacement: What stands in for it.
+        replacement: The function that stands in for ``original``.
         native_to: The device type the function belongs to: where the target is that device, torch's own is called.
         family: The accelerator whose module has the function, which is absent from programs written for others.
     """
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
+        # Read once: a signal handler may enter or leave a scope while this function runs.
         context = _state.context
+        # A simulated Mac is native to "mps", and the context of the machine below it may still answer.
         while context is not None and (
             context.family == native_to or (family is not None and family not in context.families)
         ):
@@ -77,8 +79,9 @@ def per_context(
             return original(*args, **kwargs)
         return replacement(context, original, *args, **kwargs)
 
+    # After `functools.wraps`, which copies this attribute of an original that is itself a replacement.
     stands_for(function, original)
-    # TorchScript asks a function for what it should compile in the function's place.
+    # TorchScript asks a function for what it should compile in the function's place: here the original.
     function.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
     return function
 
@@ -89,7 +92,7 @@ def stands_for(replacement: Any, original: Any) -> None:
 
 
 def original_of(function: Any) -> Any:
-    """Return torch's own function that a replacement stands for; what is no replacement, as it is."""
+    """Return torch's own function; functions that are not replacements are returned unchanged."""
     return getattr(function, "_torchdevice_original", function)
 
 
@@ -97,6 +100,7 @@ class OwnModule(str):
     """The ``__module__`` of a class whose instances have none of the class's. pybind11 pickles functions by it."""
 
     def __get__(self, instance: Any, owner: type) -> str:
+        # On the class it is a plain text; only instances must seem to have none.
         if instance is None:
             return str(self)
         raise AttributeError("__module__")
@@ -113,9 +117,9 @@ class Replaced:
 
     Attributes:
         attributes: The owner's attributes.
-        before: What :func:`put_in` found there last.
-        original: What ``make`` was called with.
-        value: What it returned.
+        before: The value that :func:`put_in` found there last.
+        original: The last argument of ``make``.
+        value: The last result of ``make``.
         expected: Whether the value should be there.
     """
 
@@ -123,6 +127,7 @@ class Replaced:
         if not may_be_absent:
             require(owner, name)
         self.owner, self.name, self.make = owner, name, make
+        # A class has a mapping proxy, a module its dictionary; both follow later changes.
         self.attributes: Mapping[str, Any] = owner.__dict__  # a live view
         self.before: Any = _ABSENT
         self.original: Any = _ABSENT
@@ -143,13 +148,17 @@ def put_in(patches: Iterable[Replaced]) -> None:
     """Install attributes one after the other, in one call of Python: a scope has hundreds of them."""
     for patch in patches:
         name, present_value = patch.name, patch.attributes.get
+        # Read at each turn: what a signal handler has put in place is seen.
         while (present := present_value(name, _ABSENT)) is not patch.value or patch.value is _ABSENT:
-            original = getattr(patch.owner, name, None)
+            original = getattr(patch.owner, name, None)  # by attribute, for an inherited one
             if present_value(name, _ABSENT) is not present:
                 continue  # somebody came between, and may have installed this patch
+            # The replacement is made again only for another original, since other patches and Dynamo hold it by
+            # identity.
             if patch.value is _ABSENT or original is not patch.original:
                 patch.original, patch.value = original, patch.make(original)
             patch.before = present
+            # The last step. An interrupt before it leaves torch's own value in place.
             setattr(patch.owner, name, patch.value)
         patch.expected = True
 
@@ -157,10 +166,12 @@ def put_in(patches: Iterable[Replaced]) -> None:
 def take_out(patches: Sequence[Replaced]) -> None:
     """Remove attributes, the last one first, each even if one before it failed. Then raise the first error."""
     failed: BaseException | None = None
+    # In reverse, so that two patches of one attribute each restore what they found.
     for patch in reversed(patches):
         try:
             if patch.value is _ABSENT or patch.attributes.get(patch.name, _ABSENT) is not patch.value:
                 if patch.expected:
+                    # A program that patches torch inside the scope and keeps it: its value wins.
                     logger.info(
                         "%s.%s was set to something else during the scope and stays so", patch.owner, patch.name
                     )
@@ -170,6 +181,7 @@ def take_out(patches: Sequence[Replaced]) -> None:
             else:
                 setattr(patch.owner, patch.name, patch.before)
             patch.expected = False
+        # Also for KeyboardInterrupt: the remaining attributes must not stay replaced.
         except BaseException as error:
             failed = failed or error
     if failed is not None:
@@ -188,6 +200,7 @@ class ReplacedItem:
         self._owner[self._name] = self._value
 
     def remove(self) -> None:
+        # Somebody else's value in the meantime is left alone.
         if self._owner.get(self._name) is self._value:
             self._owner[self._name] = self._original
 
@@ -210,12 +223,15 @@ def without_original(function: Callable[..., Any]) -> Callable[..., Any]:
 class ReplacedInImporters:
     """A function of torch, replaced in each of torch's modules that holds it: modules import functions by value.
 
-    A module that is imported later is found at the next installation. What it imports in a scope is the replacement.
+    A module that is imported later is found at the next installation. A module that is imported in a scope gets the
+    replacement.
     """
 
     def __init__(self, owner: ModuleType, name: str, make: Callable[[Any], Any]):
+        # The importers share one object, so `a.f is b.f` stays true.
         self._name, self._make = name, functools.cache(make)  # the importers share one object
         self._function = require(owner, name)
+        # All names are searched for at once, see `_importers`.
         _imported_names.add(name)
         self._searched = 0
         self._patches: dict[ModuleType, Replaced] = {}
@@ -228,6 +244,7 @@ class ReplacedInImporters:
 
     def places(self) -> Collection[Replaced]:
         """Return the patch of each module that holds the function now."""
+        # The number of modules is a cheap sign that something was imported.
         if len(sys.modules) != self._searched:
             for module in self._holders():
                 if module not in self._patches:
@@ -236,11 +253,13 @@ class ReplacedInImporters:
         return self._patches.values()
 
     def _holders(self) -> list[ModuleType]:
+        # By identity: a module may have a function of its own by that name.
         return [module for module in _importers()[self._name] if vars(module).get(self._name) is self._function]
 
 
 def loaded() -> tuple[int, str]:
     """Return how many modules are loaded, and the newest: what differs once another module has been imported."""
+    # The count alone misses a module that took the place of a removed one.
     return len(sys.modules), next(reversed(sys.modules))
 
 
@@ -248,7 +267,7 @@ _imported_names: set[str] = set()
 """The names of the functions that are replaced in their importers."""
 
 _searched: tuple[object, Mapping[str, list[ModuleType]]] = None, {}
-"""What was loaded and searched for at the last search in torch's modules, and what was found."""
+"""The last search in torch's modules: the loaded modules, the number of names, and the result."""
 
 
 def _importers() -> Mapping[str, list[ModuleType]]:
@@ -258,6 +277,7 @@ def _importers() -> Mapping[str, list[ModuleType]]:
     state = loaded(), len(names)
     if _searched[0] != state:
         found: dict[str, list[ModuleType]] = {name: [] for name in names}
+        # A copy, since an import in another thread changes the dictionary during the loop.
         for key, module in list(sys.modules.items()):
             if key == "torch" or (key.startswith("torch.") and key != "torch._C"):  # which has the originals
                 for name in vars(module).keys() & names:
@@ -287,6 +307,7 @@ def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple
         also: Further classes that ``issubclass`` accepts: in some builds of torch they do not derive from it.
     """
 
+    # The metaclass derives from the original's own, else Python refuses the class for a metaclass conflict.
     class Meta(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original)
@@ -294,6 +315,7 @@ def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple
         def __subclasscheck__(cls, subclass: type) -> bool:
             return issubclass(subclass, (original, *also))
 
+        # Tables that are keyed by the original find the subclass too.
         def __eq__(cls, other: object) -> bool:
             return other is cls or other is original
 
@@ -319,6 +341,7 @@ class Guarded:
         self._module = module
         self._before: type[ModuleType] = type(module)
         descriptors = {name: _GuardedName(name, value) for name, value in names.items()}
+        # Pybind11 reads `__module__` of the instance, see `OwnModule`.
         members = {**descriptors, "__module__": OwnModule(__name__)}
         self._class = type(f"Guarded[{module.__name__}]", (self._before,), members)
 
@@ -326,6 +349,7 @@ class Guarded:
         self._module.__class__ = self._class
 
     def remove(self) -> None:
+        # Another package may have put its own subclass on top, which must not be taken away.
         if type(self._module) is self._class:
             self._module.__class__ = self._before
 
@@ -341,6 +365,7 @@ class _GuardedName:
 
     def __init__(self, name: str, value: Callable[[Any], Any]):
         self._name, self._value = name, value
+        # The name lacks its module; the value tells equal names of two modules apart.
         self._key = (value, name)
 
     def __get__(self, module: ModuleType | None, owner: type) -> Any:
@@ -352,6 +377,7 @@ class _GuardedName:
             if written and self._key in written:
                 found = written[self._key]
             else:
+                # Only functions are cached, and these are never false. Other values are computed at each read.
                 found = context.supplied_values.get(self._value) or self._value(context)
             if found is _DELETED:
                 raise self._absent(module)
@@ -359,12 +385,13 @@ class _GuardedName:
                 return found
             context = context.simulated_by
         try:
+            # The module's dictionary, not `getattr`, which would come back here.
             return vars(module)[self._name]
         except KeyError:
             raise self._absent(module) from None
 
     def __set__(self, module: ModuleType, new: Any) -> None:
-        context = self._answering()
+        context = self._answering()  # monkeypatch writes what it read, which must not count as a value of the program
         if context is None:
             vars(module)[self._name] = new
         elif self._is_what_was_there(module, context, new):
@@ -411,6 +438,7 @@ class Together:
         self._searched = 0
 
     def install(self) -> None:
+        # The same cheap sign as above: without an import since, the places are known.
         now = len(sys.modules)
         if now != self._searched:
             self.places = [place for patch in self.patches for place in patch.places()]
@@ -446,7 +474,7 @@ class Callback:
 
 
 class Installation:
-    """A list of patches, in place while somebody holds it.
+    """A list of patches, in place while it has a holder.
 
     Args:
         build: Returns the patches; called when they are first needed, so that importing the package builds nothing.
@@ -463,7 +491,7 @@ class Installation:
             os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # another thread of the parent may have held it, and does not exist here
 
     def hold(self, holder: object) -> None:
         """Put everything in place. If that fails or is interrupted, the caller calls :meth:`drop`."""
@@ -471,11 +499,12 @@ class Installation:
         self._settle()
 
     def drop(self, holder: object) -> None:
-        """Take everything out if nobody else holds it. May be called again, and without :meth:`hold`."""
+        """Take everything out if there is no other holder. May be called again, and without :meth:`hold`."""
         self._holders.discard(holder)
         self._settle()
 
     def _settle(self) -> None:
+        # Outside the lock: nested entries, which change nothing, take no lock.
         if self._in_place is not bool(self._holders):
             # On one line: an interrupt between two lines would leave the lock held.
             with self._lock: self._change()  # noqa: E701  # fmt: skip
@@ -483,11 +512,14 @@ class Installation:
     def _change(self) -> None:
         """Install or remove all patches, again if another call of this method came meanwhile."""
         if self._patches is None:
+            # Building makes thousands of objects that live on, and a collection in between finds nothing.
             with garbage_collection.paused():
                 self._patches = together(self._build())
         while True:
+            # A nested call of this method replaces the round, and the outer call then starts again.
             self._round = this_round = object()
             wanted = bool(self._holders)
+            # None equals neither True nor False, so an interrupt from here on makes the next call settle.
             self._in_place = None
             if wanted:
                 for patch in self._patches:

@@ -35,6 +35,7 @@ _stack_at = require(torch._C, "_get_function_stack_at")
 _push = require(torch._C, "_push_on_torch_function_stack")
 _pop = require(torch._C, "_pop_torch_function_stack")
 
+# Torch's `_tls` objects are per thread, so they can say "initialising" of one thread alone.
 _initializing = {str(of_module(module)): require(module, "_tls") for module in conventional_modules()}
 
 
@@ -72,7 +73,7 @@ class Entry:
         restores: Whether ``state.mode`` is still to be restored: the entry was left as the innermost one.
         parts: The installations that this entry holds. The caller of :func:`enter` sets and drops them.
         enabled_by: Who made an entry that lasts until :func:`disable`: ``"program"``, whose next call of :func:`enable`
-            takes its place, or ``"run"``, which is whatever activates a whole run; empty for other entries.
+            takes its place, or ``"run"`` for the activation of a whole run; empty for other entries.
         environment: The environment variables to restore by :func:`disable`.
     """
 
@@ -103,6 +104,7 @@ class Entry:
         self.unstacked = unstacked
         self.compiling = compiling
         self.owner = owner
+        # `state.mode` is None although the innermost entry has one only while that mode handles a call.
         self.during_call = state.mode is None and bool(state.entries) and state.entries[-1].unstacked is not None
         self.restores = False
         self.parts: list[Any] = []
@@ -114,7 +116,7 @@ class ThreadState(threading.local):
     """This thread's entries, and the values that follow from them.
 
     Attributes:
-        entries: What was entered and not left, outermost first.
+        entries: The entries that have not been left, outermost first.
         context: The innermost context; None where torch answers for itself.
         for_cuda: ``context`` where the target stands in for CUDA; None where the target is CUDA itself, and in a
             program that is written for another accelerator.
@@ -192,9 +194,12 @@ def refuse(name: str, remedy: str) -> NoReturn:
 def enter(entry: Entry) -> None:
     """Make an entry the innermost one of this thread. The caller calls :func:`leave` if this is interrupted."""
     mode = entry.mode
+    # First the list, from which everything else can be derived after an interrupt.
     state.entries.append(entry)
+    # A mode beside the stack (`engine="wrap"`) must not be on it too.
     if mode is not None and mode is not entry.unstacked:
         _stack(mode, entry.context)
+    # A destructor may have entered another scope since the append.
     state.mode = entry.unstacked if state.entries[-1] is entry else state.mode
     settle()
 
@@ -203,8 +208,9 @@ def _stack(mode: ContextMode, context: Context | None) -> None:
     """Put a mode on torch's stack, unless it is there."""
     if mode not in state.stacked:
         mode.serve(context)
+        # Noted before the push: after an interrupt in between, leaving the entry retires the mode, on the stack or not.
         state.stacked[mode] = None
-        mode.index = _stack_length()
+        mode.index = _stack_length()  # where to put it back after an interrupt lost it
         _push(mode)
         mode.is_pushed = True
 
@@ -213,10 +219,12 @@ def leave(entry: Entry) -> None:
     """Take an entry out, innermost or not. May be called again, and for an entry that is not in the list."""
     if entry in state.entries:
         entry.restores = state.entries[-1] is entry
+        # By identity, since entries define no equality.
         state.entries.remove(entry)
     if entry.restores:
         state.mode = None if entry.during_call or not state.entries else state.entries[-1].unstacked
         entry.restores = False  # once: a destructor may come here late, when another entry is the innermost
+    # Another entry may share the mode: nested scopes of a thread have one.
     if entry.mode is not None and all(other.mode is not entry.mode for other in state.entries):
         entry.mode.serve(None)
     settle()
@@ -227,6 +235,7 @@ def undo(leaving: Callable[[T], None], entered: T) -> None:
     try:
         leaving(entered)
     except BaseException:
+        # Every step of leaving may be repeated.
         leaving(entered)
         raise
 
@@ -238,6 +247,7 @@ def settle() -> None:
     scope. Therefore nothing here depends on what was done before, and the entries are looked at again at the end.
     """
     while True:
+        # A copy, to compare with at the end.
         entries = list(state.entries)
         _answer_for(entries[-1] if entries else None)
         for mode in list(state.stacked):
@@ -246,6 +256,7 @@ def settle() -> None:
             _put_back_lifted()
         if state.mode is not None:
             state.mode.serve(_served_by(state.mode))
+        # By content: a handler that entered and left a scope meanwhile has settled by itself.
         if entries == state.entries:
             return
 
@@ -270,11 +281,14 @@ def _served_by(mode: ContextMode) -> Context | None:
 def _answer_for(entry: Entry | None) -> None:
     """Set the values of this thread that supplied names and torch read, for its innermost entry, or for none."""
     context = entry.context if entry is not None else None
+    # On the native device torch's own code answers, so to torch this thread has no scope.
     if context is not None and context.is_native:
         context = None
     compiling = entry is not None and entry.compiling
+    # Nothing to set: the usual case of a nested scope of the same options.
     if state.answers and state.context is context and state.compiling is compiling:
         return
+    # Until the last line the values disagree; an interrupt leaves this False, and the next call sets all of them.
     state.answers = False
     state.context = context
     state.compiling = compiling
@@ -284,6 +298,7 @@ def _answer_for(entry: Entry | None) -> None:
         if context is not None and context.stands_for(family) and not context.is_in_bad_fork:
             of_accelerator.is_initializing = True
         else:
+            # Removed instead of set to False, because torch asks `hasattr`.
             vars(of_accelerator).pop("is_initializing", None)
     state.answers = True
 
@@ -292,6 +307,7 @@ def _after_fork() -> None:
     """Let torch refuse to initialise CUDA in a child process, as it does on a machine with CUDA."""
     context = state.context
     if context is not None and context.is_in_bad_fork:
+        # The context is the same in the child, but its answers are not; this makes `settle` set them.
         state.answers = False
         settle()
 
@@ -315,6 +331,7 @@ def _retire(mode: ContextMode) -> None:
     While a mode handles a call, torch itself has taken it off, and puts it back afterwards. Such a mode stays on the
     stack without effect until the next entry or exit.
     """
+    # Until it is gone, because a handler of a signal may put modes above it meanwhile.
     while mode in (stack := stacked_modes()):
         top = stack[-1]
         # Each change is on one line, so that a signal handler between lines finds nothing half done.
@@ -328,7 +345,7 @@ def _retire(mode: ContextMode) -> None:
         except RuntimeError:
             continue  # a signal handler came within the line, and the stack is empty now
     if not mode.is_pushed:
-        state.stacked.pop(mode, None)
+        state.stacked.pop(mode, None)  # with a default: a handler may have removed it already
 
 
 def put_back_lost() -> None:
@@ -347,6 +364,7 @@ def _put_back(mode: ContextMode) -> None:
     """
     if mode not in stacked_modes() and _handles_a_call(mode):
         return
+    # Exactly once: after an interrupt in torch's block the mode may be missing or be there twice.
     while (times := (stack := stacked_modes()).count(mode)) != 1:
         try:
             if times and stack[-1] is not mode:
@@ -363,7 +381,7 @@ def _put_back(mode: ContextMode) -> None:
 
 
 _TAKING_OFF = {"_pop_mode", "_pop_mode_temporarily", "_pop_torch_function_stack"}
-"""What functions call that take modes off torch's stack for some time."""
+"""The names that a function uses if it takes modes off torch's stack for some time."""
 
 _DYNAMO = os.path.join("torch", "_dynamo", "")
 """Dynamo takes all modes off while it compiles."""
@@ -371,11 +389,13 @@ _DYNAMO = os.path.join("torch", "_dynamo", "")
 
 def _handles_a_call(mode: ContextMode) -> bool:
     """Return whether a frame of this thread has taken a mode off torch's stack and will put it back."""
+    # From the caller on; this function's own frame takes nothing off.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code is type(mode).__torch_function__.__code__ and frame.f_locals.get("self") is mode:
             return True
+        # By the names that a function's code uses, since torch has no mark for such frames.
         if not _TAKING_OFF.isdisjoint(code.co_names) or _DYNAMO in code.co_filename:
             return True
         frame = frame.f_back
@@ -391,6 +411,7 @@ def _put_back_lifted() -> None:
     while state.lifted:
         lifted = state.lifted[-1]
         _push(lifted.mode) if _stack_length() == lifted.place() else None
+        # Compared with the last one: a handler may have put it back and removed it.
         state.lifted.pop() if lifted in state.lifted[-1:] else None
 
 
@@ -414,6 +435,7 @@ class suspended(entered):
     """
 
     def __init__(self, *, compiling: bool = False) -> None:
+        # Without a mode, so that the innermost entry answers "torch itself".
         super().__init__(Entry(None, compiling=compiling))
 
 

@@ -1,6 +1,6 @@
 """Copies and sums between the devices of one process, for ``torch/nn/parallel/comm.py`` and ``torch/cuda/comm.py``.
 
-What is refused, and in which words, follows ``torch/csrc/cuda/comm.cpp``.
+The refusals and their texts follow ``torch/csrc/cuda/comm.cpp``.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ _UNINITIALISED = frozenset({_aten.empty.memory_format, _aten.empty_strided.defau
 _below_autograd = require(torch._C, "_AutoDispatchBelowAutograd")
 
 
+# The key that counts versions of tensors. A replay writes below it, as CUDA's kernels do.
 _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
@@ -104,6 +105,7 @@ class Capture(TorchDispatchMode):
         self._same_memory = same_memory
         self._copy = copy
         self.failed = False
+        # At the beginning, so that the end of the capture can restore them.
         self._random_states = [(generator, generator.get_state()) for generator in generators]
         self._device_type = device_type
         self._steps: list[_Step] = []
@@ -114,6 +116,7 @@ class Capture(TorchDispatchMode):
         kwargs = kwargs or {}
         self._refuse_waiting(func, args, kwargs)
         self._refuse_generator(args, kwargs)
+        # `squeeze_` and its like change the tensor object alone, which a replay must not do again.
         if _INPLACE_VIEW in func.tags:
             return dispatch_modes.run(func, args, kwargs)
         self._save_before_write(func, args, kwargs)
@@ -160,6 +163,7 @@ class Capture(TorchDispatchMode):
         ``native_batch_norm`` does this, and operators of the program may. Such a write is found by comparing values,
         because kernels of an out-of-tree device do not increment a tensor's version counter.
         """
+        # An operator all of whose results are arguments or views declares its writes.
         if all(declared.alias_info is not None for declared in func._schema.returns):
             yield
             return
@@ -172,6 +176,7 @@ class Capture(TorchDispatchMode):
         plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
         if not plain or tensor.is_meta or not tensor.numel():
             return False
+        # An expanded tensor has elements in common, and torch refuses to write to it.
         expanded = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         return not expanded and tensor.untyped_storage()._cdata not in self._made
 
@@ -205,6 +210,7 @@ class Capture(TorchDispatchMode):
         for generator, state in self._random_states:
             generator.set_state(state)
         with _as_kernels_do():
+            # In reverse, so that the oldest copy is written last.
             for tensor, before in reversed(self._before):
                 tensor.copy_(before)
         self._before.clear()
@@ -215,6 +221,7 @@ class Capture(TorchDispatchMode):
             for op, args, kwargs, made in self._steps:
                 if op in _UNINITIALISED:  # has no values to copy
                     continue
+                # In place: the program and later operators hold the recorded results.
                 for known, new in zip(made, _made_by(op, op(*args, **kwargs)), strict=True):
                     known.copy_(new)
 
@@ -232,6 +239,7 @@ def invalidated() -> torch.AcceleratorError:
 def _made_by(op: Any, result: Any) -> list[torch.Tensor]:
     """Return the results of an operator that are new tensors: no arguments and no views of arguments."""
     returns = op._schema.returns
+    # An operator with one result returns it bare; with none it returns None.
     results = (result,) if len(returns) == 1 else result or ()
     new = [each for declared, each in zip(returns, results, strict=True) if declared.alias_info is None]
     return list(tensors(new))

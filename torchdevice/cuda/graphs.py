@@ -83,12 +83,14 @@ class GraphStandIn:
         self._recorded_exec_ids: set[int] = set()  # torch.cuda.graph adds to it (torch 2.15 and later)
         self._is_debugged = False
         for moment in _HOOKED:
+            # Ordered: hooks run in the order in which they were registered.
             setattr(self, f"_{moment}_hooks", collections.OrderedDict())
 
     def __getattr__(self, name: str) -> Any:
         """Return torch's own methods that register hooks (torch 2.14 and later)."""
         if not name.startswith("register_") or not hasattr(torch.cuda.CUDAGraph, name):
             raise AttributeError(f"'CUDAGraph' object has no attribute {name!r}")
+        # Torch's own methods, called with the stand-in in place of a graph.
         return functools.partial(getattr(torch.cuda.CUDAGraph, name), self)
 
     def _run_hooks(self, moment: str) -> None:
@@ -106,6 +108,7 @@ class GraphStandIn:
 
     def register_generator_state(self, generator: torch.Generator) -> None:
         """Let the graph draw from another generator, which a capture does not advance and each replay does."""
+        # By identity: generators define no equality of their own.
         if not any(known is generator for known in self._generators):
             self._generators.append(generator)
 
@@ -116,6 +119,7 @@ class GraphStandIn:
         thread = self._context.thread
         if thread.capture is not None:
             raise not_permitted()
+        # Id 0 is the default stream, on which CUDA refuses a capture.
         if not (self.captures_default_stream or thread.streams.get(thread.device_index, 0)):
             raise RuntimeError(_DEFAULT_STREAM.format(self.maker))
         if self._captured is not None:
@@ -124,11 +128,13 @@ class GraphStandIn:
         index = self._context.device(thread.device_index).index or 0
         generator = runtime.default_generator(index)
         self._pool = new_id(for_graph=True) if pool is None else tuple(pool)
+        # None where the tensors cannot be told from the host's.
         told_apart = None if runtime.shares_host_memory else runtime.device_type
         generators = [generator, *self._generators]
         self._capture = thread.capture = Capture(
             told_apart, generators, runtime.numbers_of, runtime.same_memory, runtime.copy_outside
         )
+        # A capture that the program never ends must not stay with the thread.
         thread.at_exit.append(self._abandon)
         self._allocate_from_pool(index)
         self._capture.__enter__()
@@ -138,8 +144,10 @@ class GraphStandIn:
         """Let what the capture allocates come from the graph's pool, which is kept as long as the graph."""
         context, capture, self._pools = self._context, self._capture, self._context.runtime.private_pools(index)
         if self._pools is not None:
+            # A second capture of the graph gives up the pool of the first.
             self._release()
             self._pools.keep_private(self._pool)
+            # The pool is kept until the graph ends, whether or not the program resets it.
             self._release = weakref.finalize(self, self._pools.release_private, self._pool)
             self._pools.route(self._pool, lambda: context.thread.capture is capture)
 
@@ -149,6 +157,7 @@ class GraphStandIn:
 
     def _abandon(self) -> None:
         """Leave a capture that the program did not end before it left the scope."""
+        # All three at once, so that an interrupt leaves no half of them.
         capture, self._capture, self._context.thread.capture = self._capture, None, None
         if capture is not None:
             self._end_allocation()
@@ -162,8 +171,10 @@ class GraphStandIn:
             raise RuntimeError("capture_end() was called without capture_begin()")
         self._context.thread.at_exit.remove(self._abandon)
         capture.__exit__(None, None, None)
+        # Before the tensors are restored, which is no part of the graph.
         self._context.thread.capture = None
         self._end_allocation()
+        # Nothing is computed during a capture on CUDA.
         capture.put_back()
         if capture.failed:
             self._release()

@@ -51,6 +51,7 @@ class History:
         """
         with self._lock:
             self._context, self._skipped, self._cpp = context, skipped, cpp
+            # A new length keeps the newest events; a deque drops the oldest by itself.
             self._entries = collections.deque(
                 getattr(self, "_entries", ()), maxlen=max(1, entries) if kept == "all" else 1
             )
@@ -74,6 +75,7 @@ class History:
         with self._lock:
             stack = self._stack_for("state", "alloc", "all")
             self._blocks[block.address] = (block, stack)
+            # In the context "state" stacks are of blocks in use, and events have none.
             self._record("alloc", block, stack if self._context != "state" else None)
 
     def freed(self, address: int) -> None:
@@ -82,6 +84,7 @@ class History:
             block, _ = self._blocks.pop(address, (None, None))
             if block is not None:
                 stack = self._stack_for("all")
+                # CUDA records two events of a free: asked for, and done.
                 self._record("free_requested", block, stack)
                 self._record("free_completed", block, stack)
 
@@ -120,10 +123,12 @@ class History:
             return
         entry = {
             "action": action,
+            # A simulated block has a place in its segment; elsewhere the address of the values is all there is.
             "addr": block.address if block.place is None else block.place,
             "data_ptr": block.address,
             "size": block.size,
             "stream": self._stream(block.device),
+            # Microseconds, as CUDA's allocator writes.
             "time_us": time.time_ns() // 1000,
             "compile_context": "N/A",
             "user_metadata": label or self.metadata,
@@ -131,6 +136,7 @@ class History:
             "frames": stack,
         }
         if free is not None:
+            # An event of memory that ran out has no block.
             del entry["addr"], entry["data_ptr"]
             entry["device_free"] = free
         self._entries.append((block.device, entry))

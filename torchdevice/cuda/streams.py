@@ -83,6 +83,7 @@ def get_stream_from_external(context: Context, pointer: int, device: int) -> tup
 def handle_of(stream: Stream) -> int:
     """Return the handle of a simulated device's stream: 0 for a default stream, as in CUDA. It is no address."""
     index, number = stream
+    # The ordinal counts from 1 in the upper half, so that no handle of device 0 is a plain small number.
     return (index + 1) << 32 | number if number else 0
 
 
@@ -104,7 +105,7 @@ def is_current_stream_capturing(context: Context) -> bool:
     return context.thread.capture is not None
 
 
-_ids = itertools.count(1)
+_ids = itertools.count(1)  # 0 is the default stream of every device
 
 
 _event_numbers = itertools.count(1)
@@ -114,9 +115,9 @@ class NoPointer:
     """Stands in for a ``cudaStream_t``. Programs print it and compare it; it is no address, and none can be had of it.
 
     Args:
-        number: What it is told apart by: the id of the stream.
+        number: The id of the stream, which identifies the object.
         name: The attribute of torch's stream that it is the value of.
-        pointer: What that attribute points to on the accelerator.
+        pointer: The type that the attribute points to on the accelerator.
     """
 
     def __init__(self, number: int, name: str, pointer: str):
@@ -128,6 +129,7 @@ class NoPointer:
     __int__ = __index__
 
     def __bool__(self) -> bool:
+        # A pointer is true; only the default stream is null.
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -148,7 +150,7 @@ class StreamStandIn(torch.Stream):
 
     module: Any = torch.cuda
     torch_device_type = CUDA_DEVICE_TYPE
-    highest_priority, lowest_priority = -3, 0
+    highest_priority, lowest_priority = -3, 0  # torch has four priorities; the lowest number is the highest
     handle, pointer = "cuda_stream", "cudaStream_t"
     priority: int
     _context: Context
@@ -161,9 +163,11 @@ class StreamStandIn(torch.Stream):
         self._context = context
         return self
 
+    # `torch.cuda.Stream(...)` calls `__init__` with the program's arguments, which `__new__` has used already.
     def __init__(self, *args: Any, **kwargs: Any):
         pass
 
+    # `isinstance(stream, torch.cuda.Stream)` asks the type first and then `__class__`.
     __class__ = property(lambda self: self.module.Stream)  # type: ignore[assignment]
 
     @property
@@ -212,6 +216,7 @@ class StreamStandIn(torch.Stream):
 
     def query(self) -> bool:
         """Return whether the work of the stream is done; that of all streams, except on simulated devices."""
+        # `_sleep` keeps a stream busy on the host's clock.
         is_busy = busy_until(self._context, self._identity) > time.perf_counter()
         done = not is_busy and self._context.runtime.mark(self._target_index, timing=False).query()
         if done:
@@ -235,6 +240,7 @@ class StreamStandIn(torch.Stream):
 
     def __enter__(self) -> StreamStandIn:
         thread = self._context.thread
+        # What to restore, since the program may change the stream or the device within the block.
         before = thread.device_index, self.device_index, thread.streams.get(self.device_index, 0)
         thread.entered_streams.append(before)
         thread.streams[self.device_index] = self.stream_id
@@ -277,7 +283,7 @@ class EventStandIn(torch.Event):
         self._context = context
         self._timing = enable_timing
         self._mark = self._recorded_on = None
-        self._done_at = self._late = 0.0
+        self._done_at = self._late = 0.0  # seconds of perf_counter, and milliseconds
         self._number = next(_event_numbers)
         return self
 
@@ -329,6 +335,7 @@ class EventStandIn(torch.Event):
         self._recorded_on = index
         self._mark = self._context.runtime.mark(self._context.device(index).index or 0, timing=self._timing)
         self._done_at = busy_until(self._context, _identity_of(self._context, stream))
+        # What `_sleep` adds to the time of the event, in milliseconds as `elapsed_time` counts.
         self._late = max(0.0, self._done_at - time.perf_counter()) * 1e3
 
     def wait(self, stream: Any = None) -> None:
@@ -358,6 +365,7 @@ class EventStandIn(torch.Event):
                 observer.event_synchronized(self._number)
 
     def __del__(self) -> None:
+        # `__new__` may have been interrupted before the attribute was there.
         if getattr(self, "_mark", None) is not None:
             for observer in self._context.stream_observers:
                 observer.event_deleted(self._number)
@@ -419,12 +427,14 @@ def new_stream(
     context.initialize()
     if "stream_id" in kwargs:
         stream_id, index = kwargs["stream_id"], kwargs.get("device_index", context.thread.device_index)
+        # The cached stand-in, so that `current_stream() is current_stream()`.
         return context.streams.get((made, stream_id, index)) or _remembered(context, made(context, stream_id, index))
     if "stream_ptr" in kwargs:
         return _new_external_stream(context, None, made, device=device, **kwargs)
     ordinal_by_torch = original_of(made.module._utils._get_device_index)
     ordinal = device_queries.get_device_index(context, ordinal_by_torch, device, optional=True)
     index = context.ordinal(Spelling("cuda", ordinal))
+    # CUDA clamps a priority beyond its range, too.
     priority = max(made.highest_priority, min(made.lowest_priority, priority))
     stream = _remembered(context, made(context, next(_ids), index, priority))
     if context.runtime.has_handles:
@@ -448,6 +458,7 @@ def destroy_external(context: Context, handle: int) -> bool:
 
 def _remembered(context: Context, stream: StreamStandIn) -> StreamStandIn:
     """Cache a stream and return it: programs ask for the current stream all the time."""
+    # All at once: which of them is asked for again is not known.
     if len(context.streams) >= _KNOWN_STREAMS:
         context.streams.clear()
     context.streams[type(stream), stream.stream_id, stream.device_index] = stream
@@ -471,6 +482,7 @@ def priorities_of(made: type[StreamStandIn]) -> Patch:
 
     def make(original: Any) -> Any:
         return staticmethod(
+            # A class without a driver may lack the method; then its own error stands.
             per_context(original or _no_range, lambda *_: made.priority_range(), native_to=native_to, family=native_to)
         )
 

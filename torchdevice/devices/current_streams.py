@@ -28,7 +28,7 @@ _current_node = require(torch._C, "_current_autograd_node")
 _metadata_of = operator.attrgetter("_input_metadata")
 """Returns what torch knows of each gradient that a node gets."""
 
-_OF_LEAVES = (1 << 64) - 1
+_OF_LEAVES = (1 << 64) - 1  # autograd numbers such nodes with the largest uint64
 """The number of every node that accumulates the gradient of a leaf."""
 
 _KEPT = 10_000
@@ -43,17 +43,20 @@ class _History:
         self._streams: list[dict[int, int]] = []
 
     @property
+    # One entry with default streams alone is no change.
     def has_changes(self) -> bool:
         return len(self._numbers) > 1 or bool(self._numbers and any(self._streams[0].values()))
 
     def note(self, streams: Mapping[int, int]) -> None:
         """Note that these streams are current from the next node on."""
         number = _next_number()
+        # Two changes before the next node: the last one counts.
         if self._numbers and self._numbers[-1] == number:
             self._drop(slice(-1, None))
         if not self._streams or self._streams[-1] != streams:
             self._numbers.append(number)
             self._streams.append(dict(streams))
+        # Dropped in halves, so that the cost of moving the lists is spread over many changes.
         if len(self._numbers) > 2 * _KEPT:
             self._drop(slice(0, _KEPT))
 
@@ -62,6 +65,7 @@ class _History:
         del self._streams[these]
 
     def at(self, number: int) -> Mapping[int, int]:
+        # The last change at or before the number.
         place = bisect_right(self._numbers, number)
         return self._streams[place - 1] if place else {}
 
@@ -94,6 +98,7 @@ class _StreamsOfNodes(CurrentStreams):
     def __init__(self, outer: CurrentStreams, roots: Iterable[Any], wait: Callable[[int, int, int], None]):
         super().__init__(outer.history)
         self._ambient = dict(outer)
+        # `update` does not call `__setitem__`, so this notes no change.
         self.update(self._ambient)
         self._first_uses = _first_uses(roots)
         self._wait = wait
@@ -101,6 +106,7 @@ class _StreamsOfNodes(CurrentStreams):
 
     def get(self, index: int, default: Any = None) -> Any:
         node = _current_node()
+        # Asked at each kernel, so the usual answer is one comparison.
         if node is not self._node:
             self._node = node
             self.become(self._ambient if node is None else self._of(node))
@@ -109,20 +115,24 @@ class _StreamsOfNodes(CurrentStreams):
     def _of(self, node: Any) -> Mapping[int, int]:
         number = node._sequence_nr()
         if number == _OF_LEAVES:
+            # A leaf's node is made where the leaf is first used, and counts as of that moment.
             number = self._first_uses.get(node)
         if number is None:
             return self._ambient
         streams = self.history.at(number)
         devices = _devices_of(node, {*self._ambient, *streams})
+        # The engine sets the stream of the node's device only; other devices keep the ambient one.
         return {**self._ambient, **{index: streams.get(index, 0) for index in devices}}
 
     def become(self, streams: Mapping[int, int] | None = None) -> None:
         """Make these streams current, after the work on the streams before; without an argument those of the caller."""
         wanted = self._ambient if streams is None else streams
         for index in {*wanted, *self}:
+            # `dict.get`, because `get` of this class would look at the node again.
             before, now = dict.get(self, index, 0), wanted.get(index, 0)
             if before != now:
                 self[index] = now
+                # The new stream waits for the old one, as torch's engine orders nodes.
                 self._wait(index, before, now)
 
 
@@ -135,6 +145,7 @@ def _devices_of(node: Any, known: Collection[int]) -> Collection[int]:
         devices = [each.device for each in _metadata_of(node)]
     except RuntimeError:  # a custom function before torch 2.13
         return known
+    # `[:1]`: the engine takes the device of the first gradient that is on an accelerator.
     return [device.index or 0 for device in devices if device.type not in ("cpu", "meta")][:1]
 
 
@@ -145,6 +156,7 @@ def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:
     """
     found: dict[Any, int] = {}
     waiting = [each for each in map(_node_of, roots) if each is not None]
+    # Nodes are shared by several paths.
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
@@ -160,6 +172,7 @@ def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:
 
 
 def _node_of(root: Any) -> Any:
+    # An edge of a graph is a node and the number of an input.
     return root.grad_fn if isinstance(root, torch.Tensor) else root[0]
 
 
@@ -176,5 +189,6 @@ def following_nodes(thread: Any, roots: Any, wait: Callable[[int, int, int], Non
     try:
         yield
     finally:
+        # The streams of the caller wait for the last node.
         inner.become()
         thread.streams = outer

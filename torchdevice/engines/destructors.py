@@ -1,7 +1,7 @@
-"""What a garbage collection calls: destructors, callbacks of weak references, ``gc.callbacks``.
+"""The mode for functions that a garbage collection calls: destructors, callbacks of weak references, ``gc.callbacks``.
 
-Python collects garbage at any time, also while the mode handles a call and is off. What the program does with the
-device then would reach torch itself. So the mode is lent for the time of the collection.
+Python collects garbage at any time, also while the mode handles a call and is off. A destructor that uses the device
+would then reach torch itself. The mode is therefore lent for the time of the collection.
 
 Python loses what is raised in these callbacks, so they are in place only while ``signals.py`` lets handlers
 of signals wait for their end.
@@ -43,6 +43,7 @@ def _begin(phase: str, info: Mapping[str, int]) -> None:
     context = thread_state.state.context
     if context is None:
         return
+    # The mode handles a call with all function modes off; the collection came in its midst.
     if is_torch_function_all_disabled():
         _thread.entered.enter_context(_enable())
     if of_this_thread() is None:

@@ -1,8 +1,8 @@
 """Dtypes in which CUDA has a kernel and the CPU has none: the call is made again in a wider dtype.
 
-Nothing is asked beforehand: torch's error for the missing kernel leads here, and says which kernel and dtype it is.
-What is made again is listed, so that what CUDA lacks too stays an error. ``tests/engines/test_dtype_gaps.py`` holds the
-list against torch's own database of operators, the difference between its ``dtypesIfCUDA`` and ``dtypes``.
+There is no check before a call: torch's error names the missing kernel and the dtype. Only listed kernels and dtypes
+are tried again, and a kernel that CUDA lacks too stays an error. ``tests/engines/test_dtype_gaps.py`` holds the list
+against torch's own database of operators, the difference between its ``dtypesIfCUDA`` and ``dtypes``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torchdevice.foundation.stand_ins import Converted
 
 
 class Lacking(NamedTuple):
-    """What the CPU lacks, as its error says it.
+    """A kernel and dtype that the CPU lacks, by its error.
 
     Attributes:
         wider: The dtypes to compute in, by the dtypes that are given.
         fidelity: How close that comes to CUDA.
-        done: What is done, in a few words.
+        done: The replacement, in a few words.
         rounded: Whether results come back in the dtype that was given.
     """
 
@@ -35,6 +35,7 @@ class Lacking(NamedTuple):
     rounded: bool = True
 
 
+# Float16 has 11 bits of precision, so rounding from float32 happens once.
 _HALF = {torch.float16: torch.float32, torch.complex32: torch.complex64}
 _IN_SINGLE = Lacking(_HALF, Fidelity.EXACT, "computed in float32 and rounded once, as CUDA's kernels do")
 _IN_SINGLE_TOO = Lacking({torch.bfloat16: torch.float32}, Fidelity.EXACT, _IN_SINGLE.done)
@@ -158,12 +159,13 @@ ASKED_LAST = frozenset(
 """Names of the functions that ``engine="wrap"`` watches for this, beside those of ``torch.fft``. Watching takes a
 tenth of a microsecond, so functions that are short and lack nothing but complex32 are left alone."""
 
+# Fullmatch below: an error that only quotes this is the program's.
 _NOT_IMPLEMENTED = re.compile(r'"(\w+)" not implemented for \'(\w+)\'')
 _COMPUTING = ("torch.nn.functional", "torch.functional", "torch._tensor")
 
 
 def lacking(error: BaseException) -> Lacking | None:
-    """Return what an error says the CPU lacks, if CUDA has it and it can be computed."""
+    """Return the missing kernel that an error names, if CUDA has the kernel and this package a replacement."""
     text = error.args[0] if error.args else None
     if not isinstance(text, str):  # an error of the program's, which may have no text
         return None
@@ -173,6 +175,7 @@ def lacking(error: BaseException) -> Lacking | None:
 
 def can_be_repeated(func: Any) -> bool:
     """Return whether a torch function does nothing but compute: of those written in Python, some do more."""
+    # Python functions of these modules only compose operators; others may have effects that must not come twice.
     if isinstance(func, types.FunctionType):
         return func.__module__ in _COMPUTING and func.__name__ != "backward"
     return True
@@ -191,14 +194,15 @@ def compute(
 
     Args:
         context: The active context, which reports it; None where there is none.
-        lacked: What the CPU lacks.
-        func: What was called.
+        lacked: The missing kernel.
+        func: The function that was called.
         name: The operator's name, without a namespace.
         args: Its arguments.
         kwargs: Its keyword arguments.
     """
     if context is not None:
         context.report(f"{name} in a dtype without a kernel on the CPU", lacked.done, lacked.fidelity)
+    # Functions that no wider dtype computes are written out below.
     other = _OTHERWISE.get(name)
     if other is not None and lacked is _BY_ARITHMETIC:
         return other(*args, **kwargs)
@@ -228,13 +232,16 @@ class _Wider(Converted):
 
 def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, out: Any = None) -> torch.Tensor:
     """``torch.histc`` of integers, in CUDA's arithmetic: ``getBin`` of aten/src/ATen/native/cuda/SummaryOps.cu."""
+    # Int64, so that the product with the number of bins cannot overflow narrow integers.
     values = input.flatten().long()
     least, most = int(min), int(max)
     if least == most and values.numel():
         least, most = int(values.min()), int(values.max())
+    # As CUDA does for a histogram of equal values.
     if least == most:
         least, most = least - 1, most + 1
     inside = values[(values >= least) & (values <= most)]
+    # The largest value belongs to the last bin.
     places = torch.div((inside - least) * bins, most - least, rounding_mode="floor").clamp(max=bins - 1)
     counts = torch.bincount(places, minlength=bins).to(input.dtype)
     return counts if out is None else out.resize_(counts.shape).copy_(counts)

@@ -29,7 +29,8 @@ _REQUESTED = {dtype: f"a product of {dtype} tensors" for dtype in HALF}
 
 
 def begins_in_float32(args: tuple[Any, ...]) -> bool:
-    """Return whether the first argument of a product is float32, so that nothing is to be done."""
+    """Return whether the first argument of a product is float32, which needs no conversion."""
+    # By attribute: the argument may be a number or a list.
     return bool(args) and getattr(args[0], "dtype", None) is torch.float32
 
 
@@ -47,6 +48,7 @@ def _in_place(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     """Compute a product that is added to the first argument."""
     if begins_in_float32(args) or not _is_slow(context, _tensors((args, kwargs))):
         return func(*args, **kwargs)
+    # As `out`, so that the sum is rounded once, into the argument.
     return _in_float32(context, func, args, {**kwargs, "out": args[0]}, args[0].dtype)
 
 
@@ -63,7 +65,9 @@ def _by_weight(across: int) -> rewriters.Rewriter:
             return func(*args, **kwargs)
         if len(args) >= 2 and isinstance(args[0], torch.Tensor) and isinstance(args[1], torch.Tensor):
             rows, weight = args[:2]
+            # Fewer than four rows: torch reads the weight once a row, which is faster than to convert it.
             few = rows.dim() > 0 and rows.numel() < _LEAST_ROWS * rows.shape[-1]
+            # `stride(across) == 1` means a weight as a layer stores it, row by row.
             if few and weight.dim() == 2 and weight.stride(across) == 1 and not _is_differentiated([rows, weight]):
                 return func(*args, **kwargs)
         return _product(context, func, args, kwargs)
@@ -76,6 +80,7 @@ def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
     if begins_in_float32(args):
         return rewriters.attention(context, func, args, kwargs)
     operands = _tensors((args, kwargs))
+    # The fifth argument of `scaled_dot_product_attention`.
     dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
     if not (dropout or _is_differentiated(operands)) or not _is_slow(context, operands):
         return rewriters.attention(context, func, args, kwargs)
@@ -100,10 +105,12 @@ def _is_slow(context: Context, operands: list[torch.Tensor]) -> bool:
     Inside autocast torch converts operands by itself.
     """
     dtype = operands[0].dtype if operands else None
+    # In autocast the operands are converted by torch, which would undo this conversion.
     if dtype not in context.product_dtypes or torch.is_autocast_enabled("cpu"):
         return False
     largest = 0
     for operand in operands:
+        # Torch raises for different dtypes, and must.
         if operand.is_floating_point() and operand.dtype is not dtype:
             return False
         if type(operand) not in (torch.Tensor, torch.nn.Parameter) or operand.layout is not torch.strided:
@@ -124,6 +131,7 @@ def _in_float32(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
     result = func(*_converted(args, dtype, torch.float32), **_converted(kwargs, dtype, torch.float32))
     if out is None:
         return _converted(result, torch.float32, dtype)
+    # `out` may have another shape, which torch resizes too.
     return (out if out.shape == result.shape else out.resize_(result.shape)).copy_(result)
 
 
@@ -133,6 +141,7 @@ def _converted(value: Any, given: torch.dtype, wanted: torch.dtype) -> Any:
         return value.to(wanted) if value.dtype is given else value
     if isinstance(value, dict):
         return {name: _converted(each, given, wanted) for name, each in value.items()}
+    # Exact types: named tuples of torch are made in another way.
     if type(value) in (tuple, list):
         return type(value)([_converted(each, given, wanted) for each in value])
     return value

@@ -18,10 +18,11 @@ from torchdevice.engines import half_precision_matmul, rewriters
 
 _MAX_TABLE = 50_000
 
+# Positions 0 to 15.
 GENERIC: tuple[rewriters.Rewriter, ...] = (rewriters.with_device_keyword, *map(rewriters.with_device_at, range(16)))
 """The rewriters that a function can get by its schema. No function of torch takes a device beyond position 15."""
 
-NUMBERED: list[rewriters.Rewriter | None] = [None]
+NUMBERED: list[rewriters.Rewriter | None] = [None]  # Dynamo holds the index as a constant
 """Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
 
 _tables: dict[tuple[bool, str, bool, bool], rewriters.Table] = {}
@@ -40,6 +41,7 @@ def table_of(context: Context) -> rewriters.Table:
         reads = rewriters.READS if context.shown_as is not None else {}
         products = half_precision_matmul.TABLE if context.product_dtypes else {}
         copies = rewriters.COPIES if blocks else {}
+        # The later ones take the place of the earlier ones: a runtime knows its device best.
         found = _tables[kind] = {**rewriters.REGISTERED, **reads, **copies, **products, **context.runtime.rewriters}
         # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.
         NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
@@ -48,12 +50,14 @@ def table_of(context: Context) -> rewriters.Table:
 
 def rewriter_of(table: rewriters.Table, func: Any) -> rewriters.Rewriter | None:
     """Return the rewriter of a function in ``table``; None where the function cannot carry a device."""
+    # The function itself is the sentinel, because None is an answer.
     found: Any = table.get(func, classify)
     return classify(func, table) if found is classify else found
 
 
 def classify(func: Any, table: rewriters.Table) -> rewriters.Rewriter | None:
     """Return the rewriter of a function seen for the first time, and remember it in ``table``."""
+    # A program that makes functions without end: the general rewriter, without remembering.
     if len(table) > _MAX_TABLE:
         return rewriters.with_device_keyword
     found = _classify(func)
@@ -65,6 +69,7 @@ def _classify(func: Any) -> rewriters.Rewriter | None:
     if isinstance(func, torch._ops.OpOverload):
         return _from_schemas([func._schema])
     if isinstance(func, torch._ops.OpOverloadPacket):
+        # All overloads, because the packet decides only when it is called.
         return _from_schemas([getattr(func, name)._schema for name in func.overloads()])
     if isinstance(func, types.FunctionType):
         return _from_signature(func)
@@ -89,6 +94,7 @@ def _qualified(func: Any) -> str:
 
 def takes_device(func: Any) -> bool:
     """Return whether the schemas of a torch function or method have an argument to rewrite."""
+    # The text first, because looking at the arguments of thousands of schemas takes long.
     return _mentions_device(_qualified(func)) and _from_schemas(_schemas(func)) is not None
 
 
@@ -112,6 +118,7 @@ def _from_schemas(schemas: list[Any]) -> rewriters.Rewriter | None:
     """Return the rewriter for the overloads of one function: None if no overload takes a device."""
     arguments = [(index, argument) for schema in schemas for index, argument in enumerate(schema.arguments)]
     devices = [(index, argument) for index, argument in arguments if _is_device(argument)]
+    # A keyword-only device needs no position.
     positions = {index for index, argument in devices if not argument.kwarg_only}
     if positions:
         return rewriters.with_device_at(min(positions))
@@ -129,6 +136,7 @@ def _is_device(argument: Any) -> bool:
 
 def _from_signature(func: types.FunctionType) -> rewriters.Rewriter | None:
     """Return the rewriter of a Python function that handles the torch function protocol."""
+    # `follow_wrapped=False`: the decorator's own signature counts, by which it is called.
     parameters = inspect.signature(func, follow_wrapped=False).parameters
     if "device" not in parameters:
         return None

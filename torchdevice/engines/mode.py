@@ -40,26 +40,31 @@ class DeviceMode(ContextMode):
         self.serve(context)
 
     def serve(self, context: Context | None) -> None:
+        # Compared first, since nested scopes of one context call this at each entry.
         if context is not self.context:
             self.table = {} if context is None else lookup.table_of(context)
             self.find = _find_nothing if context is None else self.table.get
             self.context = context
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # One lookup for known functions; None is a valid answer, hence the sentinel.
         rewriter: Any = self.find(func, _UNSEEN)
         if rewriter is _UNSEEN:
             rewriter = lookup.classify(func, self.table)
         try:
             if rewriter is None:
+                # Most calls have no keyword arguments, and passing an empty dictionary takes time.
                 return func(*args, **kwargs) if kwargs else func(*args)
             return rewriter(self.context, func, args, kwargs or {})
         except OF_TORCH as error:
+            # The mode's scope has ended inside the call, so the error is none of ours to explain.
             if self.context is None:
                 raise
             reword(self.context, error)
             detour = retries.after(error, self.context, func, rewriter)
             if detour is None:
                 raise
+        # Outside the `except` clause, so that the second attempt's error does not carry the first as its context.
         return detour(args, kwargs or {})
 
 
@@ -67,6 +72,7 @@ def of_this_thread() -> ContextMode | None:
     """Return the mode that handles this thread's calls, beside torch's stack or on it; None while it handles one."""
     if thread_state.state.mode is not None:
         return thread_state.state.mode
+    # An interrupt may have lost the mode while torch had it off.
     if thread_state.state.stacked:
         thread_state.put_back_lost()
     for mode in thread_state.stacked_modes():
@@ -91,6 +97,7 @@ def as_program(function: Any, *args: Any) -> Any:
     context = next((entry.context for entry in reversed(thread_state.state.entries) if entry.context is not None), None)
     if context is None or context.is_native:
         return function(*args)
+    # The usual case, without another entry.
     if context is thread_state.state.context:
         return with_mode(context, function, *args)
     with thread_state.entered(Entry(context)):  # a compiler has suspended the scope

@@ -8,7 +8,7 @@ Results of other operators carry no mark, because following every operator would
 is therefore: **a move copies unless both sides are known to be the same.** The rule may make a copy that CUDA would not
 make, but never shares memory that CUDA would not share. There are three exceptions, without which programs break. A
 leaf that requires a gradient stays the same object where its own side or the requested side is unknown. A module that
-is moved keeps the memory of parameters that nobody else holds. Memory that the program shares between processes is the
+is moved keeps the memory of parameters without another holder. Memory that the program shares between processes is the
 host's unless it is marked.
 
 A device argument can be ambiguous too: ``torch.device("cuda")`` becomes the CPU's device in a scope. A scope always
@@ -102,6 +102,7 @@ def _noted(storage: Any) -> Side | None:
 
 def mark(tensor: Any, side: Side | None) -> Any:
     """Mark a tensor's storage with a side, unless ``side`` is None. Return the tensor."""
+    # Errors are as in `_storage`: sparse tensors, lazy ones and wrappers of functorch.
     if side is not None:
         try:
             # _storage and mark_storage, inlined: two Python calls less for each new tensor
@@ -121,6 +122,7 @@ def side_of(tensor: Any) -> Side | None:
 
 def _side_of_storage(storage: Any) -> Side | None:
     side = _noted(storage)
+    # Torch allocates resizable memory; what it imports or shares is not resizable.
     if side is None and (not storage.resizable() or storage.is_shared()):
         return Side.HOST  # memory of NumPy, of a file, of other processes
     return None if side is Side.UNKNOWN else side
@@ -138,6 +140,7 @@ def host_device(device_type: str, index: int | None) -> torch.device:
 
 def spells_host(context: Context, text: Any) -> bool:
     """Return whether a string is the host's device type as written in the program, not a string made by torch."""
+    # CPython interns constants in a program's text, so identity tells them from texts that are made later.
     return text is sys.intern(context.device_type)
 
 
@@ -149,6 +152,7 @@ def side_meant(context: Context, device: Any, target: torch.device | None) -> Si
         device: The argument as the program wrote it.
         target: The device to which the context redirects the argument; None where it does not.
     """
+    # The runtime makes each of its devices once, and `x.device` is always another object.
     if target is not None or device is context.runtime.device(0):
         return Side.DEVICE
     if isinstance(device, str):
@@ -161,6 +165,7 @@ def side_meant(context: Context, device: Any, target: torch.device | None) -> Si
 def device_meaning(context: Context, device: torch.device, side: Side | None) -> torch.device:
     """Return the object for a device from which :func:`side_meant` recognizes ``side``."""
     if side is None or device.type != context.device_type:
+        # Another device type, such as meta, has no side.
         return device
     return context.target if side is Side.DEVICE else host_device(device.type, device.index)
 
@@ -184,9 +189,11 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
         result: The result of torch's own move: the tensor itself where torch had nothing to do.
         to: The side to which the tensor is moved; None where that is unknown.
     """
+    # Torch has moved or converted: the result has memory of its own.
     if result is not tensor:
         return mark(result, to)
     storage = _storage(tensor)
+    # Inlined, since every move of a program comes here.
     side = getattr(storage, "_torchdevice_side", None)
     if side is None or side is _UNKNOWN:
         side = None if storage is None else _side_of_storage(storage)
@@ -194,6 +201,7 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
         return tensor
     if _is_tracing():
         return tensor  # a graph must not depend on what is known of one example
+    # A module's move must keep its parameters' memory, or a large model would need it twice.
     if context.thread.moving_module and storage is not None and isinstance(tensor, torch.nn.Parameter):
         if _is_exclusive(storage):
             mark_storage(storage, to or Side.UNKNOWN)
@@ -202,6 +210,7 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
         if side is not None and to is None:
             mark_storage(storage, Side.UNKNOWN)  # on CUDA the result may be a copy on the other side
         return tensor
+    # A wrapper around other tensors moves these itself.
     if storage is None and _decides_itself(tensor, to):
         return tensor
     return mark(tensor.clone(), to)
@@ -217,6 +226,7 @@ def moved_among_devices(context: Context, tensor: Any, result: Any) -> Any:
         tensor: The tensor that is moved.
         result: The result of torch's own move: the tensor itself where torch had nothing to do.
     """
+    # Identity: a result that is another tensor has been copied already.
     if not context.folds_devices or result is not tensor or not _is_on_target(context, tensor) or _is_tracing():
         return result
     storage = _storage(tensor)
@@ -254,10 +264,12 @@ def followed(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 def _is_exclusive(storage: Any) -> bool:
     """Return whether a single tensor holds a storage: no view, no snapshot, no array of NumPy holds it too."""
+    # `le`: fewer references than usual are no reason to copy.
     return storage.resizable() and all(map(operator.le, _references(storage), _own_references()))
 
 
 def _references(storage: Any) -> tuple[int, int]:
+    # The variable and the argument of `getrefcount` count too; `_own_references` counts them in the same way.
     return int(_use_count(storage._cdata)), sys.getrefcount(storage)
 
 
@@ -270,6 +282,7 @@ def _own_references() -> tuple[int, int]:
 
     def found(tensor: torch.Tensor) -> tuple[int, int]:
         storage = _storage(tensor)
+        # As an argument of a call, one reference more, as in `_is_exclusive`.
         return called(storage)
 
     def called(storage: Any) -> tuple[int, int]:
@@ -318,6 +331,7 @@ def _default_side(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S
     None stands for an unknown side.
     """
     for value in args:
+        # Only the first argument can be the tensor that is imitated; another one makes the side unknown.
         if isinstance(value, torch.Tensor):
             return side_of(value) if value is args[0] and _makes_alike(func) else None
     if kwargs:
@@ -330,6 +344,7 @@ def _default_side(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S
 @functools.cache
 def _makes_alike(func: Any) -> bool:
     """Return whether a function creates its tensor on the device of its first argument."""
+    # Operators are named `new_zeros.default`, functions `new_zeros`.
     name = getattr(func, "__name__", "").partition(".")[0]
     return name.startswith("new") or name.endswith("_like") or name in ("tensor", "as_tensor", "asarray")
 
@@ -358,5 +373,6 @@ def made_of(context: Context, source: Any, result: torch.Tensor, to: Side | None
         shares = own is not None and own._cdata == storage._cdata
         side = _side_of_storage(storage)
     else:
+        # Memory of NumPy is not resizable, and torch has shared it.
         shares, side = not storage.resizable(), Side.HOST
     return result if shares and side is not None and side is to else mark(result.clone() if shares else result, to)

@@ -61,12 +61,14 @@ def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter],
 # ---- construction ----------------------------------------------------------------------------------------------------
 
 
+# Compared as versions: torch's version text is a `TorchVersion`.
 _FINDS_MODULE_BY_TYPE = "torch.random" if torch.__version__ < "2.13" else None
 """The module of torch whose ``fork_rng``, before torch 2.13, makes a device only to find ``torch.cuda`` by its type."""
 
 
 def _calling_module(depth: int = 3) -> str:
     """Return the name of the module that made the torch call which a rewriter, our caller, is handling."""
+    # 3: this function, the rewriter, the mode's handler; then the caller of torch.
     frame: types.FrameType | None = sys._getframe(depth)
     while frame is not None and frame.f_globals.get("__name__") == "torchdevice.engines.wrap":
         frame = frame.f_back
@@ -75,6 +77,7 @@ def _calling_module(depth: int = 3) -> str:
 
 def _called_by_program() -> bool:
     """Return whether other code than torch made the call that is handled: torch's ``Module.to`` needs the target."""
+    # One more: this function itself.
     return not torch.compiler.is_compiling() and not _calling_module(4).startswith("torch.")
 
 
@@ -85,16 +88,20 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     A device of another accelerator than the program's is not rewritten, because programs compare with it, and torch's
     own ``GradScaler`` does. The device is redirected where a tensor, module or generator is put on it.
     """
+    # A single positional argument is the usual spelling, and the only one that may be an ordinal.
     lone = args[0] if len(args) == 1 and not kwargs else None
     if not kwargs and forces_cpu(*args):
         return context.force_cpu()
-    if type(lone) is int:
+    if type(lone) is int:  # `type`, since True is no ordinal
         device = context.redirect(lone, _ABOVE)
         return func(lone) if device is None else context.shown(device)
+    # A device made from a device is the same object, without a call.
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
+    # The program's own name for the device stays.
     keeps = made.type == context.shown_as
     if keeps or (_FINDS_MODULE_BY_TYPE and made.type == "cuda" and _calling_module() == _FINDS_MODULE_BY_TYPE):
         return made
+    # "cpu" in the program's text is the host's side, while `x.device` is "cpu" on both.
     if context.runtime.shares_host_memory and moves.spells_host(context, args[0] if args else kwargs.get("type")):
         return moves.host_device(made.type, made.index)
     redirected = context.redirect(made, _ABOVE) if made.type == context.program else None
@@ -119,6 +126,7 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
 
 def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Any, target: Any) -> Any:
     """Make a call that creates a tensor. Mark the tensor's side, and remember that it is pinned."""
+    # Without page-locked memory on the target the context remembers which tensors are pinned.
     pins = kwargs.get("pin_memory") and not context.runtime.pins_memory
     if pins:
         if target is not None and target.type == context.device_type and not context.runtime.shares_host_memory:
@@ -128,6 +136,7 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if not context.runtime.has_peaks:
         note_memory(context)
     if context.runtime.shares_host_memory:
+        # Without a device the tensor is on the side of the default device.
         if asked is None:
             moves.created_by_default(func, args, kwargs, result)
         else:
@@ -147,6 +156,7 @@ def with_device_at(position: int) -> Rewriter:
     """Return the rewriter of functions that take a device at ``position`` or by keyword."""
 
     def rewriter(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The position may be left out, and then the device is a keyword or absent.
         if len(args) <= position:
             return with_device_keyword(context, func, args, kwargs)
         target = context.redirect(args[position], _ABOVE)
@@ -162,6 +172,7 @@ def with_device_at(position: int) -> Rewriter:
 def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.to``: a copy where CUDA makes one (see :mod:`torchdevice.engines.moves`)."""
     device = args[1] if len(args) > 1 else kwargs.get("device", kwargs.get("tensor"))
+    # `x.to(dtype)` and `x.to(other)`; the latter moves to the device of the other tensor.
     if device is None or isinstance(device, (torch.dtype, torch.Tensor)):
         result = convert(context, func, args, kwargs)
         if not context.runtime.shares_host_memory:
@@ -185,6 +196,7 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 @rewrites(*(getattr(torch.Tensor, family) for family in FAMILIES if hasattr(torch.Tensor, family)))
 def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` to the method's accelerator."""
+    # On the target's own method, and on the method of an accelerator that is absent, torch's error or answer stands.
     if context.device_type == func.__name__ or func.__name__ not in context.families:
         return func(*args, **kwargs)
     device, rest = None, kwargs
@@ -192,7 +204,9 @@ def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
         rest = {**dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False)), **kwargs}
         device = rest.pop("device", None)
     if device is None:
+        # The current device of that accelerator, as CUDA does for `x.cuda()`.
         device = context.current_spelling(func.__name__)
+    # As `Tensor.to`, so that all moves follow one rule.
     return move(context, torch.Tensor.to, (args[0], device), rest)
 
 
@@ -235,6 +249,7 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         if target is not None:
             args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
     device, dtype, non_blocking, *rest = func(*args, **kwargs)
+    # `Module.to` hands the device on without its spelling, so the side is put into the device's object.
     if device is not None and context.runtime.shares_host_memory:
         side = moves.side_meant(context, asked, target) if names_device else moves.side_of(asked)
         device = moves.device_meaning(context, device, side)
@@ -251,6 +266,7 @@ def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
     """
     if not context.unsupported_dtypes or not context.is_targets(args[0].device):
         return func(*args, **kwargs)
+    # Torch calls `double` there for rounding alone, and skips it on MPS.
     if not torch.compiler.is_compiling() and _calling_module() == "torch.amp.grad_scaler":
         return args[0]
     dtype = torch.float64 if func.__name__ == "double" else torch.complex128
@@ -269,6 +285,7 @@ def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         dtype_first = len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor))
         position = 2 if dtype_first else 3  # of non_blocking: a device is followed by a dtype, which may be None
         if len(args) > position and args[position] is True:
+            # An explicit False needs no change.
             args = _replace(args, position, False)
     return func(*args, **kwargs)
 
@@ -280,7 +297,7 @@ def _blocking(kwargs: dict[str, Any]) -> dict[str, Any]:
 @rewrites(torch.Tensor.copy_, require(torch, "_foreach_copy_"), table=COPIES)
 def _copy_into(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.copy_(src, non_blocking)``, as a blocking copy."""
-    return func(*args[:2], **_blocking(kwargs))
+    return func(*args[:2], **_blocking(kwargs))  # both overloads have at most two arguments before `non_blocking`
 
 
 # ---- memory hints ----------------------------------------------------------------------------------------------------
@@ -293,12 +310,14 @@ def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
         return func(args[0])
     if _is_on_target(context, args[0]):
         accelerator = context.shown_as or context.device_type
+        # The type's text names the target; the error must name what the program sees.
         name = args[0].type().replace(f"torch.{context.device_type}.", f"torch.{accelerator}.")
         raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")  # torch's words
     if context.is_pinned(args[0]):
         return args[0]
     copy = args[0].clone()
     if context.runtime.shares_host_memory:
+        # Page-locked memory is the host's.
         moves.mark(copy, moves.Side.HOST)
     return context.pin(copy)
 
@@ -331,7 +350,9 @@ def attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         if not str(error).startswith(("No viable backend", "No available kernel")):
             raise
     context.report("scaled_dot_product_attention by the enabled backends", "the target's own", Fidelity.APPROXIMATE)
+    # Read and restored by hand: the context manager `sdpa_kernel` would disable the other backends.
     before = torch._C._get_math_sdp_enabled(), torch._C._get_flash_sdp_enabled()
+    # Math is there on every device.
     torch._C._set_sdp_use_math(True)
     torch._C._set_sdp_use_flash(True)  # the one that context_parallel divides among ranks
     try:
@@ -353,6 +374,7 @@ def _reads_kind(accelerator: str, getter: Any) -> None:
     """Register the rewriter of ``Tensor.is_cuda`` or one of its siblings."""
 
     def is_there(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        # The device that torch itself reports, not the one that a scope shows.
         on_target = native_device(args[0]).type == context.device_type
         return on_target if context.shown_as == accelerator else func(*args) and not on_target
 

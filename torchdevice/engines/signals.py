@@ -8,11 +8,12 @@ stands behind one that lets the signal come again until the call has ended.
 torch also lets Python run handlers between the moment when it looks a method of the device guard up and the moment when
 it calls it, and ends the process if a handler raises there, as Ctrl-C's does. Handlers wait there too.
 
-What a program reads and sets by ``signal.signal`` and ``signal.getsignal`` are its own handlers.
+A program reads and sets its own handlers by ``signal.signal`` and ``signal.getsignal``.
 """
 
 from __future__ import annotations
 
+# The C module, whose functions stay the original while `signal.signal` is patched.
 import _signal  # type: ignore[import-not-found]
 import _thread
 import functools
@@ -29,6 +30,7 @@ from torchdevice.engines.mode import as_program, with_mode
 from torchdevice.foundation.tracebacks import PACKAGE
 from torchdevice.journal.callers import PROGRAM, kind_of
 
+# It takes the number of a signal since Python 3.10.
 _interrupt: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assignment]
 
 _NUMBERS = [int(number) for number in signal.valid_signals()]
@@ -43,6 +45,7 @@ is_asked: Callable[[], bool] = bool
 
 def _is_handled(frame: FrameType | None) -> bool:
     """Return whether a frame is inside a torch call that this package handles, and runs no code of the program."""
+    # `with_mode` marks where this package calls code of the program again, so the search ends there.
     while frame is not None and frame.f_code is not with_mode.__code__:
         if frame.f_code.co_filename.startswith(_HANDLING):
             return True
@@ -69,12 +72,14 @@ class _Waiting:
 
 def _own(handler: Any) -> Any:
     """Return the program's handler."""
+    # `type`, not `isinstance`: a subclass is of the program.
     return handler.handler if type(handler) is _Waiting else handler
 
 
 def _set(original: Any) -> Any:
     @functools.wraps(original)
     def set_handler(signalnum: Any, handler: Any) -> Any:
+        # SIG_DFL and SIG_IGN are integers, which Python handles in C.
         return _own(original(signalnum, _Waiting(handler) if callable(handler) else handler))
 
     return set_handler
@@ -96,14 +101,18 @@ def settle(in_a_scope: bool) -> None:
 
     Does nothing in other threads. May be called again after an interrupt.
     """
+    # Python runs handlers in the main thread only, and refuses `signal.signal` elsewhere.
     if in_a_scope is _patches[0].expected or threading.current_thread() is not threading.main_thread():
         return
     if in_a_scope:
+        # First, so that a handler set from here on is wrapped.
         put_in(_patches)
     else:
         destructors.remove()
     for number in _NUMBERS:
+        # The C function, since the patched one would hide `_Waiting`.
         handler = _signal.getsignal(number)
+        # None is a handler that was not installed by Python, which must not be touched.
         if (type(handler) is _Waiting) is not in_a_scope and callable(handler):
             _signal.signal(number, _Waiting(handler) if in_a_scope else _own(handler))
     if in_a_scope:

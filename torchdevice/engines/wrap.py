@@ -31,6 +31,7 @@ _state = thread_state.state
 
 def _ask(mode: ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let the mode handle a call. As on torch's stack, a mode is not active while it handles a call."""
+    # As torch does by taking a mode off its stack.
     _state.mode = None
     try:
         return mode.__torch_function__(original, (), args, kwargs)
@@ -54,10 +55,11 @@ class EntryPoint:
         functools.update_wrapper(self, original)
         self.original = original
         stands_for(self, original)
-        self._hash = hash(original)
+        self._hash = hash(original)  # kept: hashing a method descriptor takes longer than reading an attribute
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         mode = _state.mode
+        # In this order: outside scopes only one attribute of the thread is read.
         if mode is None or is_torch_function_all_disabled():
             return self.original(*args, **kwargs)
         _state.mode = None  # _ask, inlined: a Python call less for each wrapped call
@@ -71,14 +73,18 @@ class EntryPoint:
             return self
         if _state.mode is None:  # also while Dynamo traces, which recognizes only torch's own methods
             return self.original.__get__(instance, owner)
+        # As a method of Python binds: the tensor becomes the first argument.
         return types.MethodType(self, instance)
 
+    # Tables of torch are keyed by the originals, and `==` of two entry points compares what they wrap.
     def __eq__(self, other: object) -> bool:
+        # Never calls `__eq__` of the other, which may be an entry point too.
         return other is self or self.original == other
 
     def __hash__(self) -> int:
         return self._hash
 
+    # `__self__`, `__text_signature__` and such, which update_wrapper does not copy.
     def __getattr__(self, name: str) -> Any:
         return getattr(self.original, name)
 
@@ -87,10 +93,12 @@ class EntryPoint:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if isinstance(self.original, types.FunctionType):  # pickle knows these by their type
+            # Pickle takes a text as the name of a global object, which it finds in `__module__`.
             return self.original.__qualname__
         return self.original.__reduce_ex__(protocol)
 
     def __copy__(self) -> EntryPoint:
+        # Functions are copied as themselves.
         return self
 
     def __deepcopy__(self, memo: Any) -> EntryPoint:
@@ -98,6 +106,7 @@ class EntryPoint:
 
     @property
     def __class__(self) -> Any:
+        # `isinstance(f, types.BuiltinFunctionType)`, which inspect asks, stays true.
         return type(self.original)
 
 
@@ -107,9 +116,10 @@ class LastResort(EntryPoint):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
             return self.original(*args, **kwargs)
-        except (RuntimeError, TypeError):
+        except (RuntimeError, TypeError):  # torch's errors for missing kernels and dtypes
             if _state.mode is None:
                 raise
+        # Outside the `except` clause, so that an error of the mode's own attempt has no other one as its context.
         return super().__call__(*args, **kwargs)
 
 
@@ -117,6 +127,7 @@ class _Product(LastResort):
     """A product of tensors: a last resort in float32."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        # Half precision does not fail, it is only slow; so for these arguments the mode comes first.
         if half_precision_matmul.begins_in_float32(args):
             return super().__call__(*args, **kwargs)
         return EntryPoint.__call__(self, *args, **kwargs)
@@ -142,6 +153,7 @@ def kinds(cls: type[EntryPoint] = EntryPoint) -> Iterator[type[EntryPoint]]:
 class _Attribute:
     """The wrapper of an attribute of tensors, such as ``Tensor.device``. Read from the class, it is the original."""
 
+    # Getter and setter are functions of torch that the mode knows by these very objects.
     def __init__(self, original: Any):
         self._original = original
         self._getter, self._setter = EntryPoint(original.__get__), EntryPoint(original.__set__)
@@ -169,12 +181,13 @@ def _new_device(original: Call) -> Any:
 
 
 class _VariableFunctions:
-    """What ``torch._VF`` asks for its functions, in the place of torch's own: one patch instead of a hundred."""
+    """The object in which ``torch._VF`` looks its functions up: one patch instead of a hundred."""
 
     def __init__(self, original: Any):
         self._original = original
 
     def __getattr__(self, name: str) -> Any:
+        # `getattr` of torch's own object for each use: a program may have replaced the function meanwhile.
         return _stand_in(getattr(self._original, name))
 
 
@@ -184,12 +197,14 @@ def _operator_call(original: Any) -> Any:
     @functools.wraps(original)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         mode: Any = _state.mode
+        # The usual case: an operator that carries no device.
         if mode is None or lookup.rewriter_of(mode.table, self) is None or is_torch_function_all_disabled():
             try:
                 return original(self, *args, **kwargs)
             except (RuntimeError, TypeError) as error:
                 if mode is None or mode.context is None or not retries.can_follow(error, mode.context):
                     raise
+        # Outside the `except` clause, as in `LastResort`.
         return _ask(mode, self, args, kwargs)
 
     return __call__
@@ -210,6 +225,7 @@ def _entry_point(function: Any) -> EntryPoint:
 
 def _stand_in(original: Any) -> Any:
     """Return the entry point of a function. A replacement that a program has put in its place is returned as it is."""
+    # By `id` of the original, so an object that a program put there is not found.
     return _entry_points.get(id(original), original)
 
 
@@ -229,10 +245,12 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
     for namespace in _NAMESPACES:
         for name, value in list(vars(namespace).items()):
             yield namespace, name, value
+    # Methods that torch.Tensor overrides in Python take the place of those in C.
     for name, value in {**vars(torch._C.TensorBase), **vars(torch.Tensor)}.items():
         yield torch.Tensor, name, value
-    for name in dir(torch._C._VariableFunctions):
+    for name in dir(torch._C._VariableFunctions):  # torch._VF looks its functions up there
         yield torch._VF, name, getattr(torch._C._VariableFunctions, name)
+    # The settings hold their getter and setter as attributes, which are called without a look-up in `torch._C`.
     for setting in vars(torch.backends.cuda.cuFFTPlanCache).values():
         if isinstance(setting, torch.backends.cuda.cuFFTPlanCacheAttrContextProp):
             yield setting, "getter", setting.getter
@@ -242,6 +260,7 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
 def _listed(functions: Collection[Any]) -> list[Patch]:
     """Return a patch for each place in torch that holds one of these functions, methods or accessors of attributes."""
     found: list[Patch] = []
+    # By `id`, because equal functions may be several objects (see `_entry_points`).
     wrapped: set[int] = set()
     for owner, name, value in _members():
         if isinstance(value, types.GetSetDescriptorType):
@@ -261,6 +280,8 @@ def _kind_for(function: Any) -> type[EntryPoint]:
     if function in half_precision_matmul.TABLE:
         return _Product
     if function in _may_be_refused():
+        # A function with a rewriter must come to the mode first; without one the mode is needed for its second attempt
+        # only.
         return LastResort if lookup.classify(function, {}) is None else EntryPoint
     last = dtype_gaps.asked_last(function) or (isinstance(function, _BUILTINS) and lookup.takes_dtype(function))
     return LastResort if last and lookup.classify(function, {}) is None else EntryPoint
@@ -277,6 +298,7 @@ def _for_every_scope() -> list[Patch]:
 
     They are for what has a rewriter of its own, what takes a device by its schema, and what may be made again.
     """
+    # A set, since torch holds many functions in several namespaces.
     functions = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS)}
     found = set(filter(_is_wanted, functions))
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
@@ -321,9 +343,12 @@ class _ImportedByValue:
         now = loaded()
         if now != self._loaded:
             new = sys.modules.keys() - self._seen
+            # The main module grows while a program is typed in, without an import.
             for place in (place for key in new | {"__main__"} for place in _holding(key, originals)):
+                # `may_be_absent`, because the name can be deleted between the search and here.
                 self._patches.setdefault(place, Replaced(*place, _stand_in, may_be_absent=True))
             self._seen, self._loaded = set(sys.modules), now
+        # Only places that hold an original now: the program may have assigned another value since.
         put_in([patch for patch in self._patches.values() if id(patch.attributes.get(patch.name)) in originals])
 
     def remove(self) -> None:
@@ -333,6 +358,7 @@ class _ImportedByValue:
 def _holding(key: str, known: Set[int]) -> list[tuple[types.ModuleType, str]]:
     """Return the module and name of each global variable of a module whose value has an ``id`` in ``known``."""
     module = sys.modules.get(key)
+    # The modules of this package hold originals on purpose.
     if not isinstance(module, types.ModuleType) or key.startswith("torchdevice."):
         return []
     if known.isdisjoint(map(id, list(vars(module).values()))):  # most modules, and the loop below takes longer
@@ -346,6 +372,7 @@ def _find_module(original: Any) -> Any:
     @functools.wraps(original)
     def find(orig_method: Any) -> str:
         entry = _entry_points.get(id(orig_method))
+        # torch searches its modules by identity for a function without `__module__`, and they hold the entry point.
         return original(orig_method if entry is None or orig_method.__module__ else entry)
 
     return find

@@ -43,6 +43,7 @@ def run(name: str, op: Any, args: Any, kwargs: Any, device_type: str) -> Any:
 
 def counted(context: Context | None, name: str, call: Callable[[], Any], given: Any) -> Any:
     """Make a call, and count it in the context's journal with its time and the bytes that it reads and writes."""
+    # Noted before the call: a strict scope refuses here.
     entry = context.note(name, DONE, Fidelity.FELL_BACK) if context is not None else None
     start = time.perf_counter_ns()
     result = call()
@@ -128,6 +129,7 @@ class CpuFallback(Converted):
     def _view(self, args: Any, kwargs: Any) -> Any:
         """Return the views that an operator makes: of the target's own memory, where the CPU's views lie in theirs."""
         base = args[0]
+        # As large as the storage, so that every offset of the view exists.
         like = torch.empty(base.untyped_storage().nbytes() // base.itemsize, dtype=base.dtype)
         like = like.as_strided(base.shape, base.stride(), base.storage_offset())
         views = self.func(like, *self.take(args[1:]), **self.take(kwargs))
@@ -141,6 +143,7 @@ class CpuFallback(Converted):
 
 def generator_from(generator: torch.Generator) -> torch.Generator:
     """Return a generator of the CPU, seeded by a number that one of the target draws."""
+    # A seed from the target's generator, so that the CPU's numbers depend on the program's seed.
     seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
     return torch.Generator().manual_seed(int(seed))
 

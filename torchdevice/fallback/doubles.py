@@ -64,9 +64,11 @@ class HostDouble(torch.Tensor):
                 return args[0].detach().cpu().tolist()
             if func is torch.Tensor.numpy and (kwargs or {}).get("force"):
                 return args[0].detach().cpu().numpy()
+            # The call in torch itself first: most functions work on the wrapper by dispatch.
             try:
                 return func(*args, **(kwargs or {}))
             except TypeError as error:
+                # The target refused a float64 result of other tensors.
                 if not says_double(error):
                     raise
             return call_on_cpu(func, args, kwargs or {}, on_target)
@@ -82,6 +84,7 @@ class HostDouble(torch.Tensor):
             return counted(state.context, name, lambda: fallback.call(args, named), (args, named))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        # The program's device, before modes are off.
         device = f", device='{self.device}'"
         with torch._C.DisableTorchFunction():
             text, dtype = repr(self._host), f", dtype={self.dtype}"
@@ -151,6 +154,7 @@ def double_of(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) ->
     """Return a tensor with the values of ``tensor`` in float64 or complex128, which says that it is on ``device``."""
     if isinstance(tensor, HostDouble) and tensor.dtype is dtype:
         return tensor
+    # A copy where nothing else makes one, so that the memory is not the program's CPU tensor.
     return on_target(tensor.to(CPU).to(dtype, copy=tensor.device.type == CPU.type), device)
 
 
@@ -169,6 +173,7 @@ def _convert(func: Any, args: Any, kwargs: Any) -> Any:
     """Make a conversion of a :class:`HostDouble` on the CPU, and give the result to the device that it is to be on."""
     double, *rest = args
     if func is torch.Tensor.type and not (rest or kwargs):
+        # `x.type()` only asks for the name of the type.
         return func(double)
     goes = CPU if func is torch.Tensor.cpu else double.device
 
@@ -186,6 +191,7 @@ def _convert(func: Any, args: Any, kwargs: Any) -> Any:
     rest, named = mapped((rest, kwargs), there)
     result = func(host, *rest, **named)
     if result is host:
+        # A conversion that changes nothing returns the tensor itself, as torch does.
         return double if goes.type != CPU.type else host.clone()
     return result if goes.type == CPU.type else on_target(result, goes)
 

@@ -27,6 +27,7 @@ def decorated(scope: AbstractContextManager[Any], function: F) -> F:
         TypeError: ``function`` cannot be called, or is a class.
     """
     if isinstance(function, (staticmethod, classmethod)):
+        # The plain function is decorated, and the descriptor made again, since neither kind of object can be called.
         return type(function)(decorated(scope, function.__func__))  # type: ignore[return-value]
     if inspect.isclass(function):
         raise TypeError(f"{function!r} cannot be decorated: it is a class. Decorate its methods, or use 'with'.")
@@ -36,6 +37,7 @@ def decorated(scope: AbstractContextManager[Any], function: F) -> F:
 
 
 def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    # A callable object is what its `__call__` is: a coroutine function, a generator function.
     is_object = not (inspect.isroutine(function) or isinstance(function, functools.partial))
     runs: Any = type(function).__call__ if is_object else function
 
@@ -44,6 +46,7 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
         async def async_generator(*args: Any, **kwargs: Any) -> Any:
             steps = _AsyncSteps(scope, function(*args, **kwargs))
             try:
+                # The first step takes None.
                 item = await steps.asend(None)
                 while True:
                     try:
@@ -52,6 +55,7 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
                         item = await steps.athrow(error)
                     else:
                         item = await steps.asend(sent)
+            # The generator's end ends this one too.
             except StopAsyncIteration:
                 return
 
@@ -100,6 +104,7 @@ def _generator_function(scope: AbstractContextManager[Any], function: Callable[.
                 else:
                     item = steps.send(sent)
         except StopIteration as stop:
+            # A generator's return value is the value of `StopIteration`.
             return stop.value
 
     return generator
@@ -107,6 +112,7 @@ def _generator_function(scope: AbstractContextManager[Any], function: Callable[.
 
 def _stepwise(scope: AbstractContextManager[Any], inner: Any) -> Any:
     """Return a generator that runs each step of another one inside ``scope``."""
+    # The generator exists already; its function takes no arguments.
     return _generator_function(scope, lambda: inner)()
 
 

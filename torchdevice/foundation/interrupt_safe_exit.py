@@ -37,6 +37,7 @@ class Leaving:
 
     def as_exit(self) -> Callable[..., Any]:
         """Return what the statement holds as ``__exit__``."""
+        # A partial is an object of C: no frame holds it, and its end runs no code of Python.
         held = functools.partial(self.exit)
         self._watcher = weakref.ref(held, self._dropped)
         _unfinished.add(self)  # last, for the watcher takes it out
@@ -44,6 +45,7 @@ class Leaving:
 
     def exit(self, *exc_info: Any) -> Any:
         """Leave at the end of the block."""
+        # In this order: an interrupt in between leaves the entry in the set, and leaving again is harmless.
         self.late()
         self.done()
 
@@ -58,6 +60,7 @@ class Leaving:
 
     def _dropped(self, _: object) -> None:
         try:
+            # A statement that ends in another thread must not change this thread's state.
             if self in _unfinished and self._thread == threading.get_ident():
                 self.late()
         finally:
@@ -107,10 +110,12 @@ class _Block:
 
 class _LeavingBlock(LeavingBy):
     def __init__(self, manager: Any):
+        # Closing a generator that has not started, or has ended, does nothing.
         super().__init__(manager.gen.close)
         self._manager = manager
 
     def exit(self, *exc_info: Any) -> Any:
+        # The generator decides whether the error is swallowed.
         result = self._manager.__exit__(*exc_info)
         self.done()
         return result

@@ -23,7 +23,7 @@ from torchdevice.foundation.tracebacks import PACKAGE
 _MAX_KNOWN = 10_000
 
 OURS, PROGRAM, LIBRARY = range(3)
-"""Whose a frame is: torch's or this package's, the program's, somebody else's."""
+"""Owner of a frame: torch or torchdevice, the user's program, a library."""
 
 
 @dataclass(frozen=True)

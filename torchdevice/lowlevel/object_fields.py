@@ -14,7 +14,7 @@ import torch
 
 from torchdevice.errors import TorchVersionError
 
-_WORD = ctypes.sizeof(ctypes.c_uint64)
+_WORD = ctypes.sizeof(ctypes.c_uint64)  # fields are looked for word by word, as the compiler aligns them
 
 
 def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: int) -> int:
@@ -36,6 +36,7 @@ def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: i
         for offset in range(0, words * _WORD, _WORD)
         if all(each[offset:].startswith(value) for each, value in zip(held, wanted, strict=True))
     ]
+    # Two offsets with the same values are no answer: writing at the wrong one would damage the object.
     if len(found) != 1:
         raise TorchVersionError(name, torch.__version__)
     return found[0]

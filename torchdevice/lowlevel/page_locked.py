@@ -28,7 +28,7 @@ _WORD = ctypes.sizeof(ctypes.c_void_p)
 _ABOVE = 2
 """The words of a table before its first function: the offset to the whole object, and the type."""
 
-_DESTRUCTORS = 2
+_DESTRUCTORS = 2  # a virtual destructor has two entries: the complete one and the deleting one
 
 _OWN = frozenset({"isBuilt", "isAvailable", "hasPrimaryContext"})
 """Functions that the hooks of a backend in Python have of their own."""
@@ -63,19 +63,26 @@ def register() -> bool:
     try:
         order = _functions()
         hooks, allocator, above = _addresses()
+    # Torch then asks where the program needs the memory, and raises its own error.
     except (OSError, AttributeError):  # no header, no library of that name, or no such symbol in it
         return False
     count = _DESTRUCTORS + len(order)
+    # The pointer in an object is to the first function, two words after the beginning of the table; the symbol is the
+    # beginning itself.
     own, inherited = _table(ctypes.c_void_p.from_address(hooks).value, count), _table(above + _ABOVE * _WORD, count)
+    # Where a backend in Python overrides a function, its table has another address than the class above.
     of_its_own = {name for at, name in enumerate(order, _ABOVE + _DESTRUCTORS) if own[at] != inherited[at]}
     known = {*order} >= {*_INHERITED, _ALLOCATOR, _IS_LOCKED}
+    # The overridden and the inherited functions are known, so a table that is laid out otherwise is noticed here.
     if not (known and of_its_own >= _OWN and of_its_own.isdisjoint(_INHERITED)):
         return False
     for name, function in ((_ALLOCATOR, _answer(allocator)), (_IS_LOCKED, _is_locked)):
+        # The header names no destructors, hence their two places.
         place = _ABOVE + _DESTRUCTORS + order.index(name)
         _functions_of_models.append((own, place, own[place], function))
     # C++ may read the table after Python has ended, when the objects of modules are gone.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(own))
+    # The object's first word is the pointer to its table; from here on it uses the copy.
     ctypes.c_void_p.from_address(hooks).value = ctypes.addressof(own) + _ABOVE * _WORD
     return True
 
@@ -84,6 +91,7 @@ def serve(model: object) -> None:
     """Let torch get page-locked memory for as long as a model exists. Without one it raises where a program asks."""
     key = object()
     _served.add(key)
+    # The key and not the model, which must be able to end.
     weakref.finalize(model, _drop, key)
     _settle()
 
@@ -95,6 +103,7 @@ def _drop(key: object) -> None:
 
 def _settle() -> None:
     for table, place, original, function in _functions_of_models:
+        # The table is written only when a model comes or goes, so plain programs call torch's own functions.
         table[place] = _address(function) if _served else original
 
 
@@ -111,6 +120,7 @@ def _answer(allocator: int) -> Any:
 
 @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p)  # type: ignore[untyped-decorator]
 def _is_locked(hooks: int, address: int) -> bool:
+    # The answer is yes once, see the module's text.
     asked, _asked.allocator = _asked.allocator, False
     return asked
 
@@ -118,9 +128,12 @@ def _is_locked(hooks: int, address: int) -> bool:
 def _functions() -> list[str]:
     """Return the names of the virtual functions of a device's hooks, in the order of the table."""
     folder = Path(torch.__file__).parent / "include" / "ATen" / "detail"
+    # In the order of inheritance, which is the order of the table.
     found = []
     for name in ("AcceleratorHooksInterface.h", "PrivateUse1HooksInterface.h"):
+        # Comments contain the word "virtual" too.
         text = re.sub(r"//.*", "", (folder / name).read_text())
+        # No destructors (`~`), and the last name before the arguments, since return types are written before it.
         found += re.findall(r"\bvirtual\s[^;{(~]*?(\w+)\(", text)
     return found
 
@@ -131,8 +144,10 @@ def _addresses() -> tuple[int, int, int]:
     torch_cpu, torch_python = (
         ctypes.CDLL(str(folder / f"lib{name}{ending}")) for name in ("torch_cpu", "torch_python")
     )
+    # Mangled names of `at::detail::getPrivateUse1Hooks()` and `c10::GetCPUAllocator()`.
     get_hooks, get_allocator = torch_cpu._ZN2at6detail19getPrivateUse1HooksEv, torch_cpu._ZN3c1015GetCPUAllocatorEv
     get_hooks.restype = get_allocator.restype = ctypes.c_void_p
+    # The table of `at::PrivateUse1HooksInterface` as a symbol.
     return get_hooks(), get_allocator(), _address(torch_python._ZTVN2at25PrivateUse1HooksInterfaceE)
 
 

@@ -27,6 +27,7 @@ _WORD = ctypes.sizeof(ctypes.c_void_p)
 Call = Callable[[type, tuple[Any, ...], dict[str, Any]], Any]
 
 
+# An empty class with `__new__` in Python: its slot holds the C function that looks `__new__` up.
 class _WithNew:
     def __new__(cls) -> _WithNew:
         return object.__new__(cls)
@@ -51,6 +52,7 @@ class Constructor:
     def install(self) -> None:
         if self._new is None:
             self._prepare()
+        # The staticmethod is what Python itself puts into a class for a `__new__`.
         self._put(self._new, self._looks_new_up)
 
     def remove(self) -> None:
@@ -60,9 +62,12 @@ class Constructor:
         if reason := refusal():
             raise EngineUnavailableError(reason)
         get_slot = ctypes.pythonapi.PyType_GetSlot
+        # Else ctypes cuts the pointer to an int.
         get_slot.restype, get_slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
+        # Three classes of different kinds: the offset must be the same in all of them.
         classes = (self._class, _WithNew, int)
         places = [_places(cls, get_slot(cls, _SLOT)) for cls in classes]
+        # `__dict__` of a class is a read-only view; its only referent is the dictionary.
         dictionaries = gc.get_referents(self._class.__dict__)
         if len(places[0]) != 1 or places.count(places[0]) != len(classes) or "__new__" not in dictionaries[0]:
             raise EngineUnavailableError("the offset of the constructor in a class cannot be determined")
@@ -71,13 +76,16 @@ class Constructor:
         self._looks_new_up = get_slot(_WithNew, _SLOT)
         self._dictionary: dict[str, Any] = dictionaries[0]
         self._original_new = self._dictionary["__new__"]
+        # PYFUNCTYPE keeps the global lock, as calls of the C API need.
         prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.py_object)
         new = self._make(prototype(self._original_slot))
         self._new = staticmethod(functools.update_wrapper(new, self._original_new))
 
     def _put(self, new: Any, slot: int) -> None:
+        # The dictionary first: in between, the old slot still makes devices without looking `__new__` up.
         self._dictionary["__new__"] = new
         self._slot.value = slot
+        # Drops Python's caches of attribute lookups for the class.
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(self._class))
 
 
@@ -91,6 +99,7 @@ def refusal() -> str | None:
     if sys.implementation.name != "cpython":
         return "this Python does not lay out classes as CPython does"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        # Both writes of `_put` would have to be one.
         return "this build of Python is free-threaded, and another thread may construct a device during the change"
     if not _is_main_interpreter():
         return "this is a sub-interpreter, and the main interpreter shares torch.device with it"
@@ -106,4 +115,5 @@ def _is_main_interpreter() -> bool:
 def _places(cls: type, value: int) -> list[int]:
     """Return the offsets, in bytes, at which a class's memory holds the pointer ``value``."""
     size: int = type.__basicsize__  # type: ignore[assignment]
+    # In CPython `id` is the address of an object.
     return [offset for offset in range(0, size, _WORD) if ctypes.c_void_p.from_address(id(cls) + offset).value == value]

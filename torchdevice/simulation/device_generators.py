@@ -22,8 +22,9 @@ _PER_KERNEL = 4
 class Generator(torch.Generator):
     """A generator of the simulated device.
 
-    A generator of CUDA has a seed and an offset, and its state can be shared with others. One of the CPU has neither:
-    here the offset counts kernels that drew numbers, and each offset of a seed means one state.
+    A generator of CUDA has a seed and an offset, and its state can be shared with others. A generator of the CPU has no
+    offset and no shared state: here the offset counts kernels that drew numbers, and each offset of a seed means one
+    state.
 
     Args:
         index: The index of the device.
@@ -33,6 +34,7 @@ class Generator(torch.Generator):
     _shared: torch.Generator | None = None
 
     def __new__(cls, index: int) -> Generator:
+        # `own` makes a generator of the CPU, the only kind that torch's CPU kernels accept.
         self = own(cls, index)
         self.index = index
         return self
@@ -55,11 +57,13 @@ class Generator(torch.Generator):
         """Return the state of the CPU's generator that draws the numbers."""
         state = _Plain.get_state(self.numbers)
         _remember(state, self.get_offset())
+        # The offset too, so that `set_state` of this state restores it; the CPU's state has no field for it.
         return state
 
     def set_state(self, new_state: torch.Tensor) -> Generator:  # type: ignore[override]
         """Go on from a state."""
         _Plain.set_state(self.numbers, new_state)
+        # A state from elsewhere has no offset that could be known.
         _offsets[self.numbers._cdata] = _known.get(_key(new_state), 0)
         return self
 
@@ -81,6 +85,7 @@ class Generator(torch.Generator):
     def get_offset(self) -> int:
         """Return four for each kernel that has drawn numbers since the generator was seeded."""
         offset = _offsets.get(self.numbers._cdata, 0)
+        # Remembered when the program asks for an offset, since only those can be asked for again.
         _states[self.initial_seed(), offset] = _Plain.get_state(self.numbers)
         _forget(_states)
         return offset
@@ -95,6 +100,7 @@ class Generator(torch.Generator):
             raise RuntimeError("offset must be a multiple of 4")
         seed = self.initial_seed()
         known = _states.get((seed, offset))
+        # An offset that no generator has been at needs numbers of its own, the same at each call.
         _Plain.set_state(self.numbers, _state_at(seed, offset) if known is None else known)
         _offsets[self.numbers._cdata] = offset
         return self
@@ -120,6 +126,7 @@ class Generator(torch.Generator):
         """Return the generator of the CPU with this generator's state, which is no generator of the program."""
         if self._shared is None:
             shared: torch.Generator = own(_State, self.index)
+            # The shared generator begins where this one stands.
             _Plain.set_state(shared, _Plain.get_state(self))
             _offsets[shared._cdata] = _offsets.get(self._cdata, 0)
             self._share(shared)
@@ -144,6 +151,7 @@ def own(cls: type, index: int) -> Any:
     """Return a new CPU generator of class ``cls`` that draws numbers for device ``index``."""
     generator: Any = _Plain.__new__(cls, "cpu")  # type: ignore[call-arg]
     _index_by_identity[generator._cdata] = index
+    # Not at exit: the tables may be gone by then.
     weakref.finalize(generator, _drop, generator._cdata).atexit = False
     return generator
 
@@ -172,7 +180,7 @@ _known: dict[bytes, int] = {}
 """States that programs were given -> the offset."""
 
 _states: dict[tuple[int, int], torch.Tensor] = {}
-"""Seed and offset that a program was told -> the state."""
+"""Seed and offset as a program read them -> the state."""
 
 _REMEMBERED = 1000
 """How many states are remembered."""
@@ -190,6 +198,7 @@ def _remember(state: torch.Tensor, offset: int) -> None:
 
 def _forget(table: dict[Any, Any]) -> None:
     while len(table) > _REMEMBERED:
+        # Dictionaries keep the order of insertion: the oldest goes.
         del table[next(iter(table))]
 
 
@@ -197,6 +206,7 @@ def _state_at(seed: int, offset: int) -> torch.Tensor:
     """Return the state for an offset at which no generator has been: that of a seed made of both."""
     made = _Plain("cpu").manual_seed(seed)
     if offset:
+        # 7 bytes: a seed fits into an int64 in any case.
         mixed = hashlib.blake2b(f"{seed} {offset}".encode(), digest_size=7).digest()
         state = made.manual_seed(int.from_bytes(mixed, "little")).get_state()
         state[:8] = torch.tensor(list((seed & _WORD).to_bytes(8, "little")), dtype=torch.uint8)  # the seed it tells
@@ -220,6 +230,7 @@ def next_numbers(generator: torch.Generator) -> torch.Generator:
 
 
 def _drew(generator: torch.Generator) -> None:
+    # One step for each kernel, as Philox's counter on CUDA.
     _offsets[generator._cdata] = _offsets.get(generator._cdata, 0) + _PER_KERNEL
 
 
@@ -229,6 +240,7 @@ def default_generator(index: int) -> Generator:
     found: Generator | None = generators.get(index)
     if found is None:
         found = generators.setdefault(index, Generator(index))
+        # A new device begins with the program's seed, as a CUDA device does that is initialised late.
         found.manual_seed(torch.default_generator.initial_seed())
     return found
 
@@ -237,6 +249,7 @@ def kind_of(op: Any) -> Drawing | None:
     """Return the function that runs an operator with the right generator; None if it draws no numbers."""
     for place, argument in enumerate(op._schema.arguments):
         if argument.name == "generator":
+            # A generator by position is the last argument of old operators.
             return _from_argument if argument.kwarg_only else functools.partial(_from_position, place)
     return from_default if torch.Tag.nondeterministic_seeded in op.tags else None
 
@@ -244,6 +257,7 @@ def kind_of(op: Any) -> Drawing | None:
 def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run a kernel with the generator that the program passed, or with the device's."""
     given = kwargs.get("generator")
+    # A generator of the CPU that the program made, given to a kernel of the device.
     if given is not None and _index_by_identity.get(given._cdata) is None:
         if index >= 0:
             raise RuntimeError(
@@ -273,8 +287,10 @@ def drawing(index: int, run: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     before = cpu.get_state()
     cpu.set_state(_Plain.get_state(numbers))
     try:
+        # Under the CPU's own generator, since the kernel takes none.
         return run(*args, **kwargs)
     finally:
         _Plain.set_state(numbers, cpu.get_state())
         _drew(numbers)
+        # Restored last, so that an error in between cannot leave the device's state there.
         cpu.set_state(before)

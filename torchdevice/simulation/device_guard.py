@@ -27,7 +27,7 @@ from torchdevice.torch_apis.autograd import taken
 _looked_up, _called = itertools.count(), itertools.count()
 """How often torch has looked methods up, and called them. Iterators in C count also where an error is pending."""
 
-_second = operator.itemgetter(1)
+_second = operator.itemgetter(1)  # a function in C, as is everything in the chain of `constant`
 
 
 def is_asked() -> bool:
@@ -40,6 +40,7 @@ signals.is_asked = is_asked
 
 def _count(counter: Iterator[int]) -> int:
     """Return where a counter stands, without counting."""
+    # `repr` of `count(7)` is "count(7)". `next` would count, and copying an iterator is deprecated.
     return int(repr(counter)[len("count(") : -1])
 
 
@@ -47,8 +48,10 @@ def _lookups(method: Any) -> Iterator[Any]:
     """Give torch a method, until an error is pending; take it away, and end."""
     try:
         # Python refuses what a function in C returns while an error is pending: SystemError, with that cause.
+        # `map` over an endless iterator runs C code only, and `yield from` takes no step of Python between two items.
         yield from map(operator.itemgetter(0), itertools.repeat((method,)))
     except SystemError as refusal:
+        # The generator ends here, so the chain takes the next of the spare ones.
         taken.error = refusal.__cause__
 
 
@@ -64,7 +67,7 @@ def renew() -> None:
     for method, spare in _spare.items():
         while len(spare) < SPARE:
             waiting = _lookups(method)
-            next(waiting)
+            next(waiting)  # up to the first `yield`, where the error check waits
             spare.append(waiting)
     ahead = _count(_looked_up) - _count(_called)  # 0, unless somebody else than torch looked a method up, or called it
     for counter in ahead * [_called] or -ahead * [_looked_up]:
@@ -73,21 +76,24 @@ def renew() -> None:
 
 def constant(value: Any) -> Any:
     """Return a property with a method that takes at most one argument, and returns ``value``."""
-    # "next" would return the argument after the end of what never ends.
+    # next(it, default): torch's argument becomes the default, but the iterator is infinite.
+    # `zip` counts a call and gives the value; `_second` drops the count.
     method = functools.partial(next, map(_second, zip(_called, itertools.repeat(value))))
     spare = _spare[method] = deque()
     renew()
+    # `iter(popleft, None)` ends never by itself: no generator equals None.
     lookups = itertools.chain.from_iterable(iter(spare.popleft, None))
+    # Looking `type_` up counts, and returns the method that counts the call.
     return property(functools.partial(next, map(_second, zip(_looked_up, lookups, strict=False))))
 
 
 class Guard(torch._C._acc.DeviceGuard):
-    """What torch asks for the type of the device."""
+    """The guard that torch asks for the type of the device."""
 
     type_ = constant(torch._C._autograd.DeviceType.PrivateUse1)
 
 
 class Hooks(torch._C._acc.PrivateUse1Hooks):
-    """What torch asks about the device type."""
+    """The hooks that torch asks about the device type."""
 
     is_available = is_built = has_primary_context = constant(True)

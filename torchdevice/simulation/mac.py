@@ -33,7 +33,7 @@ def _lacks_kernel(operator: str) -> bool:
 class MacRuntime(MpsRuntime):
     """MPS on a simulated Mac.
 
-    What is overridden is how torch reaches a simulated device. What a program is told comes from :class:`MpsRuntime`.
+    The overrides change how torch reaches a simulated device. The answers to a program come from :class:`MpsRuntime`.
 
     Args:
         machine: The context of the simulated Mac.

@@ -1,8 +1,8 @@
-"""What the outermost scope on simulated devices owns: the devices' memory, their random numbers, an error that stays.
+"""The state that an outermost scope on simulated devices owns: memory, random numbers, sticky errors.
 
 A scope's machine is held by its context, and shared by the scopes inside it and by the threads that inherit them. A
 scope that is entered again goes on with its machine, as a program does with a GPU; another scope has another machine.
-A tensor of a machine that nobody is in any more keeps its values and its memory there. A kernel that is given such a
+A tensor of a machine whose scopes have all ended keeps its values and its memory there. A kernel that is given such a
 tensor in another scope allocates its results on the machine of that scope.
 """
 
@@ -26,7 +26,7 @@ class Machine:
         copies: Copies between devices: (source, destination) -> number.
         fallbacks: Operators that a device lacks and that ran on the CPU: name -> number of calls.
         generators: Index -> the generator from which operators draw where the program passes none.
-        lost: The kind of CUDA's error after which no device works any more, and what happened; None before one.
+        lost: The sticky error of CUDA: its kind and its cause; None before one.
         memory: Index -> the memory of the device (``caching_allocator.Device``).
         observers: The observers of every allocation and deallocation, called in the thread where it happens.
         outer_settings: Context inside another -> the settings of each device's allocator before it.
@@ -44,7 +44,7 @@ class Machine:
         self.outer_settings: dict[Context, dict[int, Settings]] = {}
 
     def begin(self) -> None:
-        """Begin as a device does for a new process: with the default settings, no cache, no peaks and no error."""
+        """Reset settings, cache, peaks and the sticky error to those of a new process."""
         self.lost = None
         for each in self.memory.values():
             each.configure(DEFAULT)
@@ -78,7 +78,7 @@ def enter(context: Context) -> None:
 
 
 def leave(context: Context) -> None:
-    """Let a context work no more, and put the settings of the context around it back. May be called again."""
+    """End a context's use of its machine, and restore the settings of the context around it. May be called again."""
     machine: Machine | None = context.machine
     if machine is None:
         return

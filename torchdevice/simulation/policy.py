@@ -1,4 +1,4 @@
-"""What the kernels of a scope ask before they run: who looks at them, and what the profile's device lacks.
+"""The checks before the kernels of a scope: active recorders, and dtypes and operators that the profile's device lacks.
 
 Kernels are registered for the whole process, and the policy of the thread's context decides what they ask.
 """
@@ -51,7 +51,7 @@ def lifted() -> Iterator[None]:
 
 @block
 def holding_doubles() -> Iterator[None]:
-    """Refuse no dtype in this thread, for operators that torch composes otherwise on the real device."""
+    """Refuse no dtype in this thread, for operators that torch composes differently on the real device."""
     before, _thread.holds_doubles = _thread.holds_doubles, True
     try:
         yield
@@ -60,9 +60,10 @@ def holding_doubles() -> Iterator[None]:
 
 
 class Policy:
-    """What the kernels of one context ask before they run, resolved when the context is entered.
+    """The checks before the kernels of one context, resolved when the context is entered.
 
-    ``context.asks`` says whether they ask anything. A kernel of a context that asks nothing does no more than read it.
+    ``context.asks`` is False if there is nothing to check. A kernel of a context that asks nothing does no more than
+    read it.
 
     Args:
         context: The context.
@@ -70,7 +71,7 @@ class Policy:
 
     Attributes:
         profile: The kind of device that is simulated.
-        recorders: What looks at the kernels, the innermost first: each has ``run(op, kernel, args, kwargs)``.
+        recorders: The recorders of kernels, the innermost first: each has ``run(op, kernel, args, kwargs)``.
     """
 
     def __init__(self, context: Context, runtime: Any):
@@ -80,7 +81,7 @@ class Policy:
         self._context = weakref.proxy(context)
 
     def settle(self) -> None:
-        """Find out anew whether kernels must ask."""
+        """Set ``context.asks`` again."""
         context = self._context
         lost = context.machine.lost is not None or context.is_in_bad_fork
         context.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)
@@ -91,11 +92,11 @@ class Policy:
             raise TypeError(self.profile.dtype_message(dtype))
 
     def recorder(self) -> Sequence[Any]:
-        """Return what looks at a kernel that is called now; nothing in a kernel that is being looked at."""
+        """Return this thread's recorders; an empty tuple inside a recorded kernel."""
         return () if _thread.recorded else self.recorders
 
     def falls_back(self, op: Any) -> bool:
-        """Return whether an operator is to be run by :meth:`run`: somebody looks, or the device lacks it.
+        """Return whether an operator needs :meth:`run`: a recorder is active, or the device lacks the operator.
 
         Raises:
             NotImplementedError: The device lacks the operator, and the variable is ``0``, the scope is strict, the
@@ -119,7 +120,7 @@ class Policy:
         return missing
 
     def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator while somebody looks at it, or one that the profile's device lacks.
+        """Run an operator through the recorders, or one that the profile's device lacks.
 
         The latter runs on the CPU by :mod:`torchdevice.fallback.missing_operators` as on a Mac, or by the real device's
         own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It is counted, with its time and bytes.

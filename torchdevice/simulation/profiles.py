@@ -1,4 +1,4 @@
-"""What each simulated device lacks, as data from named sources.
+"""Operators and dtypes that each simulated device lacks, as data from named sources.
 
 - ``cuda``: no dtype. CUDA has a kernel for most operators for which the CPU has one; what it refuses of the others is
   in ``cuda_refusals.py``.
@@ -144,7 +144,7 @@ def _dtype(name: str, model: str) -> torch.dtype:
 
 
 class _Entry:
-    """What torch's table says of one operator.
+    """The entry of one operator in torch's table.
 
     Args:
         text: The entry's lines, each but the first with two spaces before its key.

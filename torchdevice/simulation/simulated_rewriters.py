@@ -56,8 +56,8 @@ _OF_BATCHES = (torch.batch_norm, functional.batch_norm, torch.instance_norm, fun
 def _of_batch(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Batch normalisation. Of an empty batch torch keeps statistics in float64 on an out-of-tree backend.
 
-    Nobody reads these statistics. On MPS they are float32 (ATen/AccumulateType.h), so a device without float64 does not
-    refuse them.
+    The statistics of an empty batch are never used. On MPS they are float32 (ATen/AccumulateType.h), so a device
+    without float64 does not refuse them.
     """
     given = args[0] if args else kwargs["input"]
     with policy.lifted() if given.numel() == 0 else contextlib.nullcontext():

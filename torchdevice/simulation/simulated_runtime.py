@@ -97,6 +97,7 @@ class SimulatedRuntime(Runtime):
             return "Inductor's code needs values, and compute='meta' computes none"
         if self.profile.lacks_anything:
             return f"Inductor's code has what {self.profile.name!r} lacks"
+        # The obstacle is a reason, which is true; without one the function compiles the graph.
         return inductor.obstacle(gm) or inductor.compile_graph
 
     @property
@@ -115,11 +116,13 @@ class SimulatedRuntime(Runtime):
 
         Torch would run backward in one thread per device, and starts a thread for one simulated device only.
         """
+        # Registration first: the other steps need the device type.
         backend.register()
         _thread.entries.add(entry)
         _settle_multithreading()
         device_guard.renew()
         context = entry.context
+        # The context of a scope that is entered again has a policy, and keeps it while it is active.
         if context.policy is None:
             machine.enter(context)
             context.policy = policy.Policy(context, self)
@@ -128,6 +131,7 @@ class SimulatedRuntime(Runtime):
         sanitizer.begin(context)
 
     def leave_thread(self, entry: Any) -> None:
+        # The last entry of the context in all threads.
         if not entry.context.entries:
             _end(entry.context)
             sanitizer.end(entry.context)
@@ -137,6 +141,7 @@ class SimulatedRuntime(Runtime):
     def after_backward(self) -> None:
         device_guard.renew()
         # The engine has put torch's setting back to what it was when backward began, also where a hook left the scope.
+        # Otherwise the setting stays switched off for the entries.
         if not _thread.entries:
             _set_multithreading(_thread.multithreading)
 
@@ -145,6 +150,7 @@ class SimulatedRuntime(Runtime):
 
     def initialize(self) -> None:
         if self.profile.stands_for_cuda:
+            # Read at the first use of the accelerator, as CUDA does, and not at entry.
             text = allocator_settings.text()
             if text:
                 self.set_allocator(text)
@@ -184,12 +190,14 @@ class SimulatedRuntime(Runtime):
         return f"simulated {self.profile.name} device {index}"
 
     def total_memory(self, index: int) -> int:
+        # Without a limit the device has the memory of this machine.
         return self.memory_limit or psutil.virtual_memory().total
 
     def free_memory(self, index: int) -> int:
         if self.memory_limit is None:
             return psutil.virtual_memory().available
         device = storages.device(index)
+        # Never negative: the limit may have been lowered below what is reserved.
         return self.memory_limit - min(self.memory_limit, device.figures().reserved + device.uncached)
 
     def memory(self, index: int) -> Memory:
@@ -237,6 +245,7 @@ class SimulatedRuntime(Runtime):
         return storages.copy_of(tensor)
 
     def set_allocator(self, text: str) -> bool:
+        # Enabled or not is no setting of the text, and survives it.
         settings = allocator_settings.parsed(text)._replace(caches=self.caches_memory())
         self._configure(settings)
         return True
@@ -292,6 +301,7 @@ def _begin(context: Context) -> None:
         found.append(async_copies.InFlight(context))
     if context.options.races:
         found.append(races.Races(context))
+        # Races are also about memory that is freed and given out again.
         context.machine.observers.append(found[-1])
     context.stream_observers.extend(found)
     context.policy.recorders.extend(found)
@@ -299,10 +309,12 @@ def _begin(context: Context) -> None:
 
 def _end(context: Context) -> None:
     """Follow the order no more. May be called again."""
+    # First, so that kernels of other threads ask no more.
     context.asks = False
     followers = (stream_uses.StreamUses, *_FOLLOWERS)
     for each in [each for each in context.stream_observers if isinstance(each, followers)]:
         if isinstance(each, async_copies.InFlight):
+            # The copies end before the observer is gone.
             each.land()
         if context.machine is not None:
             storages.forget(each, context.machine)
@@ -318,6 +330,7 @@ def _settle_multithreading() -> None:
     """Keep backward on this thread while it has entries, and put torch's setting back afterwards."""
     if _thread.entries:
         if not _thread.switched_off:
+            # Noted once: nested entries must not take "switched off" for torch's setting.
             _thread.multithreading = _is_multithreading()
             _thread.switched_off = True
         _set_multithreading(False)

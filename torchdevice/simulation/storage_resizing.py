@@ -21,7 +21,7 @@ from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.policy import KIND
 
 _WORDS = 9
-"""The words of a storage that are looked at: reference counts, address, deleter, device, size, flags."""
+"""The words of a storage that are searched: reference counts, address, deleter, device, size, flags."""
 
 _resize_cpu = torch._C.StorageBase.resize_
 _resizable = torch._C.StorageBase.resizable

@@ -5,7 +5,7 @@ from which torch itself registers CUDA and XPU. Where a device lacks a kernel fo
 that casts to another dtype, a kernel in Python is registered:
 
 - for a device without lists, which is the simulated one, under the device's own key;
-- for the CPU and MPS under :data:`SPARE`, the key of a device type that nobody registers kernels for. A :class:`Region`
+- for the CPU and MPS under :data:`SPARE`, the key of a device type without other kernels. A :class:`Region`
   adds the key to those of its thread, so that no other thread and no other region runs these kernels.
 
 A weight is cast once in an outermost region of autocast, as by ``cached_cast`` of aten/src/ATen/autocast_mode.cpp, so
@@ -123,7 +123,7 @@ def register(kind: str, key: str) -> list[torch.library.Library]:
 
 
 def _register_spare(own_key: Any) -> list[torch.library.Library]:
-    """Register kernels for what torch's kernels under a key do otherwise than those for CUDA."""
+    """Register kernels for the operators that torch's kernels under a key cast differently from CUDA's."""
     own, listed = _names_of_aten(own_key), policies().keys()
     made = {name: _kernel(name, _enabled_kind, _SPARE_AND_OWN) for name in listed - own}
     made.update((name, _kernel(name, _region_kind, _SPARE_AND_OWN)) for name in _CAST_OTHERWISE)

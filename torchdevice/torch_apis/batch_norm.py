@@ -33,6 +33,7 @@ def _kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     @rewrites(getattr(torch, name), getattr(torch.ops.aten, name), getattr(torch.ops.aten, name).default)
     def run(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # By the first argument, the input, which decides the kernel.
         return kernel(*args, **kwargs) if args and _lacks_kernels(context, args[0]) else func(*args, **kwargs)
 
     KERNELS[name] = kernel
@@ -47,6 +48,7 @@ def _lacks_kernels(context: Context, tensor: Any) -> bool:
 
 
 def _accumulated(x: torch.Tensor) -> torch.Tensor:
+    # Statistics in half precision would lose the mean of large inputs.
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -63,6 +65,7 @@ def _sum(x: torch.Tensor) -> torch.Tensor:
 def batch_norm_stats(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and inverse standard deviation of each channel."""
     dims = [dim for dim in range(x.dim()) if dim != 1]
+    # `correction=0`: batch statistics divide by n.
     variance, mean = torch.var_mean(_accumulated(x), dims, correction=0)
     return mean, (variance + eps).rsqrt()
 
@@ -98,10 +101,12 @@ def batch_norm_gather_stats_with_counts(
     weights = counts.to(means.dtype).view(-1, 1)
     number = weights.sum()
     mean = (means * weights).sum(0) / number
+    # The variance of each process, from the inverse deviation, and the distance of its mean from the common one.
     squares = ((invstds**-2 - eps + (means - mean) ** 2) * weights).sum(0)
     if running_mean is not None:
         running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
     if running_var is not None:
+        # Running variances divide by n - 1, batch variances by n.
         running_var.mul_(1 - momentum).add_(squares / (number - 1), alpha=momentum)
     return mean, (squares / number + eps).rsqrt()
 
@@ -141,6 +146,7 @@ def batch_norm_backward_reduce(
         of_grad if for_input else None,
         of_product if for_input else None,
         (of_product * invstd).to(weight.dtype if weight is not None else x.dtype) if for_weight else None,
+        # A copy, because `of_grad` itself is returned too.
         of_grad.to(weight.dtype if weight is not None else x.dtype).clone() if for_bias else None,
     )
 

@@ -1,8 +1,8 @@
 """Extensions in CUDA's or SYCL's C++, which run on no device that stands in: refused at the call.
 
-A scope makes torch look as if it was built for CUDA. So the module is told the truth as it is imported, when it looks
-for a compiler, and does not begin a build that cannot succeed. Extensions in plain C++ are built as ever.
-For ``torch/utils/cpp_extension.py``.
+A scope makes torch look as if it was built for CUDA. The module therefore sees the machine as it is while it is
+imported, when it looks for a compiler, and does not begin a build that cannot succeed. Extensions in plain C++ are
+built as ever. For ``torch/utils/cpp_extension.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = "torch.utils.cpp_extension"
 
 
 def _jit_compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """What ``load`` and ``load_inline`` call to build."""
+    """The function by which ``load`` and ``load_inline`` build."""
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     module = original.__globals__
     for language, device_type in _DEVICE_TYPES.items():

@@ -38,7 +38,7 @@ Generator.__reduce__ = _reduce  # for subclasses of a program, which torch pickl
 
 
 def _reduce_class(cls: type) -> Any:
-    """Pickle the class in the place of torch's own as that one, and subclasses of a program by their names."""
+    """Pickle the stand-in class as torch's own, and a program's subclasses by their names."""
     return (pkgutil.resolve_name, ("torch:Generator",)) if cls is Generator else cls.__qualname__
 
 

@@ -40,7 +40,7 @@ def _script(original: Any) -> Any:
 
 
 def _find_builtin(original: Any) -> Any:
-    """What the compiler asks for the operator that a function of torch is. It knows torch's functions by identity."""
+    """The table in which the compiler looks up the operator of a function of torch, by identity."""
 
     @functools.wraps(original)
     def find(function: Any) -> Any:
@@ -79,7 +79,7 @@ def _graphs(scripted: Any) -> Iterator[Any]:
 
 
 def _graphs_of_class(script_class: Any) -> Iterator[Any]:
-    """Yield the graphs of the methods of a TorchScript class; nothing of an enumeration, which is none."""
+    """Yield the graphs of the methods of a TorchScript class. Enums have no graphs."""
     for name in [] if script_class is None else script_class.method_names():
         method = torch.jit._state._python_cu.find_function(f"{script_class.qualified_name()}.{name}")
         if method is not None:

@@ -28,7 +28,7 @@ class LegacyTensorType(type):
 
     dtype: torch.dtype
     layout: torch.layout
-    is_cuda = True
+    is_cuda = True  # the attribute of torch's types
 
     @property
     def is_sparse(cls) -> bool:
@@ -46,6 +46,7 @@ class LegacyTensorType(type):
             and isinstance(instance, torch.Tensor)
             and instance.dtype is cls.dtype
             and instance.layout is cls.layout
+            # With `identity="program"` tensors say cuda.
             and (instance.device.type == "cuda" or context.is_targets(instance.device))
         )
 
@@ -57,6 +58,7 @@ class LegacyTensorType(type):
             )
         device = kwargs.pop("device", None)
         cpu_type = getattr(torch.sparse if cls.is_sparse else torch, cls.__name__)
+        # Made on the CPU by torch's own constructor, whose arguments are many.
         return torch.Tensor.to(cpu_type(*args, **kwargs), _device_of(context, device))
 
 
@@ -126,6 +128,7 @@ class _DefaultType:
         """Take effect, until the thread leaves the scope; again, when it is back."""
         torch.set_default_device(self._context.target)
         _CONSTRUCTOR.hold(self)
+        # Noted once, however often the program sets the type.
         if self._leave not in self._context.thread.at_exit:
             self._context.thread.at_exit.append(self._leave)
 
@@ -134,6 +137,7 @@ class _DefaultType:
         self._context.thread.at_return.append(self._return)
 
     def _return(self) -> None:
+        # The program may have set another default meanwhile.
         if self._context.settings.get(DEFAULT_TYPE) is self:
             _CONSTRUCTOR.hold(self)
             self._context.thread.at_exit.append(self._leave)

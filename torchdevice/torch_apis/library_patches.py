@@ -22,7 +22,7 @@ from torchdevice.engines import moves
 
 
 def _as_program(context: Context, device: Any) -> Any:
-    """Return the accelerator that the program would spell for a device of the target; any other device as it is."""
+    """Return the program's spelling for a device of the target, and any other device unchanged."""
     if not isinstance(device, torch.device) or not context.is_targets(device):
         return device
     if context.runtime.shares_host_memory and moves.side_meant(context, device, None) is not moves.Side.DEVICE:

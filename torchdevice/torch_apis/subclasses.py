@@ -1,8 +1,8 @@
 """Tensors that are made with a device to claim: wrappers, fake tensors, and the graphs traced with them.
 
-A wrapper around a tensor of the program is made for that tensor's device. Where tensors say the program's accelerator,
-torch would be asked for a wrapper on that accelerator, which is not there. In a graph that ``make_fx`` or
-``torch.export`` traces, devices are spelled as the program's tensors say them.
+A wrapper around a tensor of the program is made for that tensor's device. Where tensors report the program's
+accelerator, torch would be asked for a wrapper on that accelerator, which is not there. In a graph that ``make_fx`` or
+``torch.export`` traces, devices are spelled as the program's tensors report them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMES = frozenset({"device", "device_for_backend_keys", "fake_device", "_fake_d
 
 
 def _on_target(original: Callable[..., Any]) -> Any:
-    """Return a static method in whose arguments each device is the target's."""
+    """Return a static method that gets the target's device in place of each device among its arguments."""
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:

@@ -62,16 +62,19 @@ def of_values(actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor |
         expected: The reference, in the dtype of the result or in a more precise one.
         more: The error of each element that is allowed in addition to torch.testing's default; None for none.
     """
+    # Rounded to the result's dtype, since no kernel can be closer than that.
     rounded = expected if expected.dtype == actual.dtype else expected.to(actual.dtype)
     relative, absolute = _tolerances(actual.dtype)
     if actual.dtype == torch.complex32:  # in which the CPU compares nothing
         actual, rounded = actual.to(torch.complex64), rounded.to(torch.complex64)
+    # The usual case ends here, without float64.
     if torch.equal(actual, rounded):
         return None
     one, other = _in_double(actual), _in_double(rounded)
     error = (one - other).abs()
     allowed = absolute + relative * other.abs() + (0 if more is None else more)
     # Whole numbers are compared as such: float64 has not all of them.
+    # An error of 0 in float64 with unequal values means whole numbers that float64 cannot tell apart.
     agree = (actual == rounded) | (one.isnan() & other.isnan()) | ((error <= allowed) & (error > 0))
     if bool(agree.all()):
         return None
@@ -86,6 +89,7 @@ def _described(
     actual: torch.Tensor, expected: torch.Tensor, error: torch.Tensor, allowed: torch.Tensor, wrong: torch.Tensor
 ) -> Difference:
     """Return the difference, with the element whose error exceeds the most."""
+    # NaN compares with nothing, so it counts as the largest excess.
     excess = torch.where(wrong, torch.nan_to_num(error - allowed, nan=torch.inf), -torch.inf)
     at = int(excess.reshape(-1).argmax()) if excess.numel() else 0
     index = tuple(int(each) for each in torch.unravel_index(torch.tensor(at), excess.shape))
@@ -123,7 +127,9 @@ def sensitivity(results: list[Any], reference: Any, terms: float | None) -> torc
     if terms is None:
         return ROUNDINGS * most
     if most.numel():
+        # By the median: an element that the moves happen not to change is as uncertain as the others.
         most = most.clamp(min=float(most.median()))
+    # Roundings of independent terms add up like the square root of their number.
     return ROUNDINGS * math.sqrt(terms) * most
 
 

@@ -42,6 +42,7 @@ class Watcher(TorchDispatchMode):
         options = context.options
         self.context = context
         self._only = options.verify_only if isinstance(options.verify_only, tuple) else None
+        # A fraction as a step: 0.1 looks at every tenth call.
         self._every = max(1, round(1 / options.verify_sample))
         self._known: dict[Any, operator_facts.Operator | None] = {}
         self._left_out: Counter[Any] = Counter()
@@ -61,6 +62,7 @@ class Watcher(TorchDispatchMode):
     def _begun(self, func: Any, args: Any, kwargs: Any) -> Call | None:
         """Return a call with copies of its inputs; None if it is not looked at."""
         entries = thread_state.state.entries
+        # Another scope's entry is inside, whose own mode looks.
         if entries and entries[-1].context is not self.context:
             return None
         self._lines.note()
@@ -76,6 +78,7 @@ class Watcher(TorchDispatchMode):
             call = Call.of(self.context, operator, self._lines, args, kwargs)
             if call is None:
                 return None
+            # Counted after the call was taken: a call that cannot be compared does not use up the sample.
             self._left_out[func] = self._every - 1
             call.begin()
             return call
@@ -87,11 +90,14 @@ class Watcher(TorchDispatchMode):
             DivergenceError: The scope is strict.
         """
         kept = self.context.journal.findings.add(finding)
+        # One program for each operator and line; findings by range have nothing to show.
         if kept.count == 1 and not call.is_by_range:
             with unseen():
                 kept.script = script.write(self.context, call.operator, call.inputs, kept)
         if kept.count == 1:
+            # At once, so that a program that ends by a signal leaves its findings.
             _write(self.context)
+        # In a strict scope the error says the same.
         if kept.count == 1 and not self.context.options.strict:
             warnings.warn_explicit(DivergenceWarning(str(kept)), DivergenceWarning, kept.site.file, kept.site.line)
         if self.context.options.strict:
@@ -160,6 +166,7 @@ def _write(context: Context) -> None:
 def _settle() -> None:
     """Bring the modes of this thread in line with its entries."""
     wanted = {entry.context for entry in _threads.entries}
+    # A mode of this thread whose context has no entry left.
     for context in list(_threads.watchers.keys() - wanted):
         dispatch_modes.leave(_threads.watchers[context])
         _threads.watchers.pop(context, None)

@@ -52,11 +52,12 @@ class Settings(NamedTuple):
         divisions: Into how many steps a power of 2 is divided when sizes are rounded up: for sizes from 1 MiB, from
             2 MiB, and so on. 0 or 1 for steps of 512 bytes.
         memory_fraction: The fraction of a device's memory that the process may have. Counts at initialisation only.
-        caches: Whether the allocator is enabled. Otherwise each request is one to the driver. No text sets this.
+        caches: Whether the allocator is enabled; a disabled one hands each request to the driver. No text sets this.
     """
 
     expandable_segments: bool = False
     garbage_collection_threshold: float = 0.0
+    # 20 MiB: `kLargeBuffer`.
     large_segment_size: int = 20 << 20
     max_non_split_rounding: int = 20 << 20
     max_split_size: int | None = None
@@ -66,11 +67,17 @@ class Settings(NamedTuple):
 
     def rounded(self, size: int) -> int:
         """Return the size of the block for a request of ``size`` bytes."""
+        # The interval is the power of 2 of the size in MiB; smaller sizes are in the first, larger ones in the last.
         divisions = self.divisions[min(max(0, size.bit_length() - SMALL.bit_length()), _INTERVALS - 1)]
+        # CUDA divides only sizes that have room for so many steps of 512 bytes.
         if divisions <= 1 or size <= MINIMUM * divisions:
+            # -512 is a mask of all bits but the last nine, so this rounds up to a multiple of 512.
             return (size + MINIMUM - 1) & -MINIMUM
+        # The largest power of 2 that is not above the size.
         power = 1 << size.bit_length() - 1
+        # More divisions than bytes give steps of 0, hence the power itself.
         step = power // divisions or power
+        # Ceiling division: `-(-a // b)`.
         return -(-size // step) * step
 
     def segment_size(self, size: int) -> int:
@@ -79,11 +86,12 @@ class Settings(NamedTuple):
             return SMALL_SEGMENT
         if size < _OWN_SEGMENT:
             return self.large_segment_size
-        return -(-size // _LARGE_UNIT) * _LARGE_UNIT
+        return -(-size // _LARGE_UNIT) * _LARGE_UNIT  # rounded up, as above
 
     def shown(self) -> dict[str, Any]:
         """Return the settings under the keys of ``torch.cuda.memory._snapshot``."""
         return {
+            # Torch's own sign for no limit.
             "max_split_size": -1 if self.max_split_size is None else self.max_split_size,
             "garbage_collection_threshold": self.garbage_collection_threshold,
             "expandable_segments": self.expandable_segments,
@@ -149,25 +157,30 @@ def parsed(text: str) -> Settings:
         ValueError: A key is unknown, or a value is wrong. The text is torch's.
         RuntimeError: There is another backend than CUDA has.
     """
+    # The usual case, without a call of torch's parser.
     if not text:
         return DEFAULT
+    # Keys and values, without the colon.
     pairs = [setting.strip().partition(":")[::2] for setting in _SETTING.findall(text)]
     for key, value in pairs:
         if key not in _OF_ALL | _OF_CUDA:
             raise ValueError(f"Unrecognized key '{key}' in CUDA allocator config.")
         if key == "backend" and value.strip() not in _BACKENDS:
             raise RuntimeError("Unknown allocator backend, options are native and cudaMallocAsync")
+    # Torch's parser knows the common keys only, and refuses those of CUDA.
     _check(",".join(f"{key}:{value}" for key, value in pairs if key in _OF_ALL))
     return DEFAULT._replace(**{_READ[key][0]: _READ[key][1](value.strip()) for key, value in pairs if key in _READ})
 
 
 def _check(text: str) -> None:
     """Let torch parse settings, and let it forget them: in a build without CUDA it has no use for them."""
+    # The parser is the accelerator's, which the scope would answer for.
     with thread_state.suspended():
         parse = require(torch._C, "_accelerator_setAllocatorSettings")
         try:
             parse(text)
         finally:
+            # Also after an error, since the parser keeps the settings before the wrong one.
             parse("")
             # An empty text resets all settings but this one, which torch 2.10 does not know.
             if "large_segment_size_mb" in text:
@@ -188,11 +201,14 @@ def _divisions(text: str) -> tuple[int, ...]:
     for pair in text.strip("[]").split(","):
         key, _, value = (part.strip() for part in pair.partition(":"))
         if key == ">":
+            # ">" means all intervals after the last that was named.
             start = 0 if last is None else last + 1
             found[start:] = [int(value)] * (_INTERVALS - start)
             continue
+        # MiB as a power of 2 are the number of the interval.
         at = min(int(key).bit_length() - 1, _INTERVALS - 1)
         found[at] = int(value)
+        # The first value holds for all smaller sizes too.
         if last is None:
             found[:at] = [int(value)] * at
         last = at
@@ -207,7 +223,7 @@ def _fraction(text: str) -> float:
 
 
 _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "expandable_segments": ("expandable_segments", "True".__eq__),
+    "expandable_segments": ("expandable_segments", "True".__eq__),  # torch's parser refuses other texts
     "garbage_collection_threshold": ("garbage_collection_threshold", float),
     "large_segment_size_mb": ("large_segment_size", _mebibytes),
     "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes),

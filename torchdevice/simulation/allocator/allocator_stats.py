@@ -38,7 +38,7 @@ class Statistics:
             self._oversize[name].change("count", by)
 
     def count_anew(self, used: Collection[Block]) -> None:
-        """Count blocks that tensors have, each of which is a segment, in the place of what was counted."""
+        """Replace all counts by those of some blocks in use, each of which is a segment."""
         for is_small, figures in self.of_pools.items():
             figures.count_anew([block for block in used if block.pool.is_small is is_small])
         self.whole.count_anew(used)

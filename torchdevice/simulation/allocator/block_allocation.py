@@ -36,6 +36,7 @@ from torchdevice.simulation.allocator.out_of_memory import Limits
 from torchdevice.simulation.allocator.pool_choice import Pools
 from torchdevice.simulation.allocator.segments import Segments
 
+# 2^62 is beyond the addresses of every device; the step leaves room for the largest block.
 _LATE_ADDRESSES = itertools.count(1 << 62, 1 << 40)
 """The addresses of late blocks until they have a place. No segment is there."""
 
@@ -45,26 +46,27 @@ class Blocks:
 
     Args:
         index: The index of the device.
-        number: What no other device has whose memory is in use.
+        number: A number that no other device in use has.
         limits: Returns what limits the device; asked where a new segment is needed.
         error: Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the
             device and those that the program may use; None for CUDA's.
         tell: Is called with each change of a segment: what happened, address, size and stream.
 
     Attributes:
-        ended: What has ended on all devices, in this order. Its ``release`` gives the block to its device's ``freed``.
-        freed: The blocks that nobody has any more, and late ones, in this order.
-        late: What is to be done when the change in progress has ended.
+        ended: The ended storages of all devices, in this order. Its ``release`` gives the block to its device's
+            ``freed``.
+        freed: The blocks without an owner, and late ones, in this order.
+        late: Functions to call when the change in progress has ended.
         pending: The freed blocks that another stream may still use.
         pools: The pools of free blocks.
-        refused: The last error that is no interrupt.
+        refused: The last expected error, after which no recovery is needed.
         segments: The memory that the device has from the driver.
         settings: The settings of the allocator.
         statistics: The statistics of the device.
     """
 
     # One for all devices: whoever allocates releases also what has ended of machines that nobody uses any more.
-    ended: ClassVar[deque[Any]] = deque()
+    ended: ClassVar[deque[Any]] = deque()  # appended to by weak references, in C, see `storages.py`
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class Blocks:
         self.pools = Pools(self.statistics.of_pools)
         self.segments = Segments(index, number, self.statistics, tell)
         self._index, self._limits, self._error = index, limits, error
-        self._routes = self.pools.routes
+        self._routes = self.pools.routes  # the same list: an attribute less in `_stays`
         self._searches = 0
         self.configure(DEFAULT)
 
@@ -94,15 +96,18 @@ class Blocks:
         self._is_plain = settings == DEFAULT
 
     def refusal(self, error: Exception) -> Exception:
-        """Return an error that is no interrupt: what it leaves is whole."""
+        """Mark an expected error, after which no recovery is needed, and return it."""
         self.refused = error
         return error
 
     def lay_out_anew(self, live: Collection[Block]) -> None:
         """Let each of the blocks that storages have be a segment of its own, and nothing be cached."""
+        # A set, since the same block may be asked for several times below.
         used = set(live)
+        # Blocks of the driver are in no segment, and only their sum is counted.
         outside = {block for block in used if block.pool.owner == UNCACHED}
         self.segments.uncached = sum(block.size for block in outside)
+        # By number and not until it is empty, because the loop appends what it keeps.
         for _ in range(len(self.freed)):  # storages may end meanwhile, and append theirs
             block = self.freed.popleft()
             if block in used and block.state != memory_blocks.LATE:
@@ -113,9 +118,11 @@ class Blocks:
         for block in used:
             pool = block.pool
             block.pool = self.pools.pool(pool.stream, pool.is_small, pool.owner)
+            # Alone in its segment, so nothing is merged or split until it is freed.
             block.previous = block.next = None
             block.state = USED
         self.segments.heads = {block.address: block for block in used}
+        # The peaks stay: they are of the past.
         self.statistics.count_anew(used)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -128,7 +135,10 @@ class Blocks:
             torch.AcceleratorError: The same, where the allocator is disabled.
         """
         freed = self.freed
+        # Blocks are freed only when the next request comes; most often the tensor just dropped has the size of the new
+        # one.
         if freed:
+            # One block alone: with several, the best fit has to be searched.
             if len(freed) == 1 and freed[0].requested == requested and self._stays(freed[0], stream):
                 block = freed.popleft()
                 figures = block.pool.figures
@@ -138,9 +148,11 @@ class Blocks:
                 return block
             self.settle()
         if not self.settings.caches:
+            # The driver rounds to 512 bytes as well.
             return self._from_driver((requested + MINIMUM - 1) & -MINIMUM, stream)
         size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else self.settings.rounded(requested)
         pool = self.pools.serving(stream, size <= SMALL)
+        # `or`: no block is false, since blocks define no length or truth.
         found = self._find(pool, size) or self._obtain(pool, size)
         return self._give(found, size, requested)
 
@@ -155,39 +167,49 @@ class Blocks:
         return block
 
     def _place(self, late: Block) -> None:
-        """Give a late block its place. The device may have less memory left: somebody has the block already."""
+        """Give a late block its place. The device may have too little memory left: a tensor has the block already."""
         pool, size = late.pool, late.size
+        # The limit is not asked: the tensor exists already.
         found = self._find(pool, size) or self.segments.obtain(pool, self.settings.segment_size(size), None)
         assert found is not None
         found = self._give(found, size, late.requested)
         late.replace(found)
+        # A block that begins a segment is known by its address there.
         if self.segments.heads.get(found.address) is found:
             self.segments.heads[found.address] = late
 
     def _stays(self, block: Block, stream: int) -> bool:
-        """Return whether a request of a freed block's size gets this block, and count what happens on the way.
+        """Return whether a request of a freed block's size gets this block, and count the statistics of freeing and
+        allocating it.
 
         Nothing else changes then: the block would be freed, be found first, and have its rest split off again.
         """
         pool, size, previous, after = block.pool, block.size, block.previous, block.next
+        # Only the plain case is followed here: no private pool, other stream, settings, route or use.
         if not pool.is_usual or pool.stream != stream or not self._is_plain or self._routes or block.uses:
             return False
         if block.state != USED:
             return False
+        # A free neighbour before it would be merged, and the request would begin there.
         if previous is not None and previous.state == FREE:
             return False
+        # The block may be larger than its request, if its rest was too small to be split off.
         wanted = (block.requested + MINIMUM - 1) & -MINIMUM
         rest = after.size if after is not None and after.state == FREE else 0
+        # With a rest, the block would be merged with it and split again; this must give the same block.
         if rest and (size != wanted or not (pool.is_small or rest > SMALL)):
             return False
         keys, address = pool.keys, block.address
+        # The smallest free block that is large enough.
         at = bisect_left(keys, wanted << SHIFT)
         if at < len(keys):
             found = keys[at]
             if rest and found == rest << SHIFT | (address + size):  # the rest itself
                 found = keys[at + 1] if at + 1 < len(keys) else found << SHIFT
+            # A smaller block, or one of the same size at a lower address, would be taken instead.
             if found < (size + rest) << SHIFT | address:
                 return False
+        # What freeing and splitting would have added to the peaks and sums for a moment.
         if previous is not None or (after is not None and (not rest or after.next is not None)):
             pool.figures.bounce(0 if rest else 1, size)
         elif rest:
@@ -205,9 +227,12 @@ class Blocks:
     def _find(self, pool: Pool, size: int) -> Block | None:
         """Take the free block that fits a request best out of its pool; None if none fits."""
         if self._is_plain:
+            # The keys sort by size and then by address, so the first that is large enough is the best fit.
             keys = pool.keys
             at = bisect_left(keys, size << SHIFT)
+            # Popped from both in one line, so that keys and blocks agree wherever an interrupt comes.
             return pool.blocks.pop(keys.pop(at)) if at < len(keys) else None
+        # CUDA counts only searches in the large pools as the age of blocks.
         self._searches += not pool.is_small and pool.owner == NOBODY
         found = self._fitting(pool, size)
         if found is not None:
@@ -218,11 +243,13 @@ class Blocks:
         found = pool.first(size)
         if self.settings.expandable_segments:
             expanded = expandable_segments.best(self._expanding(pool), size)
+            # The better one by key: size first, then address.
             if found is None or (expanded is not None and expanded.key < found.key):
                 found = expanded
         limit = self._oversized
         if found is None or limit is None:
             return found
+        # A block above the limit serves only requests above the limit, and not far smaller ones.
         too_large = found.size >= (limit if size < limit else size + self.settings.max_non_split_rounding)
         return None if too_large else found
 
@@ -232,10 +259,12 @@ class Blocks:
 
     def _give(self, block: Block, size: int, requested: int) -> Block:
         """Return a block that is in no pool, without what it has beyond ``size``, as one that a tensor has."""
+        # Read before `cut`, which makes the block a part of a split segment.
         pool, rest, was_split = block.pool, block.size - size, block.is_split
         if rest and self._splits(pool, size, rest):
             cut(block, size, FREE)
             if not pool.expands:
+                # A split segment loses a free part of this size; a whole one gains the rest.
                 pool.figures.split(*((0, -size) if was_split else (1, rest)))
         elif was_split and not pool.expands:
             pool.figures.split(-1, -block.size)
@@ -246,6 +275,7 @@ class Blocks:
         if pool.owner != NOBODY and not self.pools.splits(pool.owner):
             return False
         if pool.is_small or self.settings.expandable_segments:
+            # CUDA keeps rests of at most 1 MiB in large pools with their block.
             return rest >= MINIMUM
         return rest > SMALL and (self._oversized is None or size < self._oversized)
 
@@ -267,9 +297,11 @@ class Blocks:
     def _obtain(self, pool: Pool, size: int) -> Block:
         """Return a block of a new segment, for which the cache is emptied if that is necessary."""
         limits, wanted = self.limits(), self.settings.segment_size(size)
+        # The garbage threshold is a fraction of the allowed memory, so it needs a limit.
         if limits.allowed is not None:
             self._collect_garbage(limits.allowed)
         found = self._new(pool, size, wanted, limits)
+        # In CUDA's order: oversize blocks, then the whole cache, then private pools.
         if found is None and cache_release.release_oversize(self.segments, pool, size, self._oversized):
             found = self._new(pool, size, wanted, limits)
         if found is None:
@@ -285,6 +317,7 @@ class Blocks:
 
     def _new(self, pool: Pool, size: int, wanted: int, limits: Limits) -> Block | None:
         """Return a block of a new segment of ``wanted`` bytes, or of an expandable one; None without memory for it."""
+        # Checked before the driver is asked, as `set_per_process_memory_fraction` does.
         if limits.allowed is not None and self.statistics.whole.reserved + wanted > limits.allowed:
             return None
         if self.settings.expandable_segments:
@@ -323,6 +356,7 @@ class Blocks:
     def release_ended(self) -> None:
         """Release what has ended."""
         ended = self.ended
+        # Popped before it is released, so that an interrupt releases nothing twice.
         try:
             while ended:
                 ended.popleft().release()
@@ -330,7 +364,8 @@ class Blocks:
             return
 
     def settle(self) -> None:
-        """Free the blocks that nobody has any more, and do what came in the middle of a change."""
+        """Free the blocks without an owner, and call the functions that were put off during a change."""
+        # Not a `for` loop: storages may end meanwhile and append to the list.
         while self.freed:
             block = self.freed.popleft()
             if block.state != USED:  # else a checkpoint was restored, and the storage ended meanwhile
@@ -349,6 +384,7 @@ class Blocks:
                 self.pending.append(block)
             else:
                 self.free(block)
+        # After the blocks, since these calls may ask for memory.
         while self.late:
             self.late.popleft()()
 
@@ -356,6 +392,7 @@ class Blocks:
         """Free the blocks that were freed while another stream used them: the host has waited for the device."""
         self.release_ended()
         self.settle()
+        # Exchanged first: a storage that ends meanwhile appends to the new list.
         pending, self.pending = self.pending, []
         for block in pending:
             block.uses = None
@@ -366,10 +403,12 @@ class Blocks:
         """Put a block into its pool, with its free neighbours."""
         block.state = FREE  # also where its neighbour takes it in
         pool, count, inactive = block.pool, 0, 0
+        # The statistics count whole blocks, so before the neighbours are joined.
         pool.figures.remove(block.size, block.requested)
         after, previous = block.next, block.previous
         if after is not None and after.state == FREE:
             pool.take(after)
+            # A free neighbour was counted as an inactive part of the segment, and is none any more.
             count, inactive = -1, -after.size
             joined(block, after)
         if previous is not None and previous.state == FREE:
@@ -377,6 +416,7 @@ class Blocks:
             count, inactive = count - 1, inactive - previous.size
             block = joined(previous, block)
         pool.put(block)
+        # A block that is its whole segment is no inactive part: it can be given back.
         if block.is_split:
             count, inactive = count + 1, inactive + block.size
         elif self.settings.garbage_collection_threshold:

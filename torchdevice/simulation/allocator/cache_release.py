@@ -13,10 +13,11 @@ from torchdevice.simulation.allocator.segments import Segments
 def release_all(segments: Segments, pools: Iterable[Pool], settings: Settings) -> None:
     """Release the segments of some pools that have no block in use."""
     for pool in pools:
-        for key in list(pool.keys):
+        for key in list(pool.keys):  # a copy, since releasing takes keys out
             block = pool.blocks[key]
             if pool.expands:
                 expandable_segments.unmap(segments, block, settings.unit(is_small=pool.is_small))
+            # A part of a segment cannot be returned alone.
             elif not block.is_split:
                 segments.release(block)
 
@@ -32,12 +33,15 @@ def release_oversize(segments: Segments, pool: Pool, size: int, limit: int | Non
     """
     if limit is None:
         return False
+    # A block below the limit is no oversize block, however small the request is.
     wanted = max(size, limit)
+    # One block that is large enough is better than several, as in CUDA.
     first = pool.first(wanted)
     if first is not None:
         segments.release(first)
         return True
     released = 0
+    # Keys sort by size: the largest first.
     for key in reversed(pool.keys):
         block = pool.blocks[key]
         if released >= wanted or block.size < limit:
@@ -57,8 +61,10 @@ def collect_garbage(segments: Segments, pools: Iterable[Pool], excess: int, sear
         excess: The bytes to be released.
         searches: How many searches for large blocks there were, by which the age of a free block is counted.
     """
+    # The age is the number of searches since the block was freed.
     left = {b: searches - p.ages.get(k, 0) for p in pools for k, b in p.blocks.items() if not b.is_split}
     while excess > 0 and left:
+        # CUDA frees what is at least as old as the mean, round after round, until enough is free.
         mean = sum(left.values()) / len(left)
         for block in [block for block, age in left.items() if age >= mean]:
             excess -= block.size

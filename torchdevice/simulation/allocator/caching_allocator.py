@@ -1,7 +1,7 @@
 """CUDA's caching allocator as a model: the memory that the tensors of a device would have on a GPU.
 
-Which block a request gets says ``block_allocation.py``. Here is what several threads may call at any time, and what is
-done after an interrupt.
+``block_allocation.py`` chooses the block for a request. This module has the methods that several threads may call at
+any time, and the recovery after an interrupt.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ def _changing(method: M) -> M:
     @functools.wraps(method)
     def changing(self: Device, *args: Any, **kwargs: Any) -> Any:
         try:
+            # Before the lock is taken: a release may call observers, which have locks of their own.
             self._blocks.release_ended()
+            # Only this thread can hold the lock here: a destructor or handler in the middle of a change.
             if self._is_changing():
+                # Annotations are texts in this package (`from __future__ import annotations`).
                 if method.__annotations__["return"] != "None":
                     return method(self, *args, **kwargs)
                 return self._blocks.late.append(functools.partial(method, self, *args, **kwargs))
@@ -78,9 +81,10 @@ class Device:
             device and those that the program may use; None for CUDA's.
 
     Attributes:
-        ended: What has ended on all devices, in this order. Its ``release`` gives the block to its device's ``freed``.
-        freed: The blocks that nobody has any more, in this order.
-        live: Returns the blocks of a device that somebody has.
+        ended: The ended storages of all devices, in this order. Its ``release`` gives the block to its device's
+            ``freed``.
+        freed: The blocks without an owner, in this order.
+        live: Returns the blocks of a device that have an owner.
         observers: Are told of each change of a segment.
     """
 
@@ -95,18 +99,23 @@ class Device:
         self.observers: list[Observer] = [] if observers is None else observers
         self.live: Callable[[Device], Collection[Block]] = lambda device: ()
         numbers = itertools.count()
+        # The smallest number that no living device has; `setdefault` decides between threads.
         number = next(number for number in numbers if _in_use.setdefault(number, self) is self)
         self._blocks = Blocks(index, number, limits, error, _telling(index, self.observers))
+        # Shortcuts for `allocate`, which is called for every tensor.
         self.ended, self.freed = self._blocks.ended, self._blocks.freed
         self.renew_lock()
 
     def renew_lock(self) -> None:
         """Make a new lock."""
         self._lock = threading.RLock()
+        # A private method of RLock, and the only way to ask whether this thread holds the lock.
         self._is_changing: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
 
     def begin_in_child(self) -> None:
-        """Begin again in a forked child: another thread may have been in the middle of a change, which nobody ends."""
+        """Begin again in a forked child: another thread may have been in the middle of a change, which will never
+        end."""
+        # In the child no other thread exists that could release it.
         is_whole = self._lock.acquire(blocking=False)
         self.renew_lock()
         if not is_whole:
@@ -129,6 +138,7 @@ class Device:
 
     def _recover_from(self, error: BaseException) -> None:
         """Lay the memory out anew after an interrupt: any error but a refusal, as handlers of signals raise any."""
+        # Refusals leave everything whole, and an error within a change is handled where the change ends.
         if error is not self._blocks.refused and not self._is_changing():
             self._recover()
         self._blocks.refused = None
@@ -139,6 +149,7 @@ class Device:
         What is certain is which blocks storages have. Each becomes a segment of its own, and nothing is cached.
         """
         self._blocks.release_ended()
+        # On one line: see `_changing`.
         with self._lock: self._blocks.lay_out_anew(self.live(self))  # noqa: E701  # fmt: skip
 
     # ---- blocks ------------------------------------------------------------------------------------------------------
@@ -151,6 +162,7 @@ class Device:
             torch.AcceleratorError: The same, where the allocator is disabled.
         """
         try:  # as ``_changing`` does it, without the time of its frame
+            # The usual case has nothing to release, and costs no call.
             if self.ended:
                 self._blocks.release_ended()
             if self._is_changing():
@@ -173,12 +185,15 @@ class Device:
 
     def use(self, block: Block, stream: Any) -> None:
         """Note that another stream uses a block, which defers its reuse until the host has waited for the device."""
+        # Its own stream needs no mark: the allocator reuses memory in the order of that stream.
         if stream != (self.index, block.pool.stream):
+            # A new set, so that an interrupt leaves the old one whole.
             block.uses = (block.uses or set()) | {stream}
 
     @property
     def has_pending(self) -> bool:
         """Whether there may be blocks that another stream uses and that are freed."""
+        # "May be": blocks that have ended are not sorted yet.
         return bool(self._blocks.pending or self.freed or self.ended)
 
     @_changing
@@ -211,6 +226,7 @@ class Device:
     def empty_private(self, owner: Owner) -> None:
         """Return the segments of a private pool without a block in use to the driver, if the pool is not in use."""
         blocks = self._blocks
+        # Blocks that wait for another stream belong to the pool's segments too.
         blocks.host_waited()
         unused = [pool for pool in blocks.pools.unused() if pool.owner == owner]
         cache_release.release_all(blocks.segments, unused, blocks.settings)
@@ -294,6 +310,7 @@ class Device:
         """Count a request that this machine's memory cannot serve, and return the text of CUDA's error."""
         blocks = self._blocks
         blocks.statistics.count("num_ooms")
+        # CUDA refuses such a request before it computes a size, with another text.
         if requested >= out_of_memory.EXBIBYTE:
             return out_of_memory.OF_EXBIBYTES
         wanted = blocks.settings.segment_size(blocks.settings.rounded(requested))

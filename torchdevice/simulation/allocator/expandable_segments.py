@@ -19,6 +19,8 @@ def best(pool: Pool, size: int) -> Block | None:
     if at == len(pool.keys):
         return None
     found = pool.blocks[pool.keys[at]]
+    # Blocks are sorted by size, but what counts is the size that a block can grow to; CUDA goes on while that becomes
+    # smaller.
     for key in pool.keys[at + 1 :]:
         other = pool.blocks[key]
         if _reach(other) >= _reach(found):
@@ -47,6 +49,7 @@ def expand(segments: Segments, pool: Pool, size: int, unit: int, total: int | No
     """
     block: Block | None = _room(segments, pool, size, unit, total)
     if block is not None and block.state == UNMAPPED:
+        # At most the block itself: what is needed beyond comes from the next block.
         block = _map(segments, block, min(block.size, size), unit, total)
     while block is not None and block.size < size:
         assert block.next is not None, "there was room for the request"
@@ -63,7 +66,9 @@ def _room(segments: Segments, pool: Pool, size: int, unit: int, total: int | Non
         first = first if first is not None and first.state == FREE else unmapped
         if _free_addresses(first, size) >= size:
             return first
+    # 1 + 1/8 of the device's memory, as CUDA reserves addresses.
     space = _UNLIMITED if total is None else total + total // 8
+    # Whole units of addresses, at least enough for the request.
     block = segments.begin(pool, -(-max(space, size) // unit) * unit, UNMAPPED, unit)
     pool.unmapped.append(block)
     return block
@@ -80,8 +85,10 @@ def _free_addresses(block: Block | None, wanted: int) -> int:
 
 def _map(segments: Segments, block: Block, size: int, unit: int, total: int | None) -> Block | None:
     """Give the beginning of an unmapped block memory. Return the free block that it is part of then."""
+    # Ceiling division: memory is mapped in whole units.
     pool, mapped = block.pool, -(-size // unit) * unit
     if not segments.reserve(pool, mapped, total):
+        # The driver has no memory left; the addresses stay unmapped.
         return None
     pool.unmapped.remove(block)
     if mapped < block.size:
@@ -89,6 +96,7 @@ def _map(segments: Segments, block: Block, size: int, unit: int, total: int | No
     segments.tell("segment_map", block.address, mapped, pool.stream)
     block.state = FREE
     pool.put(block)
+    # Merged with free neighbours, so that the caller gets one block that is large enough.
     return _merged(block, FREE, pool.take, pool.put)
 
 
@@ -98,6 +106,7 @@ def _address(block: Block) -> int:
 
 def _merged(block: Block, state: int, take: Callable[[Block], Any], put: Callable[[Block], Any]) -> Block:
     """Join a block with those of its neighbours that are in the same state. Return the whole."""
+    # First with the block after it, then with the one before it, which may then include both.
     for first, second in ((block, block.next), (block.previous, block)):
         if first is not None and second is not None and first.state == second.state == state:
             take(first)
@@ -108,13 +117,15 @@ def _merged(block: Block, state: int, take: Callable[[Block], Any], put: Callabl
 
 
 def unmap(segments: Segments, block: Block, unit: int) -> None:
-    """Return the whole units within a free block to the driver. What is left of the block stays free."""
+    """Return the whole units within a free block to the driver. The rest of the block stays free."""
     pool = block.pool
+    # Only units that lie wholly within the block can be unmapped: round the start up and the end down.
     start = -(-block.address // unit) * unit
     end = (block.address + block.size) // unit * unit
     if start >= end:
         return
     pool.take(block)
+    # The rest at the end stays free; `cut` puts it into the pool.
     if end < block.address + block.size:
         cut(block, end - block.address, FREE)
     if start > block.address:
@@ -126,6 +137,7 @@ def unmap(segments: Segments, block: Block, unit: int) -> None:
     segments.give_back(pool, end - start)
     segments.tell("segment_unmap", start, end - start, pool.stream)
     block = _merged(block, UNMAPPED, pool.unmapped.remove, lambda each: insort(pool.unmapped, each, key=_address))
+    # The whole segment is unmapped, so its addresses are given up.
     if not block.is_split:
         pool.unmapped.remove(block)
         del segments.heads[block.address]

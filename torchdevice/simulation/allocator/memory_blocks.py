@@ -9,7 +9,7 @@ from typing import Any
 
 from torchdevice.simulation.allocator.pool_stats import Figures
 
-SHIFT = 64
+SHIFT = 64  # addresses fit into 64 bits
 """The key of a free block is its size, shifted by so many bits, and its address: keys sort by size, then by address."""
 
 USED, FREE, PENDING, UNMAPPED, LATE = range(5)
@@ -18,9 +18,9 @@ given away in the middle of a change of the memory, and gets its place when the 
 """
 
 Owner = tuple[int, int]
-"""The id of a private pool; (0, 0) is none."""
+"""The id of a private pool; (0, 0) means no private pool."""
 
-NOBODY: Owner = (0, 0)
+NOBODY: Owner = (0, 0)  # as torch's `MempoolId_t{0, 0}`
 
 UNCACHED: Owner = (-1, -1)
 """The owner of blocks that the driver gave directly, while the program has disabled the caching allocator."""
@@ -50,10 +50,11 @@ class Block:
         self.previous: Block | None = None
         self.next: Block | None = None
         self.state = state
-        self.uses: set[Any] | None = None
+        self.uses: set[Any] | None = None  # None instead of an empty set: nearly no block is used by other streams
 
     def replace(self, other: Block) -> None:
         """Take the place of a block in its segment."""
+        # All but `uses`, which the late block has of its own.
         for name in ("address", "size", "requested", "pool", "previous", "next", "state"):
             setattr(self, name, getattr(other, name))
         if self.previous is not None:
@@ -84,7 +85,7 @@ class Pool:
         keys: The keys of the free blocks, sorted.
         blocks: Key -> free block.
         unmapped: The parts of expandable segments that have no memory, sorted by address.
-        is_usual: Whether it is none of a private pool, and its segments do not grow.
+        is_usual: Whether it belongs to no private pool, and has segments of a fixed size.
         ages: Key -> the searches before the block was freed, while garbage is collected.
     """
 

@@ -1,4 +1,4 @@
-"""What limits the memory of a device, and what CUDA's allocator says where it runs out.
+"""The limits of a device's memory, and the text of CUDA's out-of-memory error.
 
 Source: c10/cuda/CUDACachingAllocator.cpp.
 """
@@ -17,7 +17,7 @@ OF_EXBIBYTES = "CUDA out of memory. Tried to allocate more than 1EB memory."
 
 
 class Limits(NamedTuple):
-    """What limits a device.
+    """The limits of a device's memory.
 
     Attributes:
         total: Its memory in bytes, or None for no limit.
@@ -34,18 +34,20 @@ def text(index: int, wanted: int, limits: Limits, figures: Figures, uncached: in
     Args:
         index: The index of the device.
         wanted: The bytes that were wanted of the driver.
-        limits: What limits the device.
+        limits: The limits of the device.
         figures: The figures of all pools.
         uncached: The bytes that tensors have from the driver directly.
         private: The bytes of free blocks in private pools.
     """
     total = limits.total or 0
+    # Never negative: a request for more than this machine has comes with this machine's total.
     free = max(0, total - figures.reserved - uncached)
     allowed = "" if limits.allowed is None else f"{written(limits.allowed)} allowed; "
     in_private = f"with {written(private)} allocated in private pools (e.g., CUDA Graphs), " if private else ""
     return (
         f"CUDA out of memory. Tried to allocate {written(wanted)}. GPU {index} has a total capacity of "
         f"{written(total)} of which {written(free)} is free. Including non-PyTorch "
+        # No other memory of a process is simulated.
         f"memory, this process has {written(figures.reserved)} memory in use. {allowed}Of the allocated memory "
         f"{written(figures.allocated + private)} is allocated by PyTorch, {in_private}and "
         f"{written(figures.reserved - figures.allocated - private)} is reserved by PyTorch but unallocated. If "

@@ -39,6 +39,7 @@ class Checkpoint(NamedTuple):
 
     def in_use(self) -> set[int]:
         """Return the addresses of the blocks that were in use."""
+        # The address of a part is that of its segment and the sizes of the parts before it.
         return {
             address + sum(part.size for part in parts[:at])
             for address, parts in self.segments.items()
@@ -59,6 +60,7 @@ def _runs(blocks: Blocks, owner: Owner) -> list[list[Block]]:
 
 
 def _part(block: Block, data: Mapping[Block, int]) -> Part:
+    # A block without values is known by its own address.
     return Part(block.size, block.requested if block.state == USED else None, data.get(block, block.address))
 
 
@@ -73,7 +75,9 @@ def restored(blocks: Blocks, checkpoint: Checkpoint) -> dict[Block, int]:
     Returns:
         The blocks in use, with the address of the values of each at the checkpoint.
     """
+    # All blocks are freed first, and joined, so that the parts can be cut from whole segments.
     blocks.freed.extend(in_use(blocks, checkpoint.owner))
+    # Frees what waits for other streams too; a checkpoint knows no pending blocks.
     blocks.host_waited()
     starts = {run[0].address: run[0] for run in _runs(blocks, checkpoint.owner)}
     found: dict[Block, int] = {}
@@ -89,6 +93,7 @@ def _laid_out(blocks: Blocks, free: Block, parts: Iterable[Part]) -> Iterator[tu
     pool.take(free)
     for part in parts:
         assert block is not None
+        # The rest is in no pool yet, so it is cut as if it were in use.
         rest = cut(block, part.size, USED) if block.size > part.size else None
         if part.requested is None:
             _leave(block)
@@ -96,11 +101,13 @@ def _laid_out(blocks: Blocks, free: Block, parts: Iterable[Part]) -> Iterator[tu
             blocks.occupy(block, part.requested)
             yield block, part.data
         block = rest
+    # What the segment has beyond the parts of the checkpoint.
     if block is not None:
         _leave(block)
 
 
 def _leave(block: Block) -> None:
     block.pool.put(block)
+    # As `free` counts it: a free part of a segment in use is inactive.
     if block.is_split and not block.pool.expands:
         block.pool.figures.split(1, block.size)

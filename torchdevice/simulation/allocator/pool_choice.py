@@ -27,7 +27,7 @@ class Pools:
     """The pools of a device.
 
     Args:
-        figures: What counts the blocks of the small pools, under True, and of the large ones.
+        figures: The statistics of the small pools, under True, and of the large ones, under False.
 
     Attributes:
         routes: For each private pool that allocations go to: its id, and whether it takes those of this thread.
@@ -38,10 +38,12 @@ class Pools:
         self._figures = figures
         self._privates: dict[Owner, _Private] = {}
         self._pools: dict[tuple[int, bool, Owner, bool], Pool] = {}
+        # By `is_small`: False is 0, True is 1. A shorter way for requests that no route takes.
         self._usual: tuple[dict[int, Pool], dict[int, Pool]] = ({}, {})
 
     def serving(self, stream: int, is_small: bool) -> Pool:
         """Return the pool that serves a request of this thread."""
+        # The first route wins, as CUDA asks its filters in order.
         for owner, takes in self.routes:
             if takes():
                 return self.pool(stream, is_small, owner)
@@ -54,6 +56,7 @@ class Pools:
         """Return a pool, which is made if there is none."""
         key = (stream, is_small, owner, expands)
         found = self._pools.get(key)
+        # `or` is safe: pools define no length. `setdefault` decides between threads.
         return found or self._pools.setdefault(key, Pool(*key, self._figures[is_small]))
 
     def large(self) -> list[Pool]:
@@ -62,10 +65,12 @@ class Pools:
 
     def unused(self) -> list[Pool]:
         """Return the pools that are of no private pool in use: their segments may be returned to the driver."""
+        # A copy, since another thread may add a pool.
         return [pool for pool in list(self._pools.values()) if not self.uses_of(pool.owner)]
 
     def free_in_private(self) -> int:
         """Return the bytes of the free blocks of private pools."""
+        # The size is in the upper bits of a key.
         return sum(key >> SHIFT for pool in self._pools.values() if pool.owner != NOBODY for key in pool.keys)
 
     def clear(self) -> None:
@@ -77,6 +82,7 @@ class Pools:
 
     def keep(self, owner: Owner, *, serves_all: bool, splits: bool) -> None:
         """Count one more use of a private pool, which is made if there is none of this id."""
+        # `splits` and `serves_all` are those of the first use.
         self._privates.setdefault(owner, _Private(serves_all, splits)).uses += 1
 
     def release(self, owner: Owner) -> None:

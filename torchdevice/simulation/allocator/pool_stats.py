@@ -59,10 +59,11 @@ class Figures:
     segments: int
 
     def __init__(self, whole: Figures | None = None) -> None:
-        """Make figures of 0. What they count is counted by ``whole`` too, except sums of increases."""
+        """Make figures of 0. ``whole`` counts everything that they count, except sums of increases."""
         self._whole = whole
         self._parts: list[Figures] = []
         if whole is not None:
+            # So that the whole can sum the increases of its parts, which `add` does not count twice.
             whole._parts.append(self)
         for name in _FIGURES:
             for each in (name, f"peak_{name}", f"total_{name}"):
@@ -72,6 +73,7 @@ class Figures:
 
     def add(self, size: int, requested: int) -> None:
         """Add a block."""
+        # Increases are counted in the part alone; `_totals` adds them up.
         self.total_allocated += size
         self.total_requested += requested
         self.total_count += 1
@@ -80,6 +82,7 @@ class Figures:
             self._whole._add(size, requested)
 
     def _add(self, size: int, requested: int) -> None:
+        # Local variables save attribute look-ups, for this runs at every allocation.
         count = self.count = self.count + 1
         requested = self.requested = self.requested + requested
         allocated = self.allocated = self.allocated + size
@@ -89,6 +92,7 @@ class Figures:
             self.peak_requested = requested
         if count > self.peak_count:
             self.peak_count = count
+        # Peaks of active memory differ from those of allocated memory only while blocks are pending.
         if self.pending:
             self._raise_active()
 
@@ -133,7 +137,7 @@ class Figures:
         if by > 0:
             setattr(self, f"total_{name}", getattr(self, f"total_{name}") + by)
             setattr(self, f"peak_{name}", max(getattr(self, f"peak_{name}"), value))
-        if self._whole is not None:
+        if self._whole is not None:  # the whole has the same figures
             self._whole.change(name, by)
 
     def split(self, count: int, size: int) -> None:
@@ -167,12 +171,13 @@ class Figures:
             each = each._whole
 
     def count_anew(self, blocks: Collection[Any]) -> None:
-        """Count blocks that tensors have, each of which is a segment, in the place of what was counted."""
+        """Replace all counts by those of some blocks in use, each of which is a segment."""
         size = sum(block.size for block in blocks)
         self.allocated = self.reserved = size
         self.requested = sum(block.requested for block in blocks)
         self.count = self.segments = len(blocks)
         self.pending = self.pending_count = self.inactive = self.inactive_count = 0
+        # A peak is never below the current value.
         for name in _FIGURES:
             setattr(self, f"peak_{name}", max(getattr(self, f"peak_{name}"), getattr(self, name)))
 
@@ -185,6 +190,7 @@ class Figures:
 
     def forget_totals(self) -> None:
         """Reset the sums of increases and decreases to 0."""
+        # Sums since the reset are differences, so that no counter is set to 0 while it is used.
         self._forgotten = {name: self._totals(name) for name in _FIGURES}
         self._waited = {name: getattr(self, name) for name in ("pending", "pending_count")}
 
@@ -194,6 +200,7 @@ class Figures:
             sums = [part._totals(name) for part in self._parts]
             return sum(up for up, _ in sums), sum(down for _, down in sums)
         total: int = getattr(self, f"total_{name}")
+        # What has been added and is not there any more was subtracted.
         return total, total - getattr(self, name)
 
     def stat(self, name: str) -> Stat:
@@ -204,6 +211,7 @@ class Figures:
     def active(self, name: str, pending: str, peak: str) -> Stat:
         """Return one statistic of the blocks that tensors have and of those that are pending."""
         stat, waiting = self.stat(name), getattr(self, pending)
+        # Blocks that were pending at the reset are freed after it, hence the correction.
         freed = stat.freed - waiting + self._waited[pending]
         return Stat(stat.current + waiting, max(stat.peak, getattr(self, peak)), stat.allocated, freed)
 

@@ -38,10 +38,13 @@ class RawMemory:
         block = device.allocate(size, stream)
         context = thread_state.state.context
         if context is not None and context.options.compute == "meta":
+            # The block's address: no process has memory there, so nobody can take it for values.
             raw[block.address] = Raw(device, block)
             return block.address
+        # The mode must not see this tensor, which is no tensor of the program.
         with torch._C.DisableTorchFunction():
             memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+            # The program gets the address of real memory, which it may read and write by ctypes.
             raw[memory.data_ptr()] = Raw(device, block, memory)
             return memory.data_ptr()
 
@@ -49,6 +52,7 @@ class RawMemory:
         """Free memory that no storage has. Return whether there was such memory at the address."""
         found = raw.pop(address, None)
         if found is not None:
+            # Freed by the next allocation, as the block of a storage that has ended.
             found.on.freed.append(found.block)
         return found is not None
 
@@ -74,6 +78,7 @@ class RawMemory:
         """Let the blocks of a private pool be in use that were so at a checkpoint, and no others."""
         device = storages.device(self._index)
         dropped = set(device.in_use(checkpoint.owner))
+        # As CUDA's check: blocks that the checkpoint lacks must be those of tensors that are named stale.
         if len({block.address for block in dropped} - checkpoint.in_use()) > len(set(stale)):
             raise RuntimeError("Any stale tensors which are being manually freed must be passed to set checkpoint")
         for address in [address for address, each in raw.items() if each.block in dropped]:
@@ -82,6 +87,7 @@ class RawMemory:
         restored = device.restore(checkpoint)
         _hand_over(losing, restored, stale)
         _adopt(device, restored, adopting)
+        # Blocks that no storage took over are in use all the same, as raw memory.
         raw.update({address: Raw(device, block) for block, address in restored.items()})
 
 
@@ -90,9 +96,10 @@ def _hand_over(losing: Iterable[Any], restored: dict[Block, int], stale: Collect
     at = {block.address: block for block in restored}
     for owner in losing:
         storage = owner()
+        # `_cdata` is the address of the storage in C++, by which torch names stale storages.
         is_stale = storage is not None and storage._cdata in stale
         owner.block = None if is_stale else at.get(owner.block.address)
-        restored.pop(owner.block, None)
+        restored.pop(owner.block, None)  # what a storage has is no raw block
 
 
 def _adopt(device: Device, restored: dict[Block, int], adopting: Collection[int]) -> None:

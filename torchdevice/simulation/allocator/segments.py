@@ -12,6 +12,7 @@ from torchdevice.simulation.allocator.allocator_stats import Statistics
 from torchdevice.simulation.allocator.memory_blocks import FREE, PENDING, UNCACHED, USED, Block, Pool, runs_of
 from torchdevice.simulation.allocator.pool_stats import Figures
 
+# 2^51 is beyond the user addresses of every platform; 2^45 bytes are 32 TiB.
 _FIRST_ADDRESS, _ADDRESSES = 1 << 51, 1 << 45
 """The addresses of the first device begin at the first number, and each device has as many as the second. No process
 has memory there, so that the address of a tensor without values is never that of another.
@@ -23,7 +24,7 @@ class Segments:
 
     Args:
         index: The index of the device.
-        number: What no other device has whose memory is in use, on whatever machine.
+        number: A number that no other device in use has, on whatever machine.
         statistics: Counts the segments.
         tell: Is called with each change of a segment: what happened, address, size and stream.
 
@@ -52,6 +53,7 @@ class Segments:
             return None
         pool = self._outside.get(stream)
         if pool is None:
+            # Statistics of their own, which nobody reads.
             pool = self._outside[stream] = Pool(stream, False, UNCACHED, False, Figures())
         self.uncached += size
         block = Block(self._end, size, pool, USED)
@@ -70,8 +72,10 @@ class Segments:
 
     def begin(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
         """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
+        # Without a segment the addresses begin again, so that equal programs have equal snapshots.
         if not self.heads and not self.uncached:
             self._end = self._first
+        # Ceiling division: expandable segments map whole units from their beginning.
         self._end = -(-self._end // unit) * unit
         block = self.heads[self._end] = Block(self._end, size, pool, state)
         self._end += size
@@ -81,6 +85,7 @@ class Segments:
         """Return a free block that is a whole segment to the driver."""
         pool = block.pool
         pool.take(block)
+        # Before the block is forgotten: its key is made of size and address.
         pool.ages.pop(block.key, None)
         self.give_back(pool, block.size)
         pool.figures.change("segments", -1)

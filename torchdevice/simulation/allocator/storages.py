@@ -34,7 +34,7 @@ _neg_view = torch._C._VariableFunctions._neg_view
 _as_strided = torch._C._VariableFunctions.as_strided
 
 
-_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter  # global names, read at every argument of every kernel
 
 
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
@@ -46,6 +46,7 @@ def device(index: int) -> Device:
     found: Device | None = memory.get(index)
     if found is None:
         found = Device(index, policy.memory_limits, policy.error_of_mps, machine.current().observers)
+        # Before other threads can see it.
         found.live = blocks
         found = memory.setdefault(index, found)
     return found
@@ -135,9 +136,10 @@ def _reference(storage: Any, on: Device, memory: torch.Tensor, kind: type[Storag
     """Return the reference to a storage of a device that has the memory of a CPU tensor.
 
     What Python calls at the end of the storage is a function in C: an interrupt would be lost in a function in Python,
-    and the block with it. Where somebody observes, a second reference calls one besides. It was made before the first,
-    so Python calls it after.
+    and the block with it. Under observers a second reference calls a function in Python besides. It was made before the
+    first, so Python calls it after.
     """
+    # Made before the owner's reference: Python calls the callbacks of the youngest reference first.
     watcher = weakref.ref(storage, lambda _: on.release_ended()) if on.observers else None
     owner = kind(storage, on.ended.append)
     owner.block, owner.on, owner.tensor, owner.view, owner.viewer, owner.watcher = None, on, memory, memory, 0, watcher
@@ -155,6 +157,7 @@ def observe(observer: Observer, on: Machine) -> Callable[[], None]:
         A function that removes the observer. It may be called again.
     """
     for each in on.memory.values():
+        # What has ended before must not be reported to an observer who has not seen it begin.
         each.release_ended()
     on.observers.append(observer)
     return functools.partial(forget, observer, on)
@@ -162,11 +165,13 @@ def observe(observer: Observer, on: Machine) -> Callable[[], None]:
 
 def forget(observer: object, on: Machine) -> None:
     """Remove an observer of a machine's memory. May be called again."""
+    # In place, since the allocator holds this very list.
     on.observers[:] = [each for each in on.observers if each is not observer]
 
 
 def _give_up(address: int) -> None:
     """Let the twin of a storage, where it has one, be the only storage with its memory."""
+    # A twin may have ended too, and not be released yet.
     other = _twins.get(address)
     if other is not None and other() is not None:
         _owners[address] = other
@@ -185,11 +190,13 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     has dropped it. A tensor of another device, layout or without values is returned detached.
     """
     index = tensor.get_device()
+    # A negative index is the CPU's; sparse and quantized tensors have no single storage.
     plain = index >= 0 and tensor.layout is torch.strided and not tensor.is_quantized
     owner = _owners.get(tensor.untyped_storage().data_ptr()) if plain else None
     if owner is None or owner.on.index != index or isinstance(owner, MetaRef):
         return tensor.detach()
     storage = _twin_storage(owner)
+    # The twin is an inference tensor where the tensor is one.
     with torch.inference_mode(tensor.is_inference()):
         other = on_device(torch.empty(0, dtype=tensor.dtype, device="cpu"), index)
         other = set_storage(other, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -225,8 +232,9 @@ def owners_of(on: Device, *, with_block: bool = True) -> list[StorageRef]:
     found = []
     for owner in [each for each in list(_owners.values()) if each.on is on]:
         if owner() is None:
+            # The weak reference is dead, and its callback was lost.
             owner.release()  # an interrupt came into the first attempt
-        elif (owner.block is not None) is with_block:
+        elif (owner.block is not None) is with_block:  # the keyword chooses which of both
             found.append(owner)
     return found
 
@@ -277,7 +285,7 @@ meant = _Meant()
 @block
 def meaning(index: int) -> Iterator[None]:
     """Let a device without an index be this one, for this thread."""
-    before, meant.index = meant.index, index
+    before, meant.index = meant.index, index  # restored, since meanings nest
     try:
         yield
     finally:
@@ -285,7 +293,7 @@ def meaning(index: int) -> Iterator[None]:
 
 
 def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a new tensor of device ``index`` in the memory of ``result``, a CPU tensor that nobody else uses.
+    """Return a new tensor of device ``index`` in the memory of ``result``, a CPU tensor without other users.
 
     Raises:
         TypeError: The active profile does not support the dtype.
@@ -294,10 +302,12 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     context = thread_state.state.context
     if context is not None and context.asks:
         context.policy.check_dtype(result.dtype)
+    # The conjugate bit cannot go through DLPack; the memory behind it can.
     if result.dtype in _COMPLEX and result.is_conj():
         return _conj(fresh(_conj(result), index))
     requested = result.nbytes
     if not requested:
+        # Nothing to count, and no memory whose address could be looked up.
         return on_device(_emptied(result) if result.is_meta else result, index)
     if result.is_meta:
         return _fresh_without_values(result, index)
@@ -308,6 +318,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         if storage is not None and view.untyped_storage().nbytes() <= storage.nbytes():
             # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
             return set_storage(view, storage, 0, result.shape, result.stride())
+    # `device(index)` in short, without a call for the usual case.
     on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
     if on is None:
         on = device(index)
@@ -317,6 +328,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         tensor = on_device(result, index)
         _own(_reference(tensor.untyped_storage(), on, result), address, block)
         return tensor
+    # Also KeyboardInterrupt: without an owner the block would be lost.
     except BaseException:
         _free_unowned(on, block)
         raise
@@ -350,6 +362,7 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
 
 def _free_unowned(on: Device, block: memory_blocks.Block | None) -> None:
     """Free a block for a storage of which an interrupt came before it had the block."""
+    # By identity over all owners: the interrupt may have come before or after `_own`.
     if block is not None and all(each.block is not block for each in list(_owners.values())):
         on.freed.append(block)
 
@@ -372,6 +385,7 @@ def meta_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
+# By the meta kernel itself, below modes and autograd.
 _set_meta = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.Meta)
 
 
@@ -401,10 +415,13 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     Raises:
         torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
     """
+    # Storages that are resized to 0 are known by the negative address of their C++ object.
     device(index).release_ended()  # a storage that ended may have had this one's negative number
     emptied = -storage._cdata
+    # An empty storage has the address 0.
     owner = _owners.get(storage.data_ptr() or emptied)
     on = device(index) if owner is None else owner.on
+    # Allocated first: if memory runs out, nothing has changed.
     block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
     if owner is not None:
         _give_up(owner.address)
@@ -424,15 +441,16 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
 
 
 def take_memory_at(storage: Any, index: int, address: int) -> None:
-    """Note that a storage was made of an address. It has the memory of a graph's storage or of a raw allocation there.
+    """Register a storage that the program built from a raw pointer into a graph's storage or a raw allocation.
 
-    Where a tensor has that memory, nothing is to be noted: kernels find the tensor's by the address.
+    A pointer into the memory of a tensor needs no entry: kernels find the tensor's storage by the address.
     """
     device(index).release_ended()
     known = _owners.get(address)
     if known is None and address in raw:
         memory = raw[address].memory
     else:
+        # A storage with a block is a tensor's, and stays its own.
         memory = known.tensor if known is not None and known.block is None else None
     if memory is not None:
         _own(_reference(storage, device(index), memory), address, None)
@@ -473,6 +491,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
     The caller must not resize the result: it may be the tensor that owns the memory.
     """
+    # `__class__` and `is`, since this is asked for every argument of every kernel.
     kind = tensor.__class__
     if kind is not _Tensor and kind is not _Parameter:
         tensor = without_disguise(tensor)
@@ -480,6 +499,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     owner = _owners.get(address)
     if owner is not None:
         own = owner.tensor
+        # The cheapest comparison first. Shape and strides as well, since views begin at the same address.
         if own.dtype is dtype and own.shape == shape and own.stride() == stride:
             return own
     else:
@@ -488,6 +508,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
             return on_cpu(tensor)
     view = owner.view
     alike = view.data_ptr() == address and view.dtype is dtype and view.shape == shape and view.stride() == stride
+    # A view with gaps may only be given to the tensor that it was made for, see `_is_dense`.
     if alike and (not owner.viewer or owner.viewer == tensor._cdata):
         return view
     view = owner.view = _view(owner, tensor)
@@ -501,6 +522,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     They compare a tensor with gaps between its elements by identity alone, so it needs a view of its own. The result
     may be False for a dense tensor, which then gets its own view too.
     """
+    # Row-major, or the transpose of a matrix: the usual cases.
     return tensor.is_contiguous() or (tensor.dim() == 2 and tensor.stride() == (1, tensor.shape[0]))
 
 
@@ -524,6 +546,7 @@ def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
     tensor = without_disguise(tensor)
     owner = _owners.get(tensor.untyped_storage().data_ptr())
     if owner is None:
+        # A tensor without memory gets memory of its own, which the caller gives to the storage.
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     _fix(owner)
     return _view(owner, tensor)
@@ -557,5 +580,6 @@ def _view(owner: StorageRef, tensor: torch.Tensor) -> torch.Tensor:
         return on_cpu(tensor)
     if own.dtype is tensor.dtype:
         return _as_strided(own, tensor.shape, tensor.stride(), tensor.storage_offset())
+    # Another dtype, as of `view(dtype)`: the same bytes under another type.
     view = torch.empty(0, dtype=tensor.dtype)
     return set_storage(view, own.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

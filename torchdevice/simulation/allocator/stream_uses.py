@@ -19,6 +19,7 @@ class StreamUses(StreamObserver):
 
     def memory_used(self, tensor: Any, stream: Stream) -> None:
         with torch._C.DisableTorchFunction():
+            # Sparse tensors have no storage of their own.
             owner = storages.owner_of(tensor.untyped_storage()) if tensor.layout is torch.strided else None
         if owner is not None and owner.block is not None:
             owner.on.use(owner.block, stream)
@@ -32,5 +33,6 @@ class StreamUses(StreamObserver):
     def device_synchronized(self, index: int) -> None:
         storages.host_waited()
 
+    # A query that says "done" is a wait that took no time.
     event_queried = event_synchronized
     stream_queried = stream_synchronized

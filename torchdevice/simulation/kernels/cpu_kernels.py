@@ -82,6 +82,7 @@ def kernel_of(op: Any) -> Kernel:
         return view_of(op)
     if not any(_holds_tensors(a.type) for a in schema.arguments):
         return without_mode(_factory(op))
+    # `out=` is a keyword, and an `out` in a list is marked as such; these may be resized.
     resizable = frozenset(a.name for a in written if a.kwarg_only or a.is_out)
     return _outgoing(op, resizable) if resizable else _plain(op)
 
@@ -92,6 +93,7 @@ def view_of(op: Any) -> Kernel:
     ``call_boxed`` takes two thirds of the time of ``_op_dk``, but keeps Python's global lock while the kernel runs.
     """
     kernel = torch.library.get_kernel(op, "CPU")
+    # `call_boxed` is safe here, since a view computes nothing and keeps Python's lock for a moment only.
     return functools.partial(kernel.call_boxed, _CPU_KEYS)
 
 
@@ -100,6 +102,7 @@ def without_mode(kernel: Kernel) -> Kernel:
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
+        # Asked first, since leaving the modes costs more than the question.
         if _mode_enabled():
             with torch._C.DisableTorchFunction():
                 return kernel(*args, **kwargs)
@@ -135,6 +138,7 @@ def wrapped(result: Any, index: int) -> Any:
         if result.layout is torch.strided:
             return fresh(result, index)
         return fresh_sparse(result, index)
+    # Named tuples of torch are tuples whose class takes a sequence.
     if isinstance(result, (tuple, list)):
         return type(result)(wrapped(each, index) for each in result)
     host_waited()  # for the number
@@ -142,7 +146,7 @@ def wrapped(result: Any, index: int) -> Any:
 
 
 def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor that nobody else uses."""
+    """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor without other users."""
     with meaning(index):
         if tensor.layout is not torch.sparse_coo:
             return make_compressed([fresh(part, index) for part in parts_of(tensor)], tensor)
@@ -160,6 +164,7 @@ def make_coo(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         values,
         dtype=values.dtype,
         layout=torch.sparse_coo,
+        # By the index and not by `.device`, which the mode rewrites.
         device=_CPU if index_of(values) < 0 else torch.device(policy.KIND, index_of(values)),
         is_coalesced=like.is_coalesced(),
     )
@@ -245,6 +250,7 @@ class _Arguments:
 
     def __init__(self, op: Any):
         self.op = op
+        # An operator with a kernel of its own for such bits reads them; for the others torch has resolved them.
         keeps_bits = _has_kernel(op.name(), "Conjugate") or _has_kernel(op.name(), "Negative")
         self.alias = aliased if keeps_bits else memory_of
         self.scalars = device_mismatch.accepts_cpu_scalars(op)
@@ -266,9 +272,11 @@ class _Arguments:
             if isinstance(value, _Tensor):
                 where = index_of(value)
                 if where < 0:
+                    # A CPU tensor with dimensions is an error, one without is a scalar for some operators.
                     odd = odd or not scalars or value.dim() > 0
                 else:
                     if where != index:
+                        # A second device: `look_again` decides whether CUDA accepts that.
                         odd = odd or index >= 0
                         index = where
                     try:
@@ -276,10 +284,12 @@ class _Arguments:
                     except NoValueError:
                         raise NoValueError(self.op._schema.name) from None
             elif value.__class__ is list:
+                # A list of numbers, such as a shape, needs no conversion; its first element tells.
                 if value and value[0].__class__ not in NUMBERS:
                     value, index, within = self.take(value, index)
                     odd = odd or within
             elif value.__class__ in NUMBERS:
+                # The dispatcher makes tensors of numbers, a kernel called directly does not.
                 odd = odd or len(taken) in self.for_tensors
             taken.append(value)
         return taken, index, odd
@@ -291,6 +301,7 @@ class _Arguments:
         device = named.get("device")
         if device is not None:
             is_own = device.type == policy.KIND
+            # Another device, such as the CPU of a copy to the host, is an index of -1.
             index, named["device"] = (device.index or 0, _CPU) if is_own else (-1, device)
         return named, index, odd
 
@@ -307,6 +318,7 @@ class _Arguments:
 
 def on_cpu_as(op: Any) -> Callable[..., Any]:
     """Return a function that runs an operator on CPU tensors: its CPU kernel, or the dispatcher if it has none."""
+    # `_op_dk` calls the kernel of a key without the dispatcher; composite operators have none.
     return functools.partial(op._op_dk, DispatchKey.CPU) if _has_kernel(op.name(), "CPU") else op._op
 
 
@@ -327,6 +339,7 @@ def _plain(op: Any) -> Kernel:
             with torch._C.DisableTorchFunction():
                 return plain(*args, **kwargs)
         context = state.context
+        # One attribute of the context decides for programs that ask for no checks.
         if context is not None and context.asks and context.policy.falls_back(op):
             return context.policy.run(op, plain, args, kwargs)
         taken, index, odd = take(args)
@@ -334,6 +347,7 @@ def _plain(op: Any) -> Kernel:
         if kwargs:
             named, index, within = arguments.take_named(kwargs, index)
             odd = odd or within
+        # The overload packet goes by the dispatcher, which wraps numbers.
         call = packet if odd and arguments.look_again(taken, args, kwargs, index) else run
         try:
             result = random(call, index, taken, named) if random is not None else call(*taken, **named)
@@ -368,8 +382,9 @@ def _factory(op: Any) -> Kernel:
         context = state.context
         if context is not None and context.asks and context.policy.falls_back(op):
             return context.policy.run(op, factory, args, kwargs)
-        index = kwargs["device"].index or 0
+        index = kwargs["device"].index or 0  # "simulated" without an index is device 0
         kwargs = {**kwargs, "device": _CPU}
+        # CPU kernels would ask an accelerator for page-locked memory.
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
         return wrapped(random(run, index, list(args), kwargs) if random is not None else run(*args, **kwargs), index)
@@ -458,12 +473,14 @@ def _end(tensor: torch.Tensor, offset: Any) -> int:
     if not tensor.numel():
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    # The bytes up to the end of the last element; strides are counted in elements.
     return (offset + last + 1) * tensor.itemsize
 
 
 def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
     """Give an ``out`` argument of the device the shape and values of ``own``, the CPU tensor in its place."""
     memory = memory_of(given)
+    # The kernel wrote into the memory itself; only the shape may have changed.
     if own.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr():
         if own.shape != given.shape or own.stride() != given.stride():
             set_storage(given, given.untyped_storage(), given.storage_offset(), own.shape, own.stride())
@@ -499,6 +516,7 @@ class Results:
             return None
         results = [result] if len(self._given) == 1 else result
         found = [
+            # The argument itself, and not a new tensor of the same memory: `x.add_(1) is x`.
             wrapped(each, index) if known is None else kwargs[known[1]] if known[1] in kwargs else args[known[0]]
             for known, each in zip(self._given, results, strict=True)
         ]

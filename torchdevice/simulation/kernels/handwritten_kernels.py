@@ -203,7 +203,7 @@ def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 @special("record_stream")
 def _record_stream(self: torch.Tensor, s: Any) -> None:
-    """Do nothing: the call has told the observers of streams (``stream_uses.py``)."""
+    """Do nothing: the observers of streams (``stream_uses.py``) know of the call already."""
 
 
 # ---- operators that accelerators compute in another way than the CPU -------------------------------------------------
@@ -289,7 +289,7 @@ def _convolution_above(*args: Any) -> torch.Tensor:
 
 @special("_convolution", "_convolution.deprecated")
 def _convolution(*args: Any) -> torch.Tensor:
-    """What traced programs call: a convolution with settings for cuDNN behind its own arguments."""
+    """The operator that traced programs call: a convolution with settings for cuDNN behind its own arguments."""
     return _run_convolution(*args[:9])
 
 

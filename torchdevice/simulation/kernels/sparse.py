@@ -63,7 +63,7 @@ _OF_COMPRESSED_PARTS = (
     "sparse_dim",
     "dense_dim",
 )
-"""The same for the compressed layouts. Torch itself makes such tensors for any device."""
+"""The functions for the compressed layouts. Torch itself makes such tensors for any device."""
 
 
 _RUN_WHOLE = {"clone", "copy_", "zero_", "empty_like"}
@@ -111,7 +111,7 @@ def _of_parts(op: Any, key: Any = DispatchKey.SparseCPU) -> Callable[..., Any]:
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator on CPU tensors, while somebody looks where somebody does, or raise what CUDA raises for it."""
+    """Run an operator on CPU tensors, through the active recorders, if any, or raise CUDA's error for it."""
     if op.name().removeprefix("aten::") in cpu_only_sparse_operators() and policy.stands_for_cuda():
         raise NotImplementedError(missing_on_cuda(op.name(), "SparseCsrCUDA"))
     return policy.looked_at(op, lambda *args, **kwargs: _SparseAliases(op, op).call(args, kwargs), args, kwargs)
@@ -177,7 +177,7 @@ _resize_as = _of_parts(_aten.resize_as_sparse_.default, DispatchKey.SparseCsrCPU
 
 
 def _replace_compressed(target: torch.Tensor, own: torch.Tensor) -> None:
-    """Do the same for a compressed layout, unless ``own`` still has the memory of ``target``."""
+    """Write back a compressed layout, unless ``own`` still has the memory of ``target``."""
     pairs = list(zip(parts_of(target), parts_of(own), strict=True))
     if all(old.data_ptr() == new.data_ptr() and old.shape == new.shape for old, new in pairs):
         return

@@ -1,1 +1,1 @@
-"""What follows the work of simulated devices: its order, races, copies in flight, shapes without values."""
+"""Recorders of the work of simulated devices: its order, races, copies in flight, shapes without values."""

@@ -54,6 +54,7 @@ class _Copy:
 
     def write(self, values: torch.Tensor) -> None:
         """Write to the destination. Autograd does not count this: the call itself was counted."""
+        # The version counter is what autograd checks between forward and backward.
         with torch._C.DisableTorchFunction(), torch.no_grad(), _preserve_version(self.destination):
             self.destination.copy_(values)
 
@@ -67,6 +68,7 @@ class _ToHost(_Copy):
 
     def __init__(self, stream: Stream, number: int, destination: torch.Tensor, garbage: torch.Tensor):
         super().__init__(stream, number, destination)
+        # Torch has copied the values already; they are taken out again.
         self._values = destination.detach().clone()
         self.write(garbage)
 
@@ -87,6 +89,7 @@ class _ToDevice(_Copy):
         self.block = block
         self._source = source.detach()
         self._taken: torch.Tensor | None = None
+        # The copy has been done by torch; garbage until it is needed.
         self.write(of_values(destination))
 
     @property
@@ -126,6 +129,7 @@ class InFlight(Order):
             CopyInFlightError: The call waits for a copy whose source was written too early.
             IndicesInFlightError: The kernel reads indices of a sparse tensor before its stream has waited for them.
         """
+        # Without copies in flight a kernel pays nothing more than this question.
         if self._copies:
             with torch._C.DisableTorchFunction(), self.lock:
                 self._run_needed(args, kwargs)
@@ -159,11 +163,13 @@ class InFlight(Order):
         Raises:
             IndicesInFlightError: It has not, and a destination is the indices of a sparse tensor.
         """
+        # By the address of the storage, since views share it.
         used = {each.untyped_storage().data_ptr(): index_of(each) for each in of_device((args, kwargs))}
         needed = [copy for copy in self._copies if isinstance(copy, _ToDevice) and copy.block in used]
         trusted = {each.untyped_storage().data_ptr() for each in sparse_indices((args, kwargs))} if needed else set()
         for copy in needed:
             stream = self.current(used[copy.block])
+            # A stream that does not know of the copy reads what is there: garbage.
             if knows(self.clock(stream), copy.stream, copy.number):
                 copy.run()
             elif copy.block in trusted and not copy.has_run:  # kernels of the CPU do not look whether they are valid
@@ -184,6 +190,7 @@ class InFlight(Order):
     def host_learned(self) -> None:
         """Finish the copies that the host has waited for."""
         done = [copy for copy in self._copies if knows(self.host, copy.stream, copy.number)]
+        # Before the copies are finished, which may raise.
         self._copies = [copy for copy in self._copies if copy not in done]
         errors = []
         for copy in done:
@@ -191,6 +198,7 @@ class InFlight(Order):
                 copy.finish()
             except CopyInFlightError as error:
                 errors.append(error)
+        # The first error alone; the other copies are finished all the same.
         if errors:
             raise errors[0]
 

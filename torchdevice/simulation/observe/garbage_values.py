@@ -1,4 +1,4 @@
-"""What stands in memory that a copy in flight has not reached yet.
+"""The contents of memory that a copy in flight has not reached yet.
 
 Numbers are NaN, other values have bytes of their own, and bools are the opposite of what will come. The indices of a
 sparse tensor are garbage too, but valid ones, because kernels of the CPU trust them and end the process otherwise.

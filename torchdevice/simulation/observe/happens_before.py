@@ -25,7 +25,7 @@ Clock = dict[Stream, int]
 COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 
 _METADATA_ONLY = re.compile(r"aten::(new_\w+|\w+_like)")
-"""Operators that look at no element of the tensors they are given."""
+"""Operators that read no element of their arguments."""
 
 _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 """Tags of the operators whose result the host has to wait for: a shape or a number that depends on values."""
@@ -52,7 +52,9 @@ class Order(StreamObserver):
 
     def __init__(self, context: Context):
         self.context = context
+        # Reentrant: the garbage collector may call `freed` or `event_deleted` in any line under the lock.
         self.lock = threading.RLock()
+        # One count for all streams: numbers only have to grow along each stream.
         self.number = 0
         self._clocks: dict[Stream, Clock] = {}
         self._events: dict[int, Clock] = {}
@@ -70,6 +72,7 @@ class Order(StreamObserver):
 
     def submit(self, indices: set[int]) -> None:
         """Count a kernel on the current stream of each device that it works on. These streams wait for each other."""
+        # The clocks are objects, changed in place below.
         clocks = [self.clock(self.current(index)) for index in indices]
         for clock in clocks[1:]:
             merge(clocks[0], clock)
@@ -90,6 +93,7 @@ class Order(StreamObserver):
 
     def event_recorded(self, event: int, stream: Stream) -> None:
         with self.lock:
+            # A copy: the event stands for this moment, while the stream goes on.
             self._events[event] = dict(self.clock(stream))
 
     def event_deleted(self, event: int) -> None:
@@ -98,6 +102,7 @@ class Order(StreamObserver):
 
     def event_waited(self, event: int, stream: Stream) -> None:
         with self.lock:
+            # An event that was never recorded orders nothing, as in CUDA.
             merge(self.clock(stream), self._events.get(event, {}))
 
     def event_synchronized(self, event: int) -> None:
@@ -125,6 +130,7 @@ class Order(StreamObserver):
         """Count a collective, which runs after the work so far of the device's current stream. Return its stream."""
         stream = index, COLLECTIVES
         clock = self.clock(stream)
+        # A collective begins after the work so far of the calling stream.
         merge(clock, self.clock(self.current(index)))
         self.number += 1
         clock[stream] = self.number
@@ -140,6 +146,7 @@ class Order(StreamObserver):
         with self.lock:
             for index in {stream[0] for stream in self._clocks}:
                 clock = self.clock(self.current(index))
+                # Torch orders backward after the forward on each stream.
                 for other in list(self._clocks.values()):
                     merge(clock, other)
 
@@ -147,6 +154,7 @@ class Order(StreamObserver):
 def touched(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Iterator[tuple[torch.Tensor, bool]]:
     """Yield each tensor of the device that a call reads or writes, and whether the call writes to it."""
     schema = op._schema
+    # `zeros_like(x)` reads the shape of `x` and none of its values.
     reads = not _METADATA_ONLY.fullmatch(schema.name)
     given = given_to(op, args, kwargs)
     seen = set()
@@ -184,6 +192,7 @@ def _with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def sparse_indices(value: Any) -> Iterator[torch.Tensor]:
     """Yield the indices of the sparse tensors of the device among some values."""
+    # The last part is the values; all before are indices.
     for tensor in _tensors(value):
         if tensor.layout is not torch.strided:
             yield from parts_of(tensor)[:-1]

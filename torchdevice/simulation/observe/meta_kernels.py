@@ -30,7 +30,8 @@ _OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream"
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 
 _LEFT_ALIGNED = "aten::_nested_tensor_from_mask_left_aligned"
-"""What ``nn.TransformerEncoder`` asks before it makes a nested tensor. Without one it computes the same shapes."""
+"""The question that ``nn.TransformerEncoder`` asks before it makes a nested tensor. Without one it computes the same
+shapes."""
 
 _MAKING_NESTED = frozenset({"aten::_nested_tensor_from_mask", "aten::_nested_from_padded"})
 """Operators whose kernel for the meta device would give nested tensors, which operators of the device do not take."""

@@ -1,12 +1,12 @@
 """Finds accesses to the same memory on different streams that nothing orders.
 
-Two accesses of which one writes are a race if the later one's stream does not know of the earlier one (``order.py``).
-``torch.cuda._sanitizer`` does that too; here accesses have ranges of bytes, so that streams may work on parts of one
-tensor, and memory that is freed and given out again is followed.
+Two accesses of which one writes are a race if the later one's stream does not know of the earlier one
+(``happens_before.py``). ``torch.cuda._sanitizer`` does that too; here accesses have ranges of bytes, so that streams
+may work on parts of one tensor, and memory that is freed and given out again is followed.
 
 Limits: a view with gaps counts from its first to its last byte. Backward counts as ordered after all earlier work, its
-nodes one after the other, and what they use as kept by ``record_stream``. What the host reads and writes in its own
-memory is not seen.
+nodes one after the other, and what they use as kept by ``record_stream``. Accesses of the host to its own memory are
+not seen.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Races(Order):
     """Follows the kernels, streams and blocks of memory of one context.
 
     Args:
-        context: The context, whose option says what to do about a race.
+        context: The context, whose option ``races`` is ``"error"`` or ``"warn"``.
     """
 
     def __init__(self, context: Context):
@@ -58,6 +58,7 @@ class Races(Order):
         """Note a new block. It may be one that a stream has not finished with."""
         with self.lock:
             stream = self.current(block.device)
+            # The allocator would give this block again, so a stream may still be at work in it.
             again = next((old for old in self._freed if _fits(old, stream, block.size)), None)
             if again is not None:
                 self._freed.remove(again)
@@ -73,12 +74,14 @@ class Races(Order):
             memory = self._memory.pop(address, None)
             if memory is None:
                 return
+            # What the memory's own stream knows to be done needs no `record_stream`.
             clock = self.clock(memory.stream)
             memory.accesses = [
                 each for each in memory.accesses if each.stream not in memory.used_by and not _knows(clock, each)
             ]
             if memory.accesses:
                 self._freed.append(memory)
+                # The oldest ones go, so that a long program does not grow.
                 del self._freed[:-_KEPT]
 
     def memory_used(self, tensor: Any, stream: Stream) -> None:
@@ -131,7 +134,8 @@ class Races(Order):
                 self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
 
     def _note_all(self, name: str, tensors: list[tuple[torch.Tensor, bool]]) -> None:
-        """Note what a kernel reads and writes, the latter first."""
+        """Note the reads and writes of a kernel, the writes first."""
+        # Writes first: a kernel that reads and writes a tensor does not race with itself.
         for tensor, writes in sorted(tensors, key=lambda each: not each[1]):
             memory = self._memory.get(tensor.untyped_storage().data_ptr())
             if memory is not None:
@@ -144,14 +148,17 @@ class Races(Order):
         return Access(name, site_of(program_line()), stream, writes, self.number, start, end)
 
     def _note(self, memory: _Memory, access: Access) -> None:
-        """Look for accesses that race with a new one, and keep it in the place of those that it hides."""
+        """Report the accesses that race with a new one, and keep the new one in place of those that it hides."""
         clock = self.clock(access.stream)
         kept = []
         for earlier in memory.accesses:
+            # Half-open ranges of bytes.
             overlaps = earlier.start < access.end and access.start < earlier.end
             known = _knows(clock, earlier)
+            # Two reads never race.
             if overlaps and not known and (earlier.writes or access.writes):
                 self._report(earlier, access, _wait_for(earlier.stream, access.stream))
+            # An access that covers an earlier one stands for it: whatever races with the earlier also races with this.
             hidden = access.start <= earlier.start and earlier.end <= access.end and (known or access.writes)
             if not (hidden and (access.writes or not earlier.writes)):
                 kept.append(earlier)
@@ -162,6 +169,7 @@ class Races(Order):
         error = RaceError(earlier, later, _spelled(earlier.stream), _spelled(later.stream), remedy)
         if self._raises:
             raise error
+        # Once for each pair of lines: a loop would warn at each turn.
         if line not in self._told:
             self._told.add(line)
             warn_at(program_line(), RaceWarning(str(error)), RaceWarning)

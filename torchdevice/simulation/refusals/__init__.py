@@ -1,1 +1,1 @@
-"""What an accelerator refuses and the CPU does not, and the errors that it raises."""
+"""Calls that an accelerator refuses and the CPU accepts, and the accelerator's errors."""

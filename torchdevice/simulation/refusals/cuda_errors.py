@@ -10,7 +10,7 @@ _SUFFIX = (
     "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to "
     "enable device-side assertions.\n"
 )
-"""What torch says after CUDA's own text (c10/cuda/CUDAException.cpp, CUDAMiscFunctions.cpp)."""
+"""The sentences that torch adds to CUDA's own text (c10/cuda/CUDAException.cpp, CUDAMiscFunctions.cpp)."""
 
 DEVICE_ASSERT = ("device-side assert triggered", "cudaErrorAssert")
 ILLEGAL_ADDRESS = ("an illegal memory access was encountered", "cudaErrorIllegalAddress")
@@ -19,7 +19,7 @@ INITIALIZATION = ("initialization error", "cudaErrorInitializationError")
 
 
 def cuda_error(kind: tuple[str, str], note: str) -> torch.AcceleratorError:
-    """Return the error that torch raises for one of CUDA's, with a note that says what happened."""
+    """Return the error that torch raises for one of CUDA's, with a note on the cause."""
     text, name = kind
     error = torch.AcceleratorError(f"CUDA error: {text}{_SUFFIX.format(name=name)}")
     if hasattr(error, "add_note"):  # Python 3.11

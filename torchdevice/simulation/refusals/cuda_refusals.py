@@ -1,4 +1,4 @@
-"""What CUDA refuses and the CPU does not: dtypes, operators, nondeterministic kernels, indices out of bounds.
+"""Calls that CUDA refuses and the CPU accepts: dtypes, operators, nondeterministic kernels, indices out of bounds.
 
 :func:`guarded` wraps the kernels of the operators that CUDA refuses something of. The other kernels stay as they are.
 """
@@ -149,9 +149,9 @@ def guarded(op: Any, kernel: Kernel) -> Kernel:
 
 
 def _checks(op: Any, name: str) -> list[Callable[[Any, Any], None]]:
-    """Return what is to be checked of the arguments of an operator's calls.
+    """Return the checks of the arguments of an operator's calls.
 
-    Each check asks for the scope last, because that takes longer than to see that nothing is to be refused.
+    Each check asks for the scope last, because most calls end at a cheaper test of the arguments.
     """
     checks: list[Callable[[Any, Any], None]] = []
     if _lacks(op):

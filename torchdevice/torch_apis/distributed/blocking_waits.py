@@ -1,4 +1,4 @@
-"""Waits that can be looked at while they last: gloo closes all connections where a wait for one tensor is given up.
+"""Waits that can be polled: gloo closes all connections where a wait for one tensor is given up.
 
 A wait is made in a thread. Threads are used again, because a new one takes longer than most tensors are on their way.
 """
@@ -20,6 +20,7 @@ _Inbox = queue.SimpleQueue[tuple[Callable[[], Any], "futures.Future[Any]"]]
 _idle: list[_Inbox] = []
 """The inboxes of threads that have nothing to wait for."""
 
+# The threads do not exist in a forked child.
 os.register_at_fork(after_in_child=_idle.clear)
 
 
@@ -35,7 +36,7 @@ class Wait:
         _inbox().put((call, self._result))
 
     def ended(self, patience: datetime.timedelta) -> bool:
-        """Return whether the call ends within a time. What the call raises is raised here."""
+        """Return whether the call ends within a time. Errors of the call are raised here."""
         try:
             self._result.result(patience.total_seconds())
         except futures.TimeoutError:
@@ -46,10 +47,12 @@ class Wait:
 def _inbox() -> _Inbox:
     """Return the inbox of an idle thread, or of a new one."""
     try:
+        # `pop` in one step, since several threads take inboxes.
         return _idle.pop()
     except IndexError:
         inbox: _Inbox = queue.SimpleQueue()
     with thread_state.suspended():  # a thread keeps the scope that it is started in
+        # Daemon: a wait that never ends must not keep the process.
         threading.Thread(target=_serve, args=(inbox,), daemon=True).start()
     return inbox
 
@@ -59,6 +62,7 @@ def _serve(inbox: _Inbox) -> None:
         call, result = inbox.get()
         try:
             value = call()
+        # The caller gets the error where it asks.
         except Exception as error:
             result.set_exception(error)
         else:

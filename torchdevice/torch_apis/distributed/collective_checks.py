@@ -25,11 +25,11 @@ import torch.distributed as dist
 
 from torchdevice.journal import callers
 
-PATIENCE = datetime.timedelta(seconds=2)
-"""How long a rank waits before it leaves a note, and between two looks at the notes."""
+PATIENCE = datetime.timedelta(seconds=2)  # longer than ranks usually wait for each other, short enough for a person
+"""The time before a waiting rank leaves a note, and between two readings of the notes."""
 
 _TIMED_OUT = "Operation timed out!"
-"""What torch's ``Work::wait`` says where its own time-out is over. gloo's has another text."""
+"""The text of torch's ``Work::wait`` at the end of its own time-out. gloo's has another text."""
 
 
 class Call(NamedTuple):
@@ -38,7 +38,7 @@ class Call(NamedTuple):
     Attributes:
         name: Its name.
         tensors: The tensors that are sent, or received where none is sent.
-        alike: What has to be the same on all ranks beside the name.
+        alike: The values that must be the same on all ranks, beside the name.
     """
 
     name: str
@@ -47,10 +47,12 @@ class Call(NamedTuple):
 
     def digest(self) -> torch.Tensor:
         """Return 16 bytes that differ where the ranks' calls do not fit, of shape (16,)."""
+        # 16 bytes: no two calls have the same ones by accident.
         found = hashlib.blake2b(repr((self.name, self.alike)).encode(), digest_size=16).digest()
         return torch.frombuffer(bytearray(found), dtype=torch.uint8)
 
     def __str__(self) -> str:
+        # "float32[2, 3]", short enough for one line per rank.
         given = ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in self.tensors)
         how = ", ".join(each for each in self.alike if isinstance(each, str))
         what = self.name + (f" of {given}" if given else "") + (f", {how}" if how else "")
@@ -67,10 +69,10 @@ def mismatch(group: str, calls: Sequence[str]) -> dist.DistBackendError:
 
 
 class Awaited(NamedTuple):
-    """What other ranks have to begin before a rank goes on.
+    """The calls that other ranks have to begin before a rank goes on.
 
     Attributes:
-        keys: What they have to begin, any of these.
+        keys: The names of the calls, of which any will do.
         times: How often.
         ranks: The ranks, as numbers in the whole program.
         of_one: Whether it is enough that one of the ranks begins it.
@@ -83,12 +85,12 @@ class Awaited(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a waiting rank says of itself.
+    """The note of a waiting rank.
 
     Attributes:
         number: Counts the notes of the rank.
         what: The collective, with shapes and the line of the program.
-        awaited: What the rank waits for.
+        awaited: The calls that the rank waits for.
         begun: How often the rank has begun what others wait for, by key.
     """
 
@@ -104,11 +106,13 @@ def stuck(notes: Mapping[int, Note]) -> list[int]:
     Args:
         notes: The notes of the ranks that wait, by rank. They must have been valid at one moment.
     """
+    # Ranks without a note are computing, and count as going on.
     left = set(notes)
     while True:
         going = {rank for rank in left if _can_go_on(notes, rank, left)}
         if not going:
             return sorted(left)
+        # Whoever waits only for ranks that go on goes on as well; what remains waits in a circle.
         left -= going
 
 
@@ -118,6 +122,7 @@ def _can_go_on(notes: Mapping[int, Note], rank: int, left: set[int]) -> bool:
     others = [other for other in awaited.ranks if other != rank]
     done = {other: sum(notes[other].begun.get(key, 0) for key in awaited.keys) for other in others if other in left}
     if awaited.of_one:
+        # One that may still come is enough.
         return len(done) < len(others) or sum(done.values()) >= awaited.times
     return all(times >= awaited.times for times in done.values())
 
@@ -126,12 +131,13 @@ class Waiting:
     """How this rank waits for others, in all groups of the program.
 
     Args:
-        store: What all ranks can write to.
+        store: A store that all ranks can write to.
         rank: The rank of this process in the whole program.
         size: The number of ranks.
     """
 
     def __init__(self, store: Any, rank: int, size: int):
+        # A part of the store of its own, so that keys of gloo are not met.
         self._store = dist.PrefixStore("waiting", store)
         self._rank, self._size = rank, size
         self._begun: Counter[str] = Counter()
@@ -144,6 +150,7 @@ class Waiting:
         if self._noted:  # the program has caught an error, and goes on
             self._write(None)
         self._begun[key] += 1
+        # The threads of a rank are counted, because a note speaks for the whole rank.
         self._threads.add(threading.get_ident())
         return self._begun[key]
 
@@ -161,14 +168,16 @@ class Waiting:
 
         Args:
             ended: Waits as long as this rank is patient, and returns whether what it waits for has ended.
-            call: What this rank has called.
+            call: The collective that this rank has called.
             awaited: Returns what the other ranks have to begin.
 
         Raises:
             DistBackendError: This rank can never go on.
         """
+        # The usual case leaves no note.
         if ended():
             return
+        # The number makes each note another one, so that two equal readings prove that nothing happened.
         self._write(Note(self._number + 1, str(call), awaited(), dict(self._begun)))
         while not ended():
             self._raise_if_stuck()
@@ -183,6 +192,7 @@ class Waiting:
         notes = self._read()
         found = stuck(notes)
         # Read twice, because ranks go on while their notes are read: what was the same both times held in between.
+        # Only a rank that is stuck itself raises; the others read the same notes and raise too.
         if self._rank in found and notes == self._read():
             self._let_others_know({rank: notes[rank] for rank in found})
             raise _deadlock(notes, found, self._size)
@@ -192,11 +202,13 @@ class Waiting:
         what = json.dumps(notes)
         self._store.set(f"{self._rank} knows {what}", "")
         with contextlib.suppress(dist.DistError):  # one of them has ended, or is not to be scheduled
+            # Long enough for each of them to read the notes again.
             self._store.wait([f"{rank} knows {what}" for rank in notes], 5 * PATIENCE)
 
     def _read(self) -> dict[int, Note]:
         found = {}
         for rank in range(self._size):
+            # `get` would wait for a key that is not there.
             text = self._store.get(str(rank)) if self._store.check([str(rank)]) else b"null"
             fields = json.loads(text)
             if fields is not None:
@@ -210,6 +222,7 @@ def ended(work: Any) -> bool:
     try:
         work.wait(PATIENCE)
     except RuntimeError as error:
+        # Any other error is gloo's, such as a lost connection.
         if _TIMED_OUT not in str(error):
             raise
         return False

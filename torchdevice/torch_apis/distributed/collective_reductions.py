@@ -12,12 +12,13 @@ _Kind = dist.ReduceOp.RedOpType
 
 _NOT_OF_NCCL = (_Kind.BAND, _Kind.BOR, _Kind.BXOR)
 
+# On bytes of 0 and 1 the largest is the logical or, and the smallest the logical and.
 _OF_BOOL = {_Kind.SUM: _Kind.MAX, _Kind.PRODUCT: _Kind.MIN}
-"""What stands for an operation on bools: the logical or, and the logical and."""
+"""The operations for bools: the logical or in place of sums, the logical and in place of products."""
 
 
 def named(value: Any) -> Any:
-    """Return an operation of a reduction by its name, and anything else as it is."""
+    """Return the name of a reduction's operation, and any other value unchanged."""
     return _kind_of(value)[0].name if isinstance(value, (dist.ReduceOp, _Kind)) else value
 
 
@@ -41,19 +42,24 @@ def reduce_flat(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.
     if flat.is_complex():
         if kind in (_Kind.MAX, _Kind.MIN, _Kind.PRODUCT):
             raise RuntimeError(f"all_reduce does not support ReduceOp.{kind.name} on complex tensors")
+        # Sums and averages of complex numbers are those of their parts.
         flat = torch.view_as_real(flat).view(-1)
     if flat.dtype is torch.bool:
         if kind == _Kind.AVG:
             raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
         kind = _OF_BOOL.get(kind, kind)
+        # Gloo has no bool, and a bool is one byte.
         flat = flat.view(torch.uint8)
     if kind == _Kind.PREMUL_SUM:
+        # In the rank's own numbers, before they are sent.
         flat.mul_(factor.cpu() if isinstance(factor, torch.Tensor) else factor)
     reduce(flat, dist.ReduceOp.SUM if kind in (_Kind.PREMUL_SUM, _Kind.AVG) else dist.ReduceOp(kind))
     if kind == _Kind.AVG:
+        # NCCL divides integers and drops the remainder, towards 0.
         flat.div_(size, rounding_mode=None if flat.is_floating_point() else "trunc")
 
 
 def _kind_of(op: Any) -> tuple[Any, Any]:
     """Return the operation, and the factor of ``PREMUL_SUM``."""
+    # A ReduceOp shows its kind and factor by its pickled state only.
     return (op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)).__getstate__()

@@ -34,14 +34,19 @@ class Staging:
             tensor: A tensor of the target.
             written: Whether what the collective writes there is written to the tensor by :meth:`write_back`.
         """
+        # Outside autograd: torch's collectives are not differentiated either.
         tensor = tensor.detach()
         alias = self._group.checked_alias(tensor, between_two=not self._connects)
+        # CPU tensors of a mixed group are on no GPU that could be used twice.
         if self._connects and alias is not tensor:
             self._group.know_devices(tensor.get_device())
         for observer in observers():
             observer.collective_used(self._name, tensor, written)
+        # Without a CPU alias of the memory the values are copied.
         host = tensor.cpu() if alias is None else alias
+        # Gloo knows no lazy conjugation, and wants one dimension.
         flat = host.resolve_conj().resolve_neg().reshape(-1)
+        # A tensor in other memory has to be written back: a copy, or a reshape of gaps.
         if written and (alias is None or flat.data_ptr() != host.data_ptr()):
             self._copied.append((tensor, flat))
         return flat
@@ -65,13 +70,15 @@ def staged(
     Args:
         group: The group of the ranks.
         name: The name of the collective.
-        tensors: What is sent, or received where not every rank sends.
-        alike: What else must be the same on all ranks.
+        tensors: The tensors that are sent, or received where not every rank sends.
+        alike: Further values that must be the same on all ranks.
         parts_differ: Whether the tensors may have another number of elements on each rank.
     """
     with group.naming(name), torch._C.DisableTorchFunction():
+        # Ranks must agree on dtypes in any case.
         dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
         group.agree(collective_checks.Call(name, tensors, (dtypes, *map(named, alike))))
         staging = Staging(group, name)
         yield staging
+        # Not in a `finally`: after an error nothing is written to the tensors.
         staging.write_back()

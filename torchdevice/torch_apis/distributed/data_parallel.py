@@ -36,6 +36,7 @@ def _init_ddp(
     then the device of the module takes their place, because torch moves inputs to it.
     """
     if not context.runtime.takes_device_ids or context.device_count > context.runtime.device_count():
+        # An ordinal beyond the real devices would be refused by torch, and on a CPU every ordinal.
         device_ids, output_device = _of_module(context, module) if device_ids else None, None
     original(self, module, device_ids, output_device, *args, **kwargs)
     context.runtime.serve_reducer(self)
@@ -45,6 +46,7 @@ def _of_module(context: Context, module: Any) -> list[int] | None:
     """Return the ordinal of the device of a module, None on a CPU target."""
     if context.runtime.shares_host_memory:
         return None
+    # `[:1] or None`: a module without parameters has no device.
     return [parameter.device.index or 0 for parameter in module.parameters()][:1] or None
 
 

@@ -33,6 +33,7 @@ _ODD = 0x9E3779B97F4A7C15
 def _init_tracker(context: Context, original: Any, self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
     """``OffsetBasedRNGTracker``, which refuses the CPU."""
     self._device = context.target
+    # The program's module: torch looks streams and the random state up there.
     self._device_handle = getattr(torch, context.program)
     self._use_distribute_region = True
     if run_state_sync:
@@ -51,7 +52,7 @@ def _distribute_region(
 def _run_dtensor_rng_op(
     context: Context, original: Any, start: int, end: int, operator: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run a random operator on this rank's shard, which torch names by its offset where tensors say cuda."""
+    """Run a random operator on this rank's shard, which torch names by its offset where tensors report cuda."""
     with _seeded(context, start, None):
         return operator(*args, **kwargs)
 
@@ -63,12 +64,15 @@ def _seeded(context: Context, shard: int, generator: torch.Generator | None) -> 
     source = default if generator is None else generator
     # No mode rewrites this call, and a generator may say another device than torch's.
     place = context.runtime.device(source.device.index or 0) if context.is_targets(source.device) else source.device
+    # One element, hence one number, which all ranks draw alike.
     drawn = torch.empty((), dtype=torch.int64, device=place).random_(generator=source).item()
     state = default.get_state()
+    # Shards count from 1 here, because 0 would change nothing. The mask keeps the seed a positive int64.
     default.manual_seed((int(drawn) ^ (1 + shard) * _ODD) & _LARGEST_SEED)
     try:
         yield
     finally:
+        # The state before the seed and after the draw, which all ranks have in common.
         default.set_state(state)
 
 
@@ -77,6 +81,7 @@ def _shard(spec: Any) -> int:
     found = 0
     for dimension, (placement, place) in enumerate(zip(spec.placements, spec.mesh.get_coordinate(), strict=True)):
         if not placement.is_replicate():
+            # Mixed radix: the place in each divided dimension is a digit.
             found = found * spec.mesh.size(dimension) + place
     return found
 

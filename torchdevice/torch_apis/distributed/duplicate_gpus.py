@@ -42,12 +42,15 @@ def check(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor])
     for other, device in enumerate(devices):
         if other != rank and device == mine:
             version = ".".join(map(str, torch.cuda.nccl.version()))
+            # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses count from 1 here.
             bus = (mine % (1 << _BITS) + 1) << 12
             raise dist.DistBackendError(_TEXT.format(version=version, rank=rank, other=other, bus=bus))
 
 
 def _identity(index: int) -> int:
-    """Return a number for the device that all processes agree on. Nodes of a launcher on one machine are told apart."""
+    """Return a number for the device that all processes agree on. Nodes of a launcher on one machine count as
+    different."""
+    # As NCCL does: the variable comes first, then the name of the machine.
     host = os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
     return zlib.crc32(host.encode()) << _BITS | _physical(index)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 
-@functools.cache
+@functools.cache  # once in a process
 def wait_at_end() -> None:
     """Let the process wait at its end until the threads of gloo have dropped the last collectives.
 
@@ -45,4 +45,4 @@ def store_of_this_attempt(store: Any, rank: int, size: int) -> Any:
 
 
 _PAUSE = 0.01
-"""Seconds between two looks at what the other ranks have written."""
+"""Seconds between two readings of the other ranks' entries."""

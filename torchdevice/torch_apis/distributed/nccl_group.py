@@ -1,4 +1,4 @@
-"""What a group of NCCL says of itself and refuses, and how its ranks agree before a collective, by gloo.
+"""The names and refusals of an NCCL group, and the agreement of its ranks before a collective, by gloo.
 
 Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
 """
@@ -25,7 +25,7 @@ from torchdevice.torch_apis.distributed.collective_works import finished
 _memory_format_of = require(torch._prims_common, "suggest_memory_format")
 
 _OF_TRANSPORT = "gloo/transport/"
-"""What errors of gloo's connections hold, in the name of the file that they are from."""
+"""A part of the texts of errors of gloo's connections: the folder of the source file."""
 
 
 class NcclGroup(dist.ProcessGroup):
@@ -35,7 +35,7 @@ class NcclGroup(dist.ProcessGroup):
         rank: The rank of this process in the group.
         size: The number of processes in the group.
         gloo: The gloo backend of the group.
-        runtime: What the target can do.
+        runtime: The runtime of the target.
         takes_cpu: Whether CPU tensors are taken too.
         waiting: How this process waits for other ranks.
     """
@@ -43,10 +43,12 @@ class NcclGroup(dist.ProcessGroup):
     def __init__(
         self, rank: int, size: int, gloo: Any, runtime: Runtime, takes_cpu: bool, waiting: collective_checks.Waiting
     ):
+        # The stub lacks the constructor.
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
         self._takes_cpu = takes_cpu or runtime.shares_host_memory
         self._name = self._description = ""
+        # Nothing to find out with one rank, or where ranks may share a device.
         self._knows_devices = size == 1 or runtime.shared_by_ranks
 
     def know_devices(self, index: int) -> None:
@@ -57,11 +59,12 @@ class NcclGroup(dist.ProcessGroup):
 
     def _gathered(self, mine: torch.Tensor) -> torch.Tensor:
         of_all = [torch.empty_like(mine) for _ in range(self.size())]
+        # By gloo directly: the group's own collectives would ask for this check again.
         self.gloo.allgather([of_all], [mine]).wait()
         return torch.cat(of_all)
 
     def checked_alias(self, tensor: torch.Tensor, *, between_two: bool = False) -> torch.Tensor | None:
-        """Return the CPU tensor with a tensor's memory, if there is one, and refuse what NCCL refuses.
+        """Return the CPU tensor with a tensor's memory, if there is one, after NCCL's checks.
 
         Raises:
             RuntimeError: The tensor is on a device that the group does not serve.
@@ -71,6 +74,7 @@ class NcclGroup(dist.ProcessGroup):
         if tensor.layout is not torch.strided:
             raise ValueError("Tensors must be CUDA and dense")
         alias = self.runtime.host_alias(tensor)
+        # `host_alias` returns a CPU tensor itself.
         is_on_cpu = alias is tensor
         if not (self._takes_cpu if is_on_cpu else tensor.device.type == self.runtime.device_type):
             raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
@@ -109,6 +113,7 @@ class NcclGroup(dist.ProcessGroup):
         # As torch's own code spells it, which looks for it in this list; the scope rewrites both.
         types = [self.runtime.device_type if context is None else context.program]
         if self._takes_cpu and not self.runtime.shares_host_memory:
+            # The CPU first: object collectives then stay on the host.
             types.insert(0, "cpu")
         return [torch.device(each) for each in types]
 
@@ -135,8 +140,10 @@ class NcclGroup(dist.ProcessGroup):
         Raises:
             DistBackendError: They are in different ones, or will never come.
         """
+        # A single rank agrees with itself.
         if self.size() == 1:
             return
+        # Counted before the exchange, since others may read the count while this rank waits.
         times = self.waiting.begin(self._name)
         mine = call.digest()
         of_all = [torch.empty_like(mine) for _ in range(self.size())]
@@ -146,6 +153,7 @@ class NcclGroup(dist.ProcessGroup):
             call,
             lambda: collective_checks.Awaited([self._name], times, self.ranks()),
         )
+        # Each rank compares by itself, and all come to the same result.
         if any(not torch.equal(each, mine) for each in of_all):
             raise collective_checks.mismatch(self._description or self._name, self._gathered_texts(str(call)))
 
@@ -156,6 +164,7 @@ class NcclGroup(dist.ProcessGroup):
     def _gathered_texts(self, text: str) -> list[str]:
         """Return the texts of all ranks."""
         mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        # Sizes first, since gloo gathers tensors of one size only.
         sizes = self._gathered(torch.tensor([mine.numel()], device="cpu")).tolist()
         padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
         padded[: mine.numel()] = mine
@@ -164,7 +173,7 @@ class NcclGroup(dist.ProcessGroup):
 
     @block
     def naming(self, collective: str) -> Iterator[None]:
-        """Let an error of gloo say which collective failed, and on which rank.
+        """Name the collective and the rank in errors of gloo.
 
         Raises:
             DistBackendError: A rank has ended, or has not come within the time-out of the group.
@@ -172,6 +181,7 @@ class NcclGroup(dist.ProcessGroup):
         try:
             yield
         except RuntimeError as error:
+            # Only errors of connections mean a lost rank; others are torch's own and stay.
             if _OF_TRANSPORT not in str(error):
                 raise
             where = f"rank {dist.get_rank()}, in the group {self._description!r} of {self.size()} ranks"

@@ -45,7 +45,9 @@ def register(*, takes_cpu: bool) -> str:
         The name to ask for it by.
     """
     name = "nccl_and_gloo_on_gloo" if takes_cpu else "nccl_on_gloo"
+    # A name can be registered once, and stays for the process.
     if name.upper() not in dist.Backend._plugins:
+        # Its tensors are staged on the CPU, hence the device.
         dist.Backend.register_backend(name, functools.partial(_create, takes_cpu), devices=["cpu"])
     return name
 
@@ -54,6 +56,7 @@ def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> 
     context = thread_state.current()
     assert context is not None, "this process group is asked for in scopes only"
     gloo_rendezvous.wait_at_end()
+    # Torchrun's agents keep one store for all attempts.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
@@ -62,6 +65,7 @@ def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> 
 
 def _waiting(store: Any, rank: int, size: int) -> collective_checks.Waiting:
     """Return how ranks wait for each other: one object in a program, made with its first group."""
+    # The first group is being made, so there is no default group yet.
     if not dist.is_initialized():
         return collective_checks.Waiting(store, rank, size)
     default = dist.distributed_c10d._get_default_group()
@@ -108,6 +112,7 @@ class NcclOnGloo(NcclGroup):
             if self.rank() == opts.rootRank:
                 flat = staging.numbers(tensors[0], written=True)
             else:  # gloo computes in the memory of every rank
+                # A copy: the memory of the other ranks must stay as it is.
                 flat = staging.numbers(tensors[0]).clone()
             reduce_flat(flat, opts.reduceOp, self.size(), reduce)
         return finished(tensors)
@@ -131,6 +136,7 @@ class NcclOnGloo(NcclGroup):
         if input.numel() != output.numel() * self.size():
             raise ValueError("input tensor must be the same size as output size times world size")
         with staged(self, "reduce_scatter", [input], op_of(opts)) as staging:
+            # `split(0)` is an error, and nothing is moved then.
             flats = staging.numbers(input).split(max(1, output.numel()))
             self._reduce_scatter(staging.numbers(output, written=True), flats, op_of(opts))
         return finished(output)
@@ -154,6 +160,7 @@ class NcclOnGloo(NcclGroup):
         if not flats:
             return
         whole = torch.cat(list(flats))
+        # Gloo's reduce-scatter ends the process for some shapes, so each rank reduces all and keeps its part.
         self._all_reduce(whole, op)
         output.copy_(whole.split([flat.numel() for flat in flats])[self.rank()])
 
@@ -180,15 +187,18 @@ class NcclOnGloo(NcclGroup):
         return finished(outputs)
 
     def _all_gather(self, outputs: list[torch.Tensor], given: torch.Tensor) -> None:
+        # Sizes are the same on all ranks, so all take the same branch.
         if all(output.numel() == given.numel() for output in outputs):
             self.gloo.allgather([outputs], [given]).wait()
             return
         outputs[self.rank()].copy_(given)
+        # Gloo gathers equal sizes only; one broadcast from each rank does the same.
         for root, output in enumerate(outputs):
             self._broadcast(output, root)
 
     def allgather_coalesced(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
         """Do an all-gather for each input: ``outputs[rank][i]`` is input ``i`` of a rank."""
+        # Transposed: torch lists the outputs by rank, `allgather` by input.
         return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
@@ -231,6 +241,7 @@ class NcclOnGloo(NcclGroup):
 
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
         """Send a tensor of each rank to each."""
+        # One input stands for the dtype of all.
         with staged(self, "all_to_all", inputs[:1], parts_differ=True) as staging:
             received = [staging.bytes(tensor, written=True) for tensor in outputs]
             sent = [staging.bytes(tensor) for tensor in inputs]
@@ -264,10 +275,12 @@ class NcclOnGloo(NcclGroup):
         sizes = sizes or [rows // self.size()] * self.size()
         if sum(sizes) != rows:
             raise RuntimeError("Split sizes doesn't match total dim 0 size")
+        # Bytes of a row, since `flat` is the tensor's bytes.
         row = flat.numel() // rows if rows else 0
         return list(flat.split([size * row for size in sizes]))
 
     def _exchange(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
+        # Gloo receives into one tensor; the parts are copied into place afterwards.
         received = torch.empty(sum(output.numel() for output in outputs), dtype=torch.uint8, device="cpu")
         sizes = [output.numel() for output in outputs]
         self.gloo.alltoall_base(received, torch.cat(inputs), sizes, [each.numel() for each in inputs]).wait()
@@ -281,7 +294,7 @@ class NcclOnGloo(NcclGroup):
         return finished(None)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for all ranks, and name those that do not come. torch offers it for groups that say gloo."""
+        """Wait for all ranks, and name those that do not come. torch offers it for groups that report gloo."""
         self.gloo.monitored_barrier(*args, **kwargs)
 
     # ---- point to point --------------------------------------------------------------------------------------------

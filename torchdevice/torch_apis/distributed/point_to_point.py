@@ -1,4 +1,4 @@
-"""Sending a tensor to a rank, and receiving one: neither waits, and both say what can never arrive."""
+"""Sending a tensor to a rank, and receiving one: both return at once, and raise for a tensor that can never arrive."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Begun(dist.distributed_c10d.Work):
 
     Args:
         group: The group of the ranks.
-        call: What the program has called.
+        call: The call of the program.
         work: gloo's work.
         staging: The CPU tensor that stands for the tensor.
-        awaited: What the other rank has to begin.
+        awaited: The calls that the other rank has to begin.
         received: Is called with the rank that a tensor of any rank came from.
     """
 
@@ -43,6 +43,7 @@ class _Begun(dist.distributed_c10d.Work):
         super().__init__()
         self._group, self._call, self._work, self._staging, self._awaited = group, call, work, staging, awaited
         self._received = received
+        # Made at the first wait or query, because a wait takes a thread.
         self._wait: blocking_waits.Wait | None = None
         self._is_written = False
 
@@ -55,6 +56,7 @@ class _Begun(dist.distributed_c10d.Work):
         with self._group.naming(self._call.name), torch._C.DisableTorchFunction():
             wait = self._waited(timeout)
             self._group.waiting.wait(lambda: wait.ended(collective_checks.PATIENCE), self._call, lambda: self._awaited)
+            # A second `wait` must not overwrite what the program has written since.
             if not self._is_written:
                 self._is_written = True
                 self._staging.write_back()
@@ -71,6 +73,7 @@ class _Begun(dist.distributed_c10d.Work):
 
     def _waited(self, timeout: Any = None) -> blocking_waits.Wait:
         if self._wait is None:
+            # Without a time-out gloo takes the group's.
             given = () if timeout is None else (timeout,)
             # With gloo's group, so that a thread which waits for ever at the end of the process is not disturbed.
             self._wait = blocking_waits.Wait(functools.partial(_wait, self._group.gloo, self._work, *given))
@@ -89,6 +92,7 @@ def send(group: NcclGroup, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
 
     def awaited() -> collective_checks.Awaited:
         times = group.waiting.begin(_key(group, "send", rank, tag))
+        # What the other rank must begin: a `recv` from this rank, or from any rank.
         keys = [_key(group, "recv", group.rank(), tag), _key(group, "recv", None, tag)]
         return collective_checks.Awaited(keys, times, [group.ranks()[rank]])
 
@@ -116,6 +120,7 @@ def recv_anysource(group: NcclGroup, tensors: _Tensors, tag: int = 0) -> Any:
 
     def awaited() -> collective_checks.Awaited:
         group.waiting.begin(_key(group, "recv", None, tag))
+        # A tensor from any rank may have been counted under its rank already.
         received = group.waiting.times(*(_key(group, "recv", rank, tag) for rank in (None, *range(group.size()))))
         return collective_checks.Awaited([_key(group, "send", group.rank(), tag)], received, group.ranks(), of_one=True)
 
@@ -123,6 +128,7 @@ def recv_anysource(group: NcclGroup, tensors: _Tensors, tag: int = 0) -> Any:
         return group.gloo.recv_anysource([staging.bytes(tensors[0], written=True)], tag)
 
     def received(rank: int) -> None:
+        # Known only now: from which rank it came.
         group.waiting.rename(_key(group, "recv", None, tag), _key(group, "recv", rank, tag))
 
     return _begin(group, collective_checks.Call("recv", tensors, ("from any rank",)), begin, awaited, received)
@@ -140,6 +146,7 @@ def _begin(
     awaited: Callable[[], collective_checks.Awaited],
     received: Callable[[int], None] | None = None,
 ) -> _Begun:
+    # As for collectives: errors of connections name the operation and the rank.
     with group.naming(call.name), torch._C.DisableTorchFunction():
         staging = Staging(group, call.name, connects=False)
         work = begin(staging)

@@ -18,8 +18,8 @@ from torchdevice.core.patching import Patch, Replaced, per_context, replaced_fun
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import require
 
-_asked_for: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""What a program asked for, by process group, where another backend stands in."""
+_asked_for: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # weak: destroyed groups end
+"""Process group -> the backend that the program asked for, where another one stands in."""
 
 
 def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
@@ -39,6 +39,7 @@ def _init_process_group(context: Context, original: Any, backend: Any = None, *a
     # Without a name torch makes both, for a machine that has CUDA.
     used, asked = _stand_in(context, "cpu:gloo,cuda:nccl" if backend is None else backend)
     kwargs.pop("device_id", None)  # lets NCCL connect at once
+    # Options of NCCL's class, which gloo refuses.
     if asked == "nccl":
         kwargs.pop("pg_options", None)
     original(used, *args, **kwargs)
@@ -57,6 +58,7 @@ def _new_group(
     used, asked = _stand_in(context, backend)
     kwargs.pop("device_id", None)
     if backend is None and dist.is_initialized():
+        # A new group without a backend takes the default group's, and answers the same name.
         asked = _asked_for.get(dist.distributed_c10d._get_default_group())
     if asked == "nccl":
         kwargs.pop("pg_options", None)
@@ -72,6 +74,7 @@ def _remember(group: Any, asked: str | None) -> None:
 
 def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
     found = original(group)
+    # None means the default group.
     asked = _asked_for.get(group or dist.distributed_c10d._get_default_group())
     return found if asked is None else dist.Backend(asked)
 
@@ -95,7 +98,7 @@ class ProcessGroupNCCL:
     """NCCL's class, in builds of torch without NCCL. Programs make options of it; no group is an instance of it."""
 
     class Options:
-        """What a program sets for NCCL, and gloo does not read."""
+        """Settings for NCCL, which gloo does not read."""
 
         def __init__(self, is_high_priority_stream: bool = False):
             self.is_high_priority_stream = is_high_priority_stream
@@ -112,6 +115,7 @@ def _patches_of_absent_class() -> list[Patch]:
 def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to write them to a file."""
     original(self, *args, **kwargs)
+    # On a CPU target nothing has to be taken to the CPU.
     if not context.runtime.shares_host_memory:
         self.device_type = context.shown_as or context.device_type
 
@@ -119,6 +123,7 @@ def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwarg
 def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """``FlatParamHandle.flat_param_to``: FSDP frees the memory of the parameter that it has moved to the CPU."""
     if context.runtime.shares_host_memory:
+        # The parameter's memory is the same after the "move", so FSDP would free the parameter itself.
         self.flat_param.data = self.flat_param.detach().clone()
     original(self, *args, **kwargs)
 
@@ -139,8 +144,10 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
 
     torch asks ``torch.cuda.is_initialized()``, which is true in scopes.
     """
+    # Read before torch's own set-up, which uses the accelerator.
     chosen, count = context.is_initialized, context.device_count
     group = original(self)
+    # As torch does: the launcher's variable first, else by the rank.
     index = int(os.environ.get("LOCAL_RANK", dist.get_rank() % max(1, count)))
     of_accelerator = self._device_type == context.program or context.is_targets_type(self._device_type)
     if of_accelerator and not chosen and index < count:
@@ -161,6 +168,7 @@ def _patches_of_device_handles(module: ModuleType) -> list[Patch]:
     handle = require(module, "_FSDPDeviceHandle")
 
     def make(original: Any) -> Any:
+        # `from_device` is a class method.
         return classmethod(per_context(original.__func__, _device_handle, native_to="cuda"))
 
     return [Replaced(handle, "from_device", make)]

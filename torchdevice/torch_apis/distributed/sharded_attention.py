@@ -43,6 +43,7 @@ _Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
 
 def is_divided(*tensors: Any) -> bool:
     """Return whether the work of attention with this query, key and value is divided among ranks here."""
+    # Without the module there are no distributed tensors; asking must not import it.
     api = sys.modules.get(_API)
     if api is None or not all(isinstance(each, api.DTensor) for each in tensors):
         return False
@@ -52,6 +53,7 @@ def is_divided(*tensors: Any) -> bool:
 def _are_apart(tensors: Sequence[Any]) -> bool:
     """Return whether each rank has what it needs: whole sequences, of some batches and heads."""
     placements = tensors[0].placements
+    # Dimension 0 is the batch, 1 the heads; both can be computed apart.
     whole = all(each.is_replicate() or each.is_shard(0) or each.is_shard(1) for each in placements)
     return whole and all(each.placements == placements for each in tensors)
 
@@ -60,6 +62,7 @@ def _in_parts(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
     """Compute with the parts of this rank."""
     given = {**dict(zip(_NAMES[op], args, strict=False)), **kwargs}
     inputs = [given[name] for name in ("query", "key", "value")]
+    # Outside a scope torch's own error stands.
     if thread_state.current() is None or given.get("attn_mask") is not None or not _are_apart(inputs):
         raise NotImplementedError(f"Operator {op} does not have a sharding strategy registered.")  # torch's words
     return _whole(op, given, op(**_parts(given)))
@@ -72,6 +75,7 @@ def _around_ring(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         raise NotImplementedError("context_parallel does not divide attn_mask. Use is_causal, or no mask.")
     group = given["query"].device_mesh.get_group()
     if op is _FORWARD:
+        # Torch's template calls the overload packet in forward, and the overload in backward.
         template, call = "_templated_ring_attention", op._overloadpacket
         named = _parts(given)
     else:
@@ -95,6 +99,7 @@ def _whole(op: Any, given: dict[str, Any], results: Sequence[torch.Tensor]) -> t
     """Return distributed tensors of results, which are divided as the query is."""
     query, key, value = (given[name] for name in ("query", "key", "value"))
     rows = query.shape[:-1]
+    # The results of forward are the output and the logsumexp; of backward the three gradients.
     shapes = [(*rows, value.shape[-1]), rows] if op is _FORWARD else [query.shape, key.shape, value.shape]
     # Not from_local(), which moves tensors to the device of the mesh: modes are off here, and it says cuda.
     kind, spec = type(query), query._spec
@@ -106,6 +111,7 @@ def _whole(op: Any, given: dict[str, Any], results: Sequence[torch.Tensor]) -> t
 def _spec(part: torch.Tensor, shape: Sequence[int], spec: Any) -> Any:
     """Return what describes a distributed tensor of that shape, which lies in memory as its part does."""
     stride, step = [0] * len(shape), 1
+    # From the innermost dimension on, in the order of the part's strides.
     for dim in sorted(range(len(shape)), key=part.stride):
         stride[dim], step = step, step * shape[dim]
     meta = type(spec.tensor_meta)(torch.Size(shape), tuple(stride), part.dtype)
@@ -116,6 +122,7 @@ def _enable_ring(context: Context, original: Any) -> None:
     """``_enable_cp_dtensor_dispatcher``: add to the table, which torch has just made and drops when it is done."""
     original()
     dispatcher = sys.modules[_RING].DTensor._op_dispatcher
+    # A new dictionary: the table that torch puts back must not have the entries.
     dispatcher._custom_op_handlers = {**dispatcher._custom_op_handlers, **dict.fromkeys(_NAMES, _around_ring)}
 
 
