@@ -235,7 +235,7 @@ def _figure(field: str) -> Callable[..., int]:
     """Return the replacement of a function that reads one figure; torch makes and sorts a table of all for it."""
 
     def read(context: Context, original: Any, device: Any = None) -> int:
-        if not context.is_initialized:
+        if not torch.cuda.is_initialized():
             return 0
         index = context.thread.device_index
         if device is not None:
