@@ -236,7 +236,7 @@ def test_what_was_foretold_of_programs(tmp_path: Path, monkeypatch: pytest.Monke
     assert row["wrong"] == []
     assert row["figures"] == {
         "handled right": 1,  # line 4
-        "handled foretold": 2,  # and line 8, of which the finding of the dtype speaks
+        "handled foretold": 3,  # and lines 8 and 9, of which the findings of the dtype and the operator speak
         "degraded right": 2,  # lines 5 and 9; a dtype in a dict, as in line 8, need not reach torch where it stands
         "degraded foretold": 3,
     }

@@ -13,6 +13,7 @@ import torch
 from torchdevice import options as _options
 from torchdevice import target_selection
 from torchdevice.core import thread_state
+from torchdevice.core.patching import do_all
 from torchdevice.core.thread_state import Entry, state, undo
 from torchdevice.engines import held_functions
 from torchdevice.errors import ScopeError
@@ -172,13 +173,15 @@ def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run")
 def _end(entries: Sequence[Entry]) -> None:
     """Undo what :func:`enable_chosen` has made, the last first."""
     for entry in reversed(entries):
-        try:
-            _options.set_environment(entry.environment)
-        finally:
-            undo(leave, entry)
+        undo(_undo_all, entry)
     for cells in _cells():
         if _before_cell in cells.callbacks["pre_run_cell"]:
             cells.unregister("pre_run_cell", _before_cell)
+
+
+def _undo_all(entry: Entry) -> None:
+    # Both steps, also if one fails or is interrupted: without its entry nothing would restore the variables.
+    do_all((lambda entry: _options.set_environment(entry.environment), leave), entry)
 
 
 def _cells() -> list[Any]:

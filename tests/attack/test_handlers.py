@@ -371,6 +371,10 @@ def test_a_destructor_leaves_the_scope(target: str, engine: str) -> None:
     assert not thread_state.stacked_modes() and not thread_state.state.lent
 
 
+PER_DEVICE = 1 << 45
+"""How many addresses a device has."""
+
+
 class _Asking:
     """Asks for memory in the middle of a change of the allocator: what limits the device is asked where it grows."""
 
@@ -405,16 +409,15 @@ class TestMemoryInTheMiddleOfAChange:
         (late,) = asking.asked
         assert device.figures().allocated == first.size + 1024 and late.size == 1024
         statistics, segments = device.statistics(), device.segments({})
-        del device, asking  # so that the other has the same addresses
         other, _ = self.made()
         blocks = [other.allocate(5_000_000), other.allocate(1000)]
         other.reset_peak()
         other.empty_cache()
         assert statistics == other.statistics()
-        assert [(each.address, each.size, each.requested) for each in (first, late)] == [
-            (each.address, each.size, each.requested) for each in blocks
+        assert [(each.address % PER_DEVICE, each.size, each.requested) for each in (first, late)] == [
+            (each.address % PER_DEVICE, each.size, each.requested) for each in blocks
         ]
-        assert segments == other.segments({})
+        assert [each.stream for each in segments] == [each.stream for each in other.segments({})]
 
     def test_it_is_freed_before_it_has_a_place(self) -> None:
         device, asking = self.made()

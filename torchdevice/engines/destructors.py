@@ -57,7 +57,8 @@ def _end(phase: str, info: Mapping[str, int]) -> None:
 
 def install() -> None:
     """Lend the mode to collections from now on. Handlers of signals must wait for the end of these callbacks."""
-    remove()
+    if _begin in gc.callbacks:
+        remove()
     gc.callbacks.insert(0, _begin)
     gc.callbacks.append(_end)
 

@@ -47,10 +47,7 @@ class Machine:
         """Reset settings, cache, peaks and the sticky error to those of a new process."""
         self.lost = None
         for each in self.memory.values():
-            each.configure(DEFAULT)
-            each.empty_cache()
-            each.reset_peak()
-            each.reset_accumulated()
+            each.begin(DEFAULT)
 
 
 _OUTSIDE = Machine()
@@ -92,5 +89,7 @@ def leave(context: Context) -> None:
 
 def outermost() -> Machine | None:
     """Return the machine that all scopes of this thread share; None where none of them is on simulated devices."""
-    contexts = (entry.context for entry in thread_state.state.entries if entry.context is not None)
-    return next((context.machine for context in contexts if context.machine is not None), None)
+    for entry in thread_state.state.entries:
+        if entry.context is not None and entry.context.machine is not None:
+            return entry.context.machine
+    return None

@@ -206,6 +206,14 @@ class Device:
         """Return the segments without a block in use to the driver."""
         self._blocks.release_cached()
 
+    @_changing
+    def begin(self, settings: Settings) -> None:
+        """Begin as for a new process: with these settings, without cached segments, peaks and sums."""
+        self._blocks.configure(settings)
+        self._blocks.release_cached()
+        self._blocks.statistics.forget_peaks()
+        self._blocks.statistics.forget_totals()
+
     # ---- private pools -----------------------------------------------------------------------------------------------
 
     @_changing
