@@ -9,10 +9,11 @@ of signals wait for their end.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ class _Thread(threading.local):
     """What the collection in progress of a thread has entered."""
 
     def __init__(self) -> None:
-        self.entered = contextlib.ExitStack()
+        self.entered: list[AbstractContextManager[Any]] = []
 
 
 _thread = _Thread()
@@ -39,20 +40,33 @@ def _begin(phase: str, info: Mapping[str, int]) -> None:
     if gc.callbacks[-1] is not _end and _end in gc.callbacks:  # the program has added one, which runs in between
         gc.callbacks.remove(_end)
         gc.callbacks.append(_end)
-    _thread.entered.close()  # an interrupt kept the end of an earlier collection from it
+    _leave()  # an interrupt kept the end of an earlier collection from it
     context = thread_state.state.context
     if context is None:
         return
     # The mode handles a call with all function modes off; the collection came in its midst.
     if is_torch_function_all_disabled():
-        _thread.entered.enter_context(_enable())
+        _enter(_enable())
     if of_this_thread() is None:
-        _thread.entered.enter_context(thread_state.lent(DeviceMode(context), context))
+        _enter(thread_state.lent(DeviceMode(context), context))
 
 
 def _end(phase: str, info: Mapping[str, int]) -> None:
     if phase == "stop":
-        _thread.entered.close()
+        _leave()
+
+
+# Not an ExitStack: an interrupt within its Python code could leave it between two states.
+def _enter(manager: AbstractContextManager[Any]) -> None:
+    # Noted before entering: an interrupt in between leaves an exit that may be called without an entry.
+    _thread.entered.append(manager)
+    manager.__enter__()
+
+
+def _leave() -> None:
+    while _thread.entered:
+        _thread.entered[-1].__exit__(None, None, None)  # popped afterwards: after an interrupt it is left once more
+        _thread.entered.pop()
 
 
 def install() -> None:
@@ -65,5 +79,5 @@ def install() -> None:
 
 def remove() -> None:
     """Lend it no more. May be called again, and by a destructor that a collection runs."""
-    _thread.entered.close()
+    _leave()
     gc.callbacks[:] = [each for each in gc.callbacks if each is not _begin and each is not _end]

@@ -98,9 +98,7 @@ class Device:
         self.index = index
         self.observers: list[Observer] = [] if observers is None else observers
         self.live: Callable[[Device], Collection[Block]] = lambda device: ()
-        numbers = itertools.count()
-        # The smallest number that no living device has; `setdefault` decides between threads.
-        number = next(number for number in numbers if _in_use.setdefault(number, self) is self)
+        number = _take_number(self)
         self._blocks = Blocks(index, number, limits, error, _telling(index, self.observers))
         # Shortcuts for `allocate`, which is called for every tensor.
         self.ended, self.freed = self._blocks.ended, self._blocks.freed
@@ -325,12 +323,29 @@ class Device:
         return blocks.out_of_memory(wanted, blocks.limits()._replace(total=total))
 
 
-_in_use: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
+# Not a WeakValueDictionary: its callback in Python, at the end of a device, would swallow the error of an interrupt.
+_in_use: dict[int, weakref.ref[Device]] = {}
 """Number -> device, of all machines: each device has addresses of its own."""
+
+_numbering = threading.RLock()
+
+
+def _take_number(device: Device) -> int:
+    """Return the least number that no living device has."""
+    # On one line: see `_changing`.
+    with _numbering: return _numbered(device)  # noqa: E701  # fmt: skip
+
+
+def _numbered(device: Device) -> int:
+    number = next(number for number in itertools.count() if number not in _in_use or _in_use[number]() is None)
+    _in_use[number] = weakref.ref(device)
+    return number
 
 
 def _begin_in_child() -> None:
-    for each in list(_in_use.values()):
+    global _numbering
+    _numbering = threading.RLock()
+    for each in filter(None, [known() for known in _in_use.values()]):
         each.begin_in_child()
 
 
