@@ -191,7 +191,7 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     """
     index = tensor.get_device()
     # A negative index is the CPU's; sparse and quantized tensors have no single storage.
-    plain = index >= 0 and tensor.layout is torch.strided and not tensor.is_quantized
+    plain = index >= 0 and tensor.layout is torch.strided
     owner = _owners.get(tensor.untyped_storage().data_ptr()) if plain else None
     if owner is None or owner.on.index != index or isinstance(owner, MetaRef):
         return tensor.detach()
@@ -219,7 +219,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     A tensor of another device or layout is cloned, and one without values detached: there is nothing to copy.
     """
     index = tensor.get_device()
-    if index < 0 or tensor.layout is not torch.strided or tensor.is_quantized:
+    if index < 0 or tensor.layout is not torch.strided:
         return tensor.clone()
     if has_no_values(tensor.untyped_storage()):
         return tensor.detach()
