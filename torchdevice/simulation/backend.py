@@ -6,8 +6,6 @@ This is done once in a process, and torch cannot undo it. Nothing of it is used 
 from __future__ import annotations
 
 import functools
-import os
-import threading
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.errors import BackendTakenError
 from torchdevice.fallback import refused_backward
-from torchdevice.foundation import garbage_collection
+from torchdevice.foundation import forks, garbage_collection
 from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import installing
 from torchdevice.simulation import device_guard, policy, printing, sharing, storage_resizing
@@ -37,17 +35,7 @@ from torchdevice.torch_apis import autocast_lists
 _libraries: list[torch.library.Library] = []
 
 
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """Make a new lock in a forked child: the parent may fork while another thread registers the device."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_lock)
+_lock = forks.lock(globals())
 
 
 class Module:

@@ -18,6 +18,7 @@ from torchdevice.core.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fallback import missing_operators
 from torchdevice.fallback.cpu_fallback import counted
+from torchdevice.foundation import forks
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import block
@@ -182,8 +183,7 @@ def _after_fork() -> None:
         context.policy.settle()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork)
+forks.in_child(_after_fork)
 
 
 def stands_for_cuda() -> bool:
