@@ -20,6 +20,7 @@ from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
+from torchdevice.foundation.view_bits import with_bits
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy, storage_resizing
 from torchdevice.simulation.allocator.storages import (
@@ -30,7 +31,6 @@ from torchdevice.simulation.allocator.storages import (
     memory_of,
     resizable_memory_of,
     set_storage,
-    with_bits,
 )
 from torchdevice.simulation.kernels import device_mismatch
 
