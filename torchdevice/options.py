@@ -612,13 +612,3 @@ def takes_options(
         return function
 
     return complete
-
-
-def table(record: type = Options) -> str:
-    """Return the options as rows of a Markdown table."""
-    rows = ["| option | flag of `run` | variable | pytest | default | what it does |", "|---|---|---|---|---|---|"]
-    defaults = {field.name: field.default for field in dataclasses.fields(record)}
-    for name, declaration in declarations(record).items():
-        cells = [name, flag_of(name), variable_of(name), pytest_flag_of(name), repr(defaults[name])]
-        rows.append("| " + " | ".join(f"`{cell}`" for cell in cells) + f" | {declaration.text} |")
-    return "\n".join(rows) + "\n"
