@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -166,21 +165,6 @@ class SimulatedRuntime(Runtime):
     def mark(self, index: int, *, timing: bool) -> Mark:
         policy.check_alive()
         return super().mark(index, timing=timing)
-
-    @property
-    def copies(self) -> Counter[tuple[str, str]]:
-        """Copies between devices of the thread's machine: (source, destination) -> number."""
-        return machine.current().copies
-
-    @property
-    def copied_bytes(self) -> Counter[tuple[str, str]]:
-        """Copies between devices of the thread's machine: (source, destination) -> bytes."""
-        return machine.current().copied_bytes
-
-    @property
-    def fallbacks(self) -> Counter[str]:
-        """Operators that the profile's device lacks and that ran on the CPU: name -> number of calls."""
-        return machine.current().fallbacks
 
     def device_count(self) -> int:
         return self._count
