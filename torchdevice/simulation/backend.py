@@ -27,7 +27,7 @@ from torchdevice.simulation.kernels import (
     sparse,
 )
 from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
-from torchdevice.simulation.policy import KIND
+from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.simulation.refusals import mps_refusals
 from torchdevice.simulation.refusals.cuda_refusals import guarded
 from torchdevice.torch_apis import autocast_lists
@@ -73,13 +73,13 @@ class Module:
     def __getattr__(self, name: str) -> Any:
         context = _scope()
         if context is None:
-            raise AttributeError(f"torch.{KIND} has no {name!r} where no scope on a simulated device is active")
+            raise AttributeError(f"torch.{DEVICE_TYPE} has no {name!r} where no scope on a simulated device is active")
         return getattr(getattr(torch, context.program), name)
 
 
 def _scope() -> Context | None:
     context = thread_state.state.context
-    return context if context is not None and context.device_type == KIND else None
+    return context if context is not None and context.device_type == DEVICE_TYPE else None
 
 
 def register() -> None:
@@ -101,7 +101,7 @@ def _register() -> None:
         raise BackendTakenError(name)
     setup = torch.utils.backend_registration._setup_privateuseone_for_python_backend
     with garbage_collection.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
-        setup(KIND, Module(), device_guard.Hooks(), device_guard.Guard())
+        setup(DEVICE_TYPE, Module(), device_guard.Hooks(), device_guard.Guard())
         _guard_storage()
         storage_resizing.register()
         page_locked.register()
@@ -123,7 +123,7 @@ def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwar
         return original(cls, *args, **kwargs)
     with torch._C.DisableTorchFunction():
         device = torch.device(device)
-        if device.type != KIND:
+        if device.type != DEVICE_TYPE:
             return original(cls, *args, device=device, **kwargs)
         policy.check_scope()
         size = args[0] if args else kwargs.get("size", 0)
@@ -161,7 +161,7 @@ def _register_kernels() -> None:
             fallback,
             aten,
             quantized.register(aten),
-            *autocast_lists.register(KIND, "AutocastPrivateUse1"),
+            *autocast_lists.register(DEVICE_TYPE, "AutocastPrivateUse1"),
             *sparse.register(),
         )
     )

@@ -17,7 +17,7 @@ from torchdevice.lowlevel.dlpack_alias import on_device
 from torchdevice.lowlevel.object_fields import offset_of
 from torchdevice.lowlevel.pointers import copy, word_at
 from torchdevice.simulation.allocator import storages
-from torchdevice.simulation.policy import KIND
+from torchdevice.simulation.policy import DEVICE_TYPE
 
 _WORDS = 9
 """The words of a storage that are searched: reference counts, address, deleter, device, size, flags."""
@@ -83,11 +83,11 @@ def register() -> None:
 
     @functools.wraps(_resize_cpu)
     def resize_(self: torch.UntypedStorage, size: int) -> Any:
-        return resize(self, size) if _device(self).type == KIND else _resize_cpu(self, size)
+        return resize(self, size) if _device(self).type == DEVICE_TYPE else _resize_cpu(self, size)
 
     @functools.wraps(_resizable)
     def resizable(self: torch.UntypedStorage) -> bool:
-        return _device(self).type == KIND or _resizable(self)
+        return _device(self).type == DEVICE_TYPE or _resizable(self)
 
     torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
     torch.UntypedStorage.resizable = resizable  # type: ignore[method-assign, assignment]
