@@ -7,7 +7,7 @@ from importlib import import_module
 from torchdevice.accelerators import accelerator_api
 from torchdevice.compile import torch_compile
 from torchdevice.core import bindings
-from torchdevice.core.importing import Refusing
+from torchdevice.core.importing import Late, LateModules, Refused
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.cuda import (
     comm,
@@ -113,8 +113,11 @@ ONLY_SUPPLYING = (gds, memory_history, nccl, unsupported, versions)
 
 
 def _patches() -> list[Patch]:
-    rivals = Refusing(PATCHERS, AnotherPatcherError)
-    return [rivals, *bindings.patches(), *(patch for area in AREAS for patch in area.patches())]
+    found = [*bindings.patches(), *(patch for area in AREAS for patch in area.patches())]
+    late = [each for each in found if isinstance(each, Late)]
+    rivals = (Refused(name, AnotherPatcherError) for name in PATCHERS)
+    # Last, since a module that is imported in a scope is patched after everything else.
+    return [*(each for each in found if not isinstance(each, Late)), LateModules([*rivals, *late])]
 
 
 INSTALLATION = Installation(_patches)

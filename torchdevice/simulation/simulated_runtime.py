@@ -88,7 +88,7 @@ class SimulatedRuntime(Runtime):
         self.refusing_key = "PrivateUse1" if self.kernels_refuse else None
         self._count = count
 
-    @property
+    @functools.cached_property  # each entry of a scope reads it
     def target(self) -> str:
         return f"{self.device_type}:{self.profile.name}:{self._count}"
 
