@@ -85,8 +85,7 @@ class _DynamoPatches(Late):
         if not self._in_place:
             # Made once, installed at each entry.
             self.patches = self.patches or together(self._make())
-            for patch in self.patches:
-                patch.install()
+            super().install()
             self._in_place = True
         # Inductor is imported at the first compilation, perhaps after this scope was entered.
         if self._inductor is None and "torch._inductor.output_code" in sys.modules:

@@ -30,7 +30,8 @@ class Late:
 
     def install(self) -> None:
         """Put the patches in. The module has been imported."""
-        raise NotImplementedError
+        for patch in self.patches:
+            patch.install()
 
     def remove(self) -> None:
         """Take the patches out."""
@@ -52,8 +53,7 @@ class WhenImported(Late):
     def install(self) -> None:
         # Made once: the module stays the same object for the process.
         self.patches = self.patches or together(self._make(sys.modules[self.name]))
-        for patch in self.patches:
-            patch.install()
+        super().install()
 
 
 class Refused(Late):
@@ -62,9 +62,6 @@ class Refused(Late):
     def __init__(self, name: str, error: Callable[[str], Exception]):
         super().__init__(name)
         self._error = error
-
-    def install(self) -> None:
-        """Do nothing: the entry of the scope has looked for the module."""
 
     def loader(self, own: Any) -> Any:
         return self

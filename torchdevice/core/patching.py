@@ -455,16 +455,11 @@ class Together:
         take_out(self.places)
 
 
-def together(patches: Iterable[Patch]) -> list[Patch]:
+def together(patches: Sequence[Patch]) -> list[Patch]:
     """Return patches that do the same, with the replaced attributes joined, in their order, after all others."""
-    found: list[Patch] = []
-    replaced: list[Replaced | ReplacedInImporters] = []
-    for patch in patches:
-        if isinstance(patch, (Replaced, ReplacedInImporters)):
-            replaced.append(patch)
-        else:
-            found.append(patch)
-    return [*found, Together(replaced)] if replaced else found
+    replaced = [each for each in patches if isinstance(each, (Replaced, ReplacedInImporters))]
+    others = [each for each in patches if not isinstance(each, (Replaced, ReplacedInImporters))]
+    return [*others, Together(replaced)] if replaced else others
 
 
 class Callback:

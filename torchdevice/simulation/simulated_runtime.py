@@ -18,7 +18,7 @@ from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps_runtime import says_refused
 from torchdevice.devices.private_pools import PrivatePools, RawMemory
-from torchdevice.devices.runtime import MEMORY_FRACTION, Mark, Memory, Runtime
+from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Memory, Runtime
 from torchdevice.foundation.torch_internals import require
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
@@ -166,7 +166,7 @@ class SimulatedRuntime(Runtime):
 
     def mark(self, index: int, *, timing: bool) -> Mark:
         policy.check_alive()
-        return super().mark(index, timing=timing)
+        return HostMark()
 
     @property
     def copies(self) -> Counter[tuple[str, str]]:
