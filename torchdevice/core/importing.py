@@ -11,6 +11,7 @@ from typing import Any
 
 from torchdevice.core import thread_state
 from torchdevice.core.patching import Patch, do_all, together
+from torchdevice.foundation import torch_internals
 
 
 class Late:
@@ -51,8 +52,10 @@ class WhenImported(Late):
         self._make = make
 
     def install(self) -> None:
-        # Made once: the module stays the same object for the process.
-        self.patches = self.patches or together(self._make(sys.modules[self.name]))
+        if not self.patches:
+            torch_internals.check("later", self.name)
+            # Made once: the module stays the same object for the process.
+            self.patches = together(self._make(sys.modules[self.name]))
         super().install()
 
 

@@ -17,7 +17,6 @@ from torchdevice.core.patching import Callback, Patch, replaced_function
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.engines import float64_policy, moves
 from torchdevice.fallback.doubles import HostDouble
-from torchdevice.foundation.torch_internals import require
 
 _NOT_THERE = (
     "Attempting to deserialize object on {0} device {1.index} but torch.{1.accelerator}.device_count() is {2}. Please "
@@ -109,7 +108,7 @@ def _rebuild(context: Context, original: Any, storage: Any, offset: int, size: A
 
 _PACKAGE = _PRIORITY, _tag, _deserialize
 
-_packages: list[Any] = require(serialization, "_package_registry")
+_packages: list[Any] = serialization._package_registry
 
 
 def _register() -> None:

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from torchdevice.core.thread_state import state
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation.allocator.storages import fresh
 from torchdevice.simulation.kernels import cpu_kernels
 from torchdevice.simulation.refusals import cuda_refusals, mps_refusals
 
-_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+_mode_enabled = torch._C._is_torch_function_mode_enabled
 
 _Tensor, _STRIDED = torch.Tensor, torch.strided
 
