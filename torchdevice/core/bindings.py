@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from torchdevice.core.context import Context
@@ -160,9 +161,9 @@ def first_line(function: Callable[..., Any]) -> str:
 
 
 def patches() -> list[Patch]:
-    """Return the patches that make every supplied name visible to threads with a context."""
-    modules: dict[str, dict[str, Callable[[Any], Any]]] = {}
+    """Return the patch that makes every supplied name visible to threads with a context."""
+    modules: dict[ModuleType, dict[str, Callable[[Any], Any]]] = {}
     for supplied in SUPPLIED.values():
         module, _, name = supplied.name.rpartition(".")
-        modules.setdefault(module, {})[name] = supplied.value
-    return [Guarded(importlib.import_module(module), names) for module, names in modules.items()]
+        modules.setdefault(importlib.import_module(module), {})[name] = supplied.value
+    return [Guarded(modules)]

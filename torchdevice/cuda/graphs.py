@@ -124,7 +124,7 @@ class GraphStandIn:
         if self._captured is not None:
             raise RuntimeError(_OWNS_GRAPH.format(self.maker))
         runtime = self._context.runtime
-        index = self._context.device(thread.device_index).index or 0
+        index = self._context.target_index(thread.device_index)
         generator = runtime.default_generator(index)
         self._pool = new_id(for_graph=True) if pool is None else tuple(pool)
         # None where the tensors cannot be told from the host's.

@@ -14,7 +14,7 @@ from torchdevice.core.patching import Patch, replaced_in_importers
 @supplied_value("torch.cuda.default_generators")
 def default_generators(context: Context) -> tuple[torch.Generator, ...]:
     """Return a default generator for each advertised device. A target with one device repeats its generator."""
-    return tuple(context.runtime.default_generator(context.device(i).index or 0) for i in range(context.device_count))
+    return tuple(context.runtime.default_generator(context.target_index(i)) for i in range(context.device_count))
 
 
 @supplied_function("_cuda_getRNGState")

@@ -17,7 +17,8 @@ from torchdevice.core import thread_state
 from torchdevice.simulation import device_generators, machine, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant
 from torchdevice.simulation.kernels import recurrent_cells
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, kernel_of, of_formula, without_mode
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula
+from torchdevice.simulation.kernels.pipeline import Pipeline
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
 from torchdevice.simulation.storage_resizing import resize
 from torchdevice.torch_apis import batch_norm
@@ -44,7 +45,7 @@ def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            SPECIAL[name] = without_mode(kernel)
+            SPECIAL[name] = kernel
         return kernel
 
     return register
@@ -60,7 +61,9 @@ def _index(device: torch.device | None) -> int:
 @special("empty.memory_format")
 def _empty(size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any = None, **options: Any) -> Any:
     policy.check_scope()
-    return fresh(_new_empty(size, device=_CPU, **options), _index(device))
+    # `_index` in short, because every factory comes here.
+    index = meant.index if device is None or device.index is None else device.index
+    return fresh(_new_empty(size, device=_CPU, **options), index)
 
 
 @special("empty_strided")
@@ -276,7 +279,7 @@ def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causa
     return bool(_aten._fused_sdp_choice(*memory[:3], mask, dropout_p, is_causal, **options) == _FLASH)
 
 
-_run_convolution = kernel_of(_aten.convolution.default)
+_run_convolution = Pipeline(_aten.convolution.default, refusals=lambda op: ()).run
 
 
 @special("convolution")
@@ -300,7 +303,7 @@ def convolve(*args: Any) -> torch.Tensor:
 
 
 def _ctc(overload: str) -> Callable[..., Any]:
-    run = kernel_of(getattr(_aten._ctc_loss, overload))
+    run = Pipeline(getattr(_aten._ctc_loss, overload), refusals=lambda op: ()).run
 
     def kernel(log_probs: torch.Tensor, targets: torch.Tensor, *lengths_and_options: Any, **options: Any) -> Any:
         """Torch's kernels do not look at the targets: the CPU's ends the process where one is far out of range."""

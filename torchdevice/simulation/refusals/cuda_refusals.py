@@ -1,6 +1,6 @@
 """Calls that CUDA refuses and the CPU accepts: dtypes, operators, nondeterministic kernels, indices out of bounds.
 
-:func:`guarded` wraps the kernels of the operators that CUDA refuses something of. The other kernels stay as they are.
+``kernels/pipeline.py`` asks :func:`of` for the checks of an operator, and :func:`asserts` for its errors.
 """
 
 from __future__ import annotations
@@ -18,12 +18,8 @@ from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
 from torchdevice.simulation.refusals import nondeterminism
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 
-Kernel = Callable[..., Any]
-
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""
-
-_mode_enabled = torch._C._is_torch_function_mode_enabled
 
 _TABLES: Mapping[str, Any] = data_files.read(__file__, "cuda_operators.json")
 
@@ -39,32 +35,12 @@ _ASSERTING = frozenset(_TABLES["asserting"])
 """The operators whose CUDA kernels assert of the values of a tensor (``CUDA_KERNEL_ASSERT``)."""
 
 
-def guarded(op: Any, kernel: Kernel) -> Kernel:
-    """Return a kernel that refuses what CUDA refuses of an operator; the kernel itself where that is nothing."""
-    name = op._schema.name.removeprefix("aten::")
-    name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
-    checks = _checks(op, name)
-    if name in _ASSERTING:
-        kernel = _asserting(kernel)
-    if not checks:
-        return kernel
-
-    def refusing(*args: Any, **kwargs: Any) -> Any:
-        if _mode_enabled():
-            with torch._C.DisableTorchFunction():
-                return refusing(*args, **kwargs)
-        for check in checks:
-            check(args, kwargs)
-        return kernel(*args, **kwargs)
-
-    return refusing
-
-
-def _checks(op: Any, name: str) -> list[Callable[[Any, Any], None]]:
+def of(op: Any) -> list[Callable[[Any, Any], None]]:
     """Return the checks of the arguments of an operator's calls.
 
     Each check asks for the scope last, because most calls end at a cheaper test of the arguments.
     """
+    name = _name(op)
     checks: list[Callable[[Any, Any], None]] = []
     if _lacks(op):
         checks.append(lambda args, kwargs: _refuse_missing(op))
@@ -77,6 +53,12 @@ def _checks(op: Any, name: str) -> list[Callable[[Any, Any], None]]:
     if found is not None:
         checks.append(lambda args, kwargs: _check_determinism(found, op, args, kwargs))
     return checks
+
+
+def _name(op: Any) -> str:
+    """Return the name of an operator, or of the one that it does in place."""
+    name: str = op._schema.name.removeprefix("aten::")
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def _lacks(op: Any) -> bool:
@@ -147,18 +129,15 @@ def _convolution(
     return "slow_conv2d_cuda"
 
 
-def _asserting(kernel: Kernel) -> Kernel:
-    """Return a kernel in whose place CUDA's would assert: the error is CUDA's, and the device is lost."""
+def asserts(op: Any) -> bool:
+    """Return whether CUDA's kernel of an operator asserts of the values of a tensor."""
+    return _name(op) in _ASSERTING
 
-    def asserting(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return kernel(*args, **kwargs)
-        except (IndexError, RuntimeError) as error:
-            text = str(error).split("\n")[0]
-            if not (policy.stands_for_cuda() and _ASSERTED.match(text)):
-                raise
-            why = f"The kernel's assertion was: {text}"
-            policy.lose(why)
-            raise cuda_error(DEVICE_ASSERT, why) from None
 
-    return asserting
+def check_assertion(error: Exception) -> None:
+    """Raise CUDA's error, and lose the device, where CUDA's kernel would assert what a kernel of the CPU raises."""
+    text = str(error).split("\n")[0]
+    if policy.stands_for_cuda() and _ASSERTED.match(text):
+        why = f"The kernel's assertion was: {text}"
+        policy.lose(why)
+        raise cuda_error(DEVICE_ASSERT, why) from None

@@ -1,6 +1,6 @@
 """What kernels of MPS refuse and the CPU's do not: the dtypes of ``mps_dtypes.json``.
 
-:func:`guarded` wraps the kernels of these operators. The other kernels stay as they are.
+``kernels/pipeline.py`` asks :func:`of` for the check of an operator.
 """
 
 from __future__ import annotations
@@ -14,29 +14,24 @@ from torchdevice.foundation import data_files
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 
-Kernel = Callable[..., Any]
-
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and MPS none. ``docs/make_mps_dtypes.py`` makes the table."""
 
 _COMPLEX = {torch.complex32: "ComplexHalf", torch.complex64: "ComplexFloat"}
 
 
-def guarded(op: Any, kernel: Kernel) -> Kernel:
-    """Return a kernel that refuses the dtypes that MPS's refuses; the kernel itself where those are none."""
+def of(op: Any) -> list[Callable[[Any, Any], None]]:
+    """Return the check of the arguments of an operator's calls; none where MPS accepts every dtype."""
     name = op._schema.name.removeprefix("aten::").rstrip("_")
     dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS.get(name, ()))
-    if not dtypes:
-        return kernel
 
-    def refusing(*args: Any, **kwargs: Any) -> Any:
+    def refuse(args: Any, kwargs: Any) -> None:
         if policy.stands_for_mps():
             for value in args:
                 if isinstance(value, torch.Tensor) and dtype_of(value) in dtypes:
                     raise TypeError(_message(name, dtype_of(value)))
-        return kernel(*args, **kwargs)
 
-    return refusing
+    return [refuse] if dtypes else []
 
 
 def _message(name: str, dtype: torch.dtype) -> str:
