@@ -43,6 +43,9 @@ class Supplied(NamedTuple):
 
 SUPPLIED: dict[str, Supplied] = {}
 
+_named: set[Callable[..., Any]] = set()
+"""The functions that are supplied by a name already."""
+
 _C = "torch._C."
 
 
@@ -81,19 +84,26 @@ def supplied_function(
             else _reporting(function, names[0], fidelity, note or first_line(function).removeprefix("Return "))
         )
 
-        def value(context: Context) -> Any:
-            found = context.bound(called) if _answers(context, native_to, dotted if denies else "") else TORCHS_OWN
-            # Cached by the context, because torch reads names such as `_cuda_getDevice` in hot paths.
-            context.supplied_values[value] = found
-            return found
-
-        dotted = ""
         for each in names:
             dotted = each if "." in each else _C + each
+            # A function of its own for each name, as torch has: Dynamo tells them apart by identity.
+            own = functools.wraps(called)(functools.partial(called)) if called in _named else called
+            _named.add(called)
+            value = _value_of(own, native_to, dotted if denies else "")
             add(Supplied(dotted, value, fidelity, note or first_line(function), on or {}, function))
         return function
 
     return register
+
+
+def _value_of(function: Callable[..., Any], native_to: str, denied: str) -> Callable[[Context], Any]:
+    def value(context: Context) -> Any:
+        found = context.bound(function) if _answers(context, native_to, denied) else TORCHS_OWN
+        # Cached by the context, because torch reads names such as `_cuda_getDevice` in hot paths.
+        context.supplied_values[value] = found
+        return found
+
+    return value
 
 
 def supplied_as(name: str, other: str, *, native_to: str) -> None:
