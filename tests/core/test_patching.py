@@ -227,7 +227,7 @@ class TestReplacedInImporters:
         callback = Callback(lambda: None, lambda: None)
         patches = [Replaced(owner, "name", doubled), patching.ReplacedInImporters(source, "a_rare_name", doubled)]
         after = [Replaced(owner, "other", doubled), Replaced(owner, "other", doubled)]
-        other, run = patching.together([*patches, callback, *after])
+        run, other = patching.together([*patches, callback, *after])
         assert other is callback and isinstance(run, Together) and run.patches == [*patches, *after]
         run.install()
         assert owner.name == ("torch's", "torch's") and source.a_rare_name == (len, len)

@@ -454,10 +454,11 @@ class Together:
 
 
 def together(patches: Sequence[Patch]) -> list[Patch]:
-    """Return patches that do the same, with the replaced attributes joined, in their order, after all others."""
+    """Return patches that do the same, with the replaced attributes joined, in their order, before all others."""
     replaced = [each for each in patches if isinstance(each, (Replaced, ReplacedInImporters))]
     others = [each for each in patches if not isinstance(each, (Replaced, ReplacedInImporters))]
-    return [*others, Together(replaced)] if replaced else others
+    # First, for a patch of modules that import by value looks at what is replaced already.
+    return [Together(replaced), *others] if replaced else others
 
 
 class Callback:
