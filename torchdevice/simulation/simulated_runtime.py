@@ -18,7 +18,6 @@ from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps_runtime import says_refused
 from torchdevice.devices.private_pools import PrivatePools, RawMemory
 from torchdevice.devices.runtime import MEMORY_FRACTION, Mark, Memory, Runtime
-from torchdevice.foundation.torch_internals import require
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
     backend,
@@ -35,10 +34,10 @@ from torchdevice.simulation.observe import async_copies, host_waits, meta_kernel
 from torchdevice.simulation.profiles import Profile
 from torchdevice.torch_apis import sanitizer
 
-_set_multithreading = require(torch._C, "_set_multithreading_enabled")
+_set_multithreading = torch._C._set_multithreading_enabled
 
 
-_is_multithreading = require(torch._C, "_is_multithreading_enabled")
+_is_multithreading = torch._C._is_multithreading_enabled
 
 
 class _ThreadEntries(threading.local):
@@ -67,7 +66,7 @@ class SimulatedRuntime(Runtime):
         memory_limit: The memory of each device in bytes, or None for no limit.
     """
 
-    device_type = policy.KIND
+    device_type = policy.DEVICE_TYPE
     takes_device_ids = True
     torch_knows_current = False
     is_torch_accelerator = False

@@ -17,7 +17,6 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.foundation import data_files
-from torchdevice.foundation.torch_internals import require
 
 MINIMUM = 512
 """``kMinBlockSize``: sizes are rounded up to a multiple of it, in bytes."""
@@ -149,7 +148,7 @@ def _check(text: str) -> None:
     """Let torch parse settings, and let it forget them: in a build without CUDA it has no use for them."""
     # The parser is the accelerator's, which the scope would answer for.
     with thread_state.suspended():
-        parse = require(torch._C, "_accelerator_setAllocatorSettings")
+        parse = torch._C._accelerator_setAllocatorSettings
         try:
             parse(text)
         finally:
