@@ -31,8 +31,7 @@ from torchdevice.simulation.kernels import (
 )
 from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
 from torchdevice.simulation.policy import KIND
-from torchdevice.simulation.refusals import mps_refusals
-from torchdevice.simulation.refusals.cuda_refusals import guarded
+from torchdevice.simulation.refusals.guards import guarded
 from torchdevice.torch_apis import autocast_lists
 
 _libraries: list[torch.library.Library] = []
@@ -154,7 +153,7 @@ def _register_kernels() -> None:
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in handwritten_kernels.SPECIAL.items():
         op = overload_of(name)
-        aten.impl(name, mps_refusals.guarded(op, guarded(op, cpu_kernels.watched(op, kernel))), "PrivateUse1")
+        aten.impl(name, guarded(op, cpu_kernels.watched(op, kernel)), "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
@@ -244,7 +243,7 @@ def run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _kernel_of(op: Any) -> cpu_kernels.Kernel:
-    return mps_refusals.guarded(op, guarded(op, cpu_kernels.kernel_of(op)))
+    return guarded(op, cpu_kernels.kernel_of(op))
 
 
 _kernels_by_op: dict[Any, Any] = {}

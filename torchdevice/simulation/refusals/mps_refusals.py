@@ -1,11 +1,9 @@
-"""What kernels of MPS refuse and the CPU's do not: the dtypes of ``mps_dtypes.json``.
-
-:func:`guarded` wraps the kernels of these operators. The other kernels stay as they are.
-"""
+"""What kernels of MPS refuse and the CPU's do not: the dtypes of ``mps_dtypes.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +11,7 @@ import torch
 from torchdevice.foundation import data_files
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
-
-Kernel = Callable[..., Any]
+from torchdevice.simulation.refusals.rules import Rule, name_of
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and MPS none. ``docs/make_mps_dtypes.py`` makes the table."""
@@ -22,21 +19,18 @@ GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
 _COMPLEX = {torch.complex32: "ComplexHalf", torch.complex64: "ComplexFloat"}
 
 
-def guarded(op: Any, kernel: Kernel) -> Kernel:
-    """Return a kernel that refuses the dtypes that MPS's refuses; the kernel itself where those are none."""
-    name = op._schema.name.removeprefix("aten::").rstrip("_")
+def rules_of(op: Any) -> Iterator[Rule]:
+    """Yield the rules of an operator: those of the table, and the dtypes that its kernel lacks."""
+    name = name_of(op)
     dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS.get(name, ()))
-    if not dtypes:
-        return kernel
+    if dtypes:
+        refuses = functools.partial(_lacked, name, dtypes)
+        yield Rule(name, refuses, "torch's lists for its MPS tests", TypeError, policy.stands_for_mps)
 
-    def refusing(*args: Any, **kwargs: Any) -> Any:
-        if policy.stands_for_mps():
-            for value in args:
-                if isinstance(value, torch.Tensor) and dtype_of(value) in dtypes:
-                    raise TypeError(_message(name, dtype_of(value)))
-        return kernel(*args, **kwargs)
 
-    return refusing
+def _lacked(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any) -> str | None:
+    found = (dtype_of(each) for each in args if isinstance(each, torch.Tensor))
+    return next((_message(name, dtype) for dtype in found if dtype in dtypes), None)
 
 
 def _message(name: str, dtype: torch.dtype) -> str:

@@ -1,0 +1,94 @@
+"""Rules: calls that a real device's kernels refuse and the CPU's do not.
+
+A rule is a predicate over all arguments of an operator's call that returns the text of the error. The tables of rules
+are in ``cuda_rules.py`` and ``mps_rules.py``. :func:`guarded` wraps the kernels of operators with rules, once, when a
+kernel is registered; the other kernels stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdevice.foundation.torch_internals import require
+from torchdevice.simulation import policy
+
+Kernel = Callable[..., Any]
+
+_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+
+SCALAR_TYPES = {
+    torch.bool: "Bool",
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.complex32: "ComplexHalf",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+"""How torch's errors spell the dtypes (c10/core/ScalarType.h)."""
+
+
+class Rule(NamedTuple):
+    """One refusal.
+
+    Attributes:
+        operators: Names of operators without overload, separated by spaces.
+        refuses: Takes the arguments of a call. Returns the error's text, or what is false where the call is accepted.
+        source: Where torch or the device's library says so.
+        error: The class of the error.
+        holds: Returns whether this thread's scope stands for the device of the rule.
+    """
+
+    operators: str
+    refuses: Callable[..., Any]
+    source: str
+    error: type[Exception] = RuntimeError
+    holds: Callable[[], bool] = policy.stands_for_cuda
+
+
+def name_of(op: Any) -> str:
+    """Return an operator's name without overload, and without the underscore of a variant in place."""
+    name = op._schema.name.removeprefix("aten::")
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def by_operator(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
+    """Return a table's rules by the names of their operators."""
+    found: dict[str, list[Rule]] = {}
+    for rule in rules:
+        for name in rule.operators.split():
+            found.setdefault(name, []).append(rule)
+    return found
+
+
+def guarded(rules: Iterable[Rule], kernel: Kernel) -> Kernel:
+    """Return a kernel that refuses what rules refuse; the kernel itself where there are none.
+
+    A rule asks for the scope last, because most calls end at its cheaper test of the arguments.
+    """
+    checks = [(rule.refuses, rule) for rule in rules]
+    if not checks:
+        return kernel
+
+    @functools.wraps(kernel)
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if _mode_enabled():
+            with torch._C.DisableTorchFunction():
+                return refusing(*args, **kwargs)
+        for refuses, rule in checks:
+            text = refuses(*args, **kwargs)
+            if text and rule.holds():
+                raise rule.error(text)
+        return kernel(*args, **kwargs)
+
+    return refusing
