@@ -11,6 +11,7 @@ from torch.utils.dlpack import DLDeviceType
 
 from torchdevice.core.context import Context
 from torchdevice.devices import parameter_data
+from torchdevice.engines import rewriters
 from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.simulation import policy, printing
@@ -71,6 +72,11 @@ def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.KIND else func(*args, **kwargs)
 
 
+def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Attention, for which a device that stands for CUDA has CUDA's backends: others are no substitute there."""
+    return func(*args, **kwargs) if policy.stands_for_cuda() else rewriters.attention(context, func, args, kwargs)
+
+
 _NAMING_DEVICES = (
     torch.Tensor.numpy,
     torch.Tensor.set_,
@@ -90,6 +96,7 @@ TABLE = {
     printing.formatted: _repr,
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     **parameter_data.REWRITERS,
+    torch._C._nn.scaled_dot_product_attention: _attention,
     torch.sparse_coo_tensor: _sparse_coo_tensor,
     **dict.fromkeys(_OF_BATCHES, _of_batch),
     torch.Tensor.__dlpack_device__: _dlpack_device,

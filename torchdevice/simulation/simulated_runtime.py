@@ -34,6 +34,7 @@ from torchdevice.simulation.allocator import allocator_settings, raw_memory, sto
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
 from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
 from torchdevice.simulation.profiles import Profile
+from torchdevice.simulation.refusals import attention
 from torchdevice.torch_apis import sanitizer
 
 _set_multithreading = require(torch._C, "_set_multithreading_enabled")
@@ -110,6 +111,9 @@ class SimulatedRuntime(Runtime):
 
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor if index_of(tensor) < 0 else aliased(tensor)
+
+    def can_use_attention(self, kernel: str, params: Any, debug: bool) -> bool:
+        return self.profile.stands_for_cuda and attention.can_use(kernel, params, debug)
 
     def enter_thread(self, entry: Any) -> None:
         """Register the device, unless it is registered already, and keep backward on the calling thread.

@@ -14,10 +14,12 @@ import torch.nn.attention
 from torch._C import DispatchKey
 
 from torchdevice.core import thread_state
+from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import device_generators, machine, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant
 from torchdevice.simulation.kernels import recurrent_cells
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, kernel_of, of_formula, without_mode
+from torchdevice.simulation.refusals import attention
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
 from torchdevice.simulation.storage_resizing import resize
 from torchdevice.torch_apis import batch_norm
@@ -250,20 +252,29 @@ def attend(
         plain = attn_mask is None and not dropout_p and not enable_gqa
         if plain and sharded_attention.is_divided(query, key, value):
             return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, scale=scale)[0]
-        tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         options = {"scale": scale, "enable_gqa": enable_gqa}
+        if not _math_is_enabled() and policy.stands_for_cuda():
+            attention.check(attention.Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+            if attn_mask is not None and attn_mask.dtype is torch.bool:
+                attn_mask = _added(attn_mask, query)
+            return _MATH_KERNEL(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+        tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
             map(_is_real, tensors)
         )
         free = same and not (attn_mask is not None and attn_mask.requires_grad) and policy.provides(_FLASH_KERNEL)
         if free and _chooses_flash(tensors, dropout_p, is_causal, **options):
             if attn_mask is not None and attn_mask.dtype is torch.bool:
-                zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
-                attn_mask = zeros.masked_fill(attn_mask.logical_not(), -math.inf)
+                attn_mask = _added(attn_mask, query)
             return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
         return _aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **options
         )
+
+
+def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return a mask of bools as what is added to scores."""
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)
 
 
 def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causal: bool, **options: Any) -> bool:
@@ -334,6 +345,12 @@ SPECIAL["_ctc_loss"], SPECIAL["_ctc_loss.Tensor"] = _ctc("default"), _ctc("Tenso
 def _is_real(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory; the fake tensors of compilers have none."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(tensor)
+
+
+_math_is_enabled = require(torch._C, "_get_math_sdp_enabled")
+
+
+_MATH_KERNEL = _aten._scaled_dot_product_attention_math.default
 
 
 _FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
