@@ -27,10 +27,12 @@ from torchdevice.simulation.kernels import (
     handwritten_kernels,
     nested,
     quantized,
+    recurrent_networks,
     sparse,
 )
 from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
 from torchdevice.simulation.policy import KIND
+from torchdevice.simulation.refusals.cuda_rules import COMPOSED
 from torchdevice.simulation.refusals.guards import guarded
 from torchdevice.torch_apis import autocast_lists
 
@@ -156,6 +158,12 @@ def _register_kernels() -> None:
         aten.impl(name, guarded(op, cpu_kernels.watched(op, kernel)), "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
+        for name in recurrent_networks.OPERATORS:
+            op = overload_of(name)
+            aten.impl(name, guarded(op, recurrent_networks.kernel_of(op)), key)
+        for name in COMPOSED:
+            op = overload_of(name)
+            aten.impl(name, guarded(op, op.decompose), key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in _VIEWS:

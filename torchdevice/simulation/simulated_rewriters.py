@@ -77,6 +77,29 @@ def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
     return func(*args, **kwargs) if policy.stands_for_cuda() else rewriters.attention(context, func, args, kwargs)
 
 
+def _array_interface(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """``Tensor.__cuda_array_interface__``, with the address of ``data_ptr()``, where the device stands for CUDA."""
+    if not policy.stands_for_cuda() or rewriters.native_device(args[0]).type != policy.KIND:
+        return func(*args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        return _interface.fget(_AsCuda(args[0]))
+
+
+_interface: Any = torch.Tensor.__cuda_array_interface__
+
+
+class _AsCuda:
+    """Reads as a tensor does, except that it is on CUDA."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+
 _NAMING_DEVICES = (
     torch.Tensor.numpy,
     torch.Tensor.set_,
@@ -97,6 +120,7 @@ TABLE = {
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     **parameter_data.REWRITERS,
     torch._C._nn.scaled_dot_product_attention: _attention,
+    _interface.__get__: _array_interface,
     torch.sparse_coo_tensor: _sparse_coo_tensor,
     **dict.fromkeys(_OF_BATCHES, _of_batch),
     torch.Tensor.__dlpack_device__: _dlpack_device,

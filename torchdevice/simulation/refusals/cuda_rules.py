@@ -11,6 +11,7 @@ import torch
 
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
+from torchdevice.simulation.kernels.recurrent_networks import is_on_cudnn
 from torchdevice.simulation.refusals.rules import SCALAR_TYPES, Rule, by_operator
 
 _INT_MAX = 2**31 - 1
@@ -91,17 +92,31 @@ def _two_e5m2(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) 
     return same and "Multiplication of two Float8_e5m2 matrices is not supported"
 
 
+def _odd_sizes(sizes: Any) -> Any:
+    return any(size & (size - 1) for size in sizes) and (
+        "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, but got a "
+        f"signal size of{list(sizes)}"
+    )
+
+
 def _fft(self: torch.Tensor, dim: list[int], normalization: int, last: Any = None, **out: Any) -> Any:
     if dtype_of(self) not in _HALVES:
         return ""
     sizes = [self.size(each) for each in dim]
     if type(last) is int:  # of `_fft_c2r`, whose result decides
         sizes[-1] = last
-    odd = any(size & (size - 1) for size in sizes)
-    return odd and (
-        "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, but got a "
-        f"signal size of{sizes}"
-    )
+    return _odd_sizes(sizes)
+
+
+def _fft_of_reals(self: torch.Tensor, n: int | None = None, dim: int = -1, norm: str | None = None, **out: Any) -> Any:
+    return dtype_of(self) is torch.float16 and _odd_sizes([self.size(dim) if n is None else n])
+
+
+def _ffts_of_reals(self: torch.Tensor, s: Any = None, dim: Any = None, norm: Any = None, **out: Any) -> Any:
+    if dtype_of(self) is not torch.float16:
+        return ""
+    dims = range(-len(s), 0) if s and dim is None else range(self.dim()) if dim is None else dim
+    return _odd_sizes(s or [self.size(each) for each in dims])
 
 
 def _svd(A: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
@@ -109,6 +124,18 @@ def _svd(A: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> 
         f"torch.linalg.svd: unknown svd driver {driver} in svd_cusolver computation. Check doc at "
         "https://pytorch.org/docs/stable/generated/torch.linalg.svd.html"
     )
+
+
+def _lstsq(self: torch.Tensor, b: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
+    other = driver is not None and driver.lower() != "gels"
+    return other and "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA"
+
+
+def _hidden(input: torch.Tensor, *args: Any) -> Any:
+    states = next(each for each in args if isinstance(each, list) or each.dim() > 1)  # after the sizes of batches
+    states = states if isinstance(states, list) else [states]
+    gaps = [name for name, state in zip(("hx", "cx"), states, strict=False) if not state.is_contiguous()]
+    return gaps and is_on_cudnn(input) and f"rnn: {gaps[0]} is not contiguous"
 
 
 def _reduced_bools(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: str, **named: Any) -> Any:
@@ -131,8 +158,15 @@ RULES = by_operator(
         Rule("_scaled_mm _scaled_mm_v2", _scaled_mm, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda"),
         Rule("_scaled_mm _scaled_mm_v2", _two_e5m2, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda", ValueError),
         Rule("_fft_r2c _fft_c2c _fft_c2r", _fft, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
+        Rule("fft_fft fft_ifft fft_rfft fft_ihfft", _fft_of_reals, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
+        Rule("fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn", _ffts_of_reals, "cuda/CuFFTPlanCache.h"),
         Rule("_linalg_svd", _svd, "cuda/linalg/BatchLinearAlgebraLib.cpp: svd_cusolver"),
+        Rule("linalg_lstsq", _lstsq, "BatchLinearAlgebra.cpp: get_default_lstsq_driver"),
+        Rule("lstm gru rnn_tanh rnn_relu", _hidden, "cudnn/RNN.cpp: _cudnn_rnn"),
         Rule("scatter_reduce", _reduced_bools, "cuda/ScatterGatherKernel.cu", NotImplementedError),
         Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
     )
 )
+
+COMPOSED = tuple(name for name in RULES if name.startswith("fft_"))
+"""Operators with rules that torch composes of others for every device."""
