@@ -1,7 +1,7 @@
 """Bugs that people had on GPUs and on Macs, from public issues and torch's sources, each with a correct twin.
 
-What a bug breaks is a rule of the device's libraries that no kernel of the CPU has. ``docs/make_corpus.py`` writes how many
-are caught, and how many correct programs fail, by class, into ``docs/simulation.md``.
+What a bug breaks is a rule of the device's libraries that no kernel of the CPU has. ``docs/make_planted_bugs.py``
+writes how many are caught, and how many correct programs fail, by class, into ``docs/simulation.md``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class Case(NamedTuple):
 
     def run(self, correct: bool, **options: Any) -> BaseException | None:
         """Run the program or its twin in a scope of its own, and return the error with which it ended."""
-        with torchdevice.simulate(**{"count": 2, **self.options, **options}), warnings.catch_warnings():
+        with (
+            torchdevice.simulate(**{"count": 2, "random": "device", **self.options, **options}),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
             try:
@@ -147,7 +150,7 @@ def part_of_a_hidden_state(correct: bool) -> None:
     model(rand(5, 3, 4), state.contiguous() if correct else state)
 
 
-@case(RNN, "unit8co/darts#730", "rnn: cx is not contiguous")
+@case(RNN, "facebookresearch/habitat-lab#901", "rnn: cx is not contiguous")
 def cell_state_by_transpose(correct: bool) -> None:
     model, cell = nn.LSTM(4, 4).cuda(), rand(3, 1, 4).transpose(0, 1)
     cell = rand(1, 4, 3).transpose(1, 2)
@@ -182,19 +185,19 @@ def flash_in_float32(correct: bool) -> None:
     attend(SDPBackend.FLASH_ATTENTION, x, x, x)
 
 
-@case(ATTENTION, "lucidrains/x-transformers#143", NONE)
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE)
 def flash_with_a_mask(correct: bool) -> None:
     x, mask = heads(), torch.ones(8, 8, dtype=torch.bool, device="cuda")
     attend(SDPBackend.FLASH_ATTENTION, x, x, x, attn_mask=None if correct else mask)
 
 
-@case(ATTENTION, "facebookresearch/sam2#48", NONE, profile="t4")
+@case(ATTENTION, "lucidrains/x-transformers#143", NONE, profile="t4")
 def flash_on_a_turing(correct: bool) -> None:
     x = heads()
     attend([SDPBackend.FLASH_ATTENTION, *([SDPBackend.EFFICIENT_ATTENTION] if correct else [])], x, x, x)
 
 
-@case(ATTENTION, "facebookresearch/fast3r#42", NONE, profile="t4")
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE, profile="t4")
 def bfloat16_on_a_turing(correct: bool) -> None:
     x = heads(dtype=torch.float16 if correct else torch.bfloat16)
     attend(SDPBackend.EFFICIENT_ATTENTION, x, x, x)
@@ -261,7 +264,7 @@ def half_input_of_layer_norm(correct: bool) -> None:
     nn.LayerNorm(4).cuda()(x)
 
 
-@case(DTYPES, "NVIDIA/apex#1635", "expected scalar type Float but found Half")
+@case(DTYPES, "cubiq/ComfyUI_IPAdapter_plus#151", "expected scalar type Float but found Half")
 def half_weights_of_layer_norm(correct: bool) -> None:
     norm = nn.LayerNorm(4).cuda()
     (norm if correct else norm.half())(rand(2, 4))
@@ -382,7 +385,7 @@ def svd_driver_of_lapack(correct: bool) -> None:
     torch.linalg.svd(rand(4, 2), driver="gesvd" if correct else "gesdd")
 
 
-@case(SHAPES, "cuda/ScatterGatherKernel.cu", '"cuda_scatter_gather_base_kernel_func" not implemented for \'Bool\'')
+@case(SHAPES, "cuda/ScatterGatherKernel.cu", "\"cuda_scatter_gather_base_kernel_func\" not implemented for 'Bool'")
 def reduction_of_bools(correct: bool) -> None:
     x, index = torch.zeros(4, device="cuda"), torch.tensor([0, 1], device="cuda")
     x = x if correct else x.bool()
@@ -532,7 +535,11 @@ def asking_the_stream(correct: bool) -> None:
             torch.cuda.current_stream().query()
 
 
-@case(CAPTURES, "CUDA runtime API: cudaErrorCapturedEvent", "CUDA error: operation not permitted on an event last recorded")
+@case(
+    CAPTURES,
+    "CUDA runtime API: cudaErrorCapturedEvent",
+    "CUDA error: operation not permitted on an event last recorded",
+)
 def waiting_for_an_event(correct: bool) -> None:
     x, event = rand(4), torch.cuda.Event()
     with capturing():
@@ -551,7 +558,7 @@ def asking_an_earlier_event(correct: bool) -> None:
         event.query()
 
 
-@case(CAPTURES, "pytorch/pytorch#87794", NOT_PERMITTED)
+@case(CAPTURES, "CUDA runtime API: cudaMemcpyAsync", NOT_PERMITTED)
 def a_constant_of_the_host(correct: bool) -> None:
     x, constant = rand(4), torch.tensor([2.0], device="cuda")
     with capturing():
@@ -591,7 +598,9 @@ def a_branch_on_a_value(correct: bool) -> None:
             x.neg_()
 
 
-@case(CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture")
+@case(
+    CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture"
+)
 def seeding(correct: bool) -> None:
     x = rand(4)
     if correct:
@@ -623,7 +632,9 @@ def a_side_stream_is_not_joined(correct: bool) -> None:
             current.wait_stream(side)
 
 
-@case(CAPTURES, "CUDA runtime API: cudaErrorStreamCaptureIsolation", "CUDA error: dependency created on uncaptured work")
+@case(
+    CAPTURES, "CUDA runtime API: cudaErrorStreamCaptureIsolation", "CUDA error: dependency created on uncaptured work"
+)
 def waiting_for_work_outside(correct: bool) -> None:
     x, other = rand(4), torch.cuda.Stream()
     with torch.cuda.stream(other):
@@ -672,3 +683,101 @@ def sizes_that_depend_on_values(correct: bool) -> None:
     x, repeats = rand(4), torch.tensor([1, 2, 0, 1], device="cuda")
     with capturing():
         x.repeat_interleave(repeats, output_size=4 if correct else None)
+
+
+# ---- Macs ------------------------------------------------------------------------------------------------------------
+
+MACS = "what MPS refuses"
+
+MAC: dict[str, Any] = {"profile": "mps", "written_for": "mps", "count": 1}
+
+
+def on_mac(source: str, error: str, **options: Any) -> Callable[[Callable[[bool], Any]], Callable[[bool], Any]]:
+    return case(MACS, source, error, **{**MAC, **options})
+
+
+def ones(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.ones(shape, device="mps", **options)
+
+
+FLOAT8 = "Trying to convert Float8_e4m3fn to the MPS backend but it does not have support for that dtype."
+
+
+@on_mac("zzc0721/torch-performance-test-data#62", FLOAT8)
+def float8_made_on_the_device(correct: bool) -> None:
+    ones(2).to(torch.float16 if correct else E4)
+
+
+@on_mac("Comfy-Org/ComfyUI#9263", FLOAT8)
+def float8_moved_to_the_device(correct: bool) -> None:
+    x = torch.ones(2).to(E4)
+    (x.to(torch.bfloat16) if correct else x).to("mps")
+
+
+@on_mac("mps/EmptyTensor.cpp", FLOAT8)
+def float8_allocated_on_the_device(correct: bool) -> None:
+    torch.empty(2, dtype=torch.float16 if correct else E4, device="mps")
+
+
+@on_mac("torch/cuda/__init__.py", "Torch not compiled with CUDA enabled")
+def cuda_on_a_mac(correct: bool) -> None:
+    x = torch.ones(2)
+    x.to("mps") if correct else x.cuda()
+
+
+@on_mac("torch/cuda/__init__.py", "Torch not compiled with CUDA enabled")
+def device_of_cuda_on_a_mac(correct: bool) -> None:
+    torch.zeros(2, device="mps" if correct else "cuda")
+
+
+@on_mac("torch/storage.py", "_share_filename_: only available on CPU")
+def shared_memory_of_a_mac(correct: bool) -> None:
+    x = ones(2)
+    (x.cpu() if correct else x).share_memory_()
+
+
+@on_mac("mps/operations/RnnOps.mm", "LSTM with projections is not currently supported with MPS.")
+def projections_of_an_lstm(correct: bool) -> None:
+    nn.LSTM(4, 4, proj_size=0 if correct else 2).to("mps")(ones(2, 1, 4))
+
+
+@on_mac("pytorch/pytorch#160739", "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS")
+def transposed_convolution_in_half(correct: bool) -> None:
+    dtype = torch.float32 if correct else torch.float16
+    nn.ConvTranspose3d(2, 2, 1).to("mps", dtype)(ones(1, 2, 2, 2, 2, dtype=dtype))
+
+
+@on_mac("pytorch/pytorch#96056", "Adaptive pool MPS: input sizes must be divisible by output sizes")
+def pooling_of_odd_sizes(correct: bool) -> None:
+    F.adaptive_avg_pool2d(ones(1, 1, 6 if correct else 7, 6), 3)
+
+
+@on_mac("pytorch/pytorch#97109", "Adaptive pool MPS: input sizes must be divisible by output sizes")
+def maximum_pooling_of_odd_sizes(correct: bool) -> None:
+    nn.AdaptiveMaxPool2d(2)(ones(1, 1, 4 if correct else 5, 4))
+
+
+@on_mac("index-tts/index-tts#351", "Output channels > 65536 not supported at the MPS device.")
+def many_channels(correct: bool) -> None:
+    F.conv1d(ones(1, 1, 1), ones(1 << 16 if correct else (1 << 16) + 1, 1, 1))
+
+
+@on_mac("native_functions.yaml", "The operator 'aten::binomial' is not currently implemented for the MPS device")
+def binomial_on_a_mac(correct: bool) -> None:
+    p = ones(2) / 2
+    torch.distributions.Binomial(10, p.cpu() if correct else p).sample()
+
+
+@on_mac("pytorch/pytorch#166615", "index 9 is out of bounds for dimension 0 with size 4")
+def index_out_of_range_on_a_mac(correct: bool) -> None:
+    ones(4)[torch.tensor([3 if correct else 9], device="mps")]
+
+
+@on_mac("mps/EmptyTensor.cpp", "Cannot convert a MPS Tensor to float64 dtype", float64="error")
+def float64_on_a_mac(correct: bool) -> None:
+    torch.ones(2, dtype=torch.float64).to("mps", torch.float32 if correct else torch.float64)
+
+
+@on_mac("aten/src/ATen/core/Generator.h", "Expected a 'cpu' device type for generator but found 'mps'")
+def generator_of_a_mac_for_the_host(correct: bool) -> None:
+    torch.randperm(4, generator=torch.Generator("cpu" if correct else "mps"))

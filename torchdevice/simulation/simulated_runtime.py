@@ -33,7 +33,7 @@ from torchdevice.simulation import (
 from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
 from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
-from torchdevice.simulation.profiles import Profile
+from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention
 from torchdevice.torch_apis import sanitizer
 
@@ -82,7 +82,7 @@ class SimulatedRuntime(Runtime):
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
         self.memory_limit = memory_limit
-        self.unsupported_dtypes = profile.unsupported_dtypes
+        self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
         self.folds_ordinals = profile.single
         self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
         self.kernels_refuse = profile.accelerator == "mps"
@@ -276,6 +276,9 @@ class SimulatedRuntime(Runtime):
 
     def numbers_of(self, generator: torch.Generator) -> torch.Generator:
         return device_generators.numbers_of(generator)
+
+    def random_state(self, generator: torch.Generator) -> torch.Tensor:
+        return device_generators.upcoming(generator).get_state()
 
     def serve_reducer(self, model: Any) -> None:
         page_locked.serve(model)

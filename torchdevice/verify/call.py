@@ -80,7 +80,7 @@ class Call:
             generator = self._kwargs.get("generator")
             if generator is None:
                 generator = self._context.runtime.default_generator(self._index())
-            self._state = generator.get_state()
+            self._state = self._context.runtime.random_state(generator)
 
     @property
     def _can_replay(self) -> bool:

@@ -1,7 +1,7 @@
 """Which kernels of CUDA's can compute a call of ``scaled_dot_product_attention``, and why the others cannot.
 
 The checks, their order and their texts (``attention.json``) follow aten/src/ATen/native/transformers of torch 2.13:
-``cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``. Nested tensors of the strided layout are not looked at.
+``cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``. Nested tensors take no part: here no kernel computes them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,8 @@ class _Facts:
 
     def __init__(self, call: Any):
         self.q, self.k, self.v = three = call.query, call.key, call.value
-        self.mask, self.dropout, self.causal, self.grouped = (
-            call.attn_mask,
-            call.dropout,
-            call.is_causal,
-            call.enable_gqa,
-        )
+        self.mask, self.dropout = call.attn_mask, call.dropout
+        self.causal, self.grouped = call.is_causal, call.enable_gqa
         self.gpu = policy.capability() or (8, 0)
         self.sizes = [list(each.shape) for each in three]
         self.strides = [each.stride(-1) for each in three]
@@ -133,12 +129,11 @@ def refusal(kernel: str, call: Any) -> str | None:
         kernel: ``"flash"``, ``"mem_efficient"`` or ``"cudnn"``.
         call: A :class:`Call`, or ``torch.backends.cuda.SDPAParams``.
     """
-    nested = call.query.is_nested or call.key.is_nested
-    facts = None if nested else _Facts(call)
-    for check in _TABLE["kernels"][kernel][: 1 if nested else None]:  # of nested tensors only whether it is on
-        if _CHECKS[check](facts):  # type: ignore[arg-type]
-            return _TABLE["texts"][check].format_map(_Shown(facts))
-    return None
+    if call.query.is_nested or call.key.is_nested:
+        return "A simulated device computes attention of nested tensors by products and a softmax."
+    facts = _Facts(call)
+    failed = next((check for check in _TABLE["kernels"][kernel] if _CHECKS[check](facts)), None)
+    return None if failed is None else _TABLE["texts"][failed].format_map(_Shown(facts))
 
 
 class _Shown(dict):

@@ -1,4 +1,7 @@
-"""What kernels of MPS refuse and the CPU's do not: the dtypes of ``mps_dtypes.json``."""
+"""What MPS refuses of an operator: its rules, and the dtypes of ``mps_dtypes.json``.
+
+The rules name files below ``aten/src/ATen/native`` of torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 from torchdevice.foundation import data_files
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
-from torchdevice.simulation.refusals.rules import Rule, name_of
+from torchdevice.simulation.refusals.rules import Rule, by_operator, name_of
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and MPS none. ``docs/make_mps_dtypes.py`` makes the table."""
@@ -19,9 +22,45 @@ GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
 _COMPLEX = {torch.complex32: "ComplexHalf", torch.complex64: "ComplexFloat"}
 
 
+def _projected(input: torch.Tensor, *args: Any) -> Any:
+    states = next(each for each in args if isinstance(each, list))
+    return states[0].size(2) != states[1].size(2) and "LSTM with projections is not currently supported with MPS."
+
+
+def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any) -> Any:
+    transposed = rest[4]
+    halves = transposed and input.dim() == 5 and dtype_of(input) in (torch.float16, torch.bfloat16)
+    return halves and "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS"
+
+
+def _channels(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any) -> Any:
+    return weight.size(0) > 1 << 16 and "Output channels > 65536 not supported at the MPS device."
+
+
+def _pooled(self: torch.Tensor, output_size: list[int], *args: Any, **out: Any) -> Any:
+    odd = any(size % wanted for size, wanted in zip(self.shape[-2:], output_size, strict=False) if wanted)
+    return odd and (
+        "Adaptive pool MPS: input sizes must be divisible by output sizes. Non-divisible input sizes are not "
+        "implemented on MPS device yet. For now, you can manually transfer tensor to cpu in this case. Please refer to "
+        "[this issue](https://github.com/pytorch/pytorch/issues/96056)"
+    )
+
+
+RULES = by_operator(
+    rule._replace(holds=policy.stands_for_mps)
+    for rule in (
+        Rule("lstm", _projected, "mps/operations/RnnOps.mm: _lstm_mps"),
+        Rule("convolution", _convolution, "mps/operations/Convolution.mm: _mps_convolution_transpose"),
+        Rule("convolution", _channels, "mps/operations/Convolution.mm: _mps_convolution_impl", NotImplementedError),
+        Rule("_adaptive_avg_pool2d adaptive_max_pool2d", _pooled, "mps/operations/AdaptivePooling.mm"),
+    )
+)
+
+
 def rules_of(op: Any) -> Iterator[Rule]:
     """Yield the rules of an operator: those of the table, and the dtypes that its kernel lacks."""
     name = name_of(op)
+    yield from RULES.get(name, ())
     dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS.get(name, ()))
     if dtypes:
         refuses = functools.partial(_lacked, name, dtypes)
