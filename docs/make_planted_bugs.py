@@ -18,8 +18,8 @@ from planted_bugs import BUGS, Planted  # noqa: E402
 BEGIN, END = "<!-- Made by docs/make_planted_bugs.py: begin -->\n", "<!-- end -->\n"
 
 _CORPUS = """
-Of {count} bugs that people had on GPUs and on Macs, which are in `tests/corpus.py` with their sources, {found} end as on the real
-device: with its text, or with wrong data. Of their correct twins {wrong} fail.
+Of {count} bugs that people had on GPUs and on Macs, {found} end as on the real device: with its text, or with
+wrong data. Of their correct twins {wrong} fail. They are in `tests/corpus.py` with their sources.
 
 | class | bugs | found | correct programs that fail |
 |---|---|---|---|
@@ -27,8 +27,8 @@ device: with its text, or with wrong data. Of their correct twins {wrong} fail.
 """
 
 _TABLE = """
-Of {count} bugs that were planted after their detectors, {found} are found, and of their correct twins {wrong} raise. They are in
-`tests/planted_bugs.py`.
+Of {count} bugs that were planted after their detectors, {found} are found, and of their correct twins {wrong}
+raise. They are in `tests/planted_bugs.py`.
 
 | kind | bug | found by | as |
 |---|---|---|---|
