@@ -26,17 +26,17 @@ from torchdevice.devices.accelerators import conventional_modules, of_module
 from torchdevice.errors import NotSupportedError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import Exit, LeavingBy
-from torchdevice.foundation.torch_internals import require
+from torchdevice.foundation.uncaught_errors import Hooks
 
 T = TypeVar("T")
 
-_stack_length = require(torch._C, "_len_torch_function_stack")
-_stack_at = require(torch._C, "_get_function_stack_at")
-_push = require(torch._C, "_push_on_torch_function_stack")
-_pop = require(torch._C, "_pop_torch_function_stack")
+_stack_length = torch._C._len_torch_function_stack
+_stack_at = torch._C._get_function_stack_at
+_push = torch._C._push_on_torch_function_stack
+_pop = torch._C._pop_torch_function_stack
 
 # Torch's `_tls` objects are per thread, so they can say "initialising" of one thread alone.
-_initializing = {str(of_module(module)): require(module, "_tls") for module in conventional_modules()}
+_initializing = {str(of_module(module)): module._tls for module in conventional_modules()}
 
 
 class ContextMode(TorchFunctionMode):
@@ -75,6 +75,7 @@ class Entry:
         enabled_by: Who made an entry that lasts until :func:`disable`: ``"program"``, whose next call of :func:`enable`
             takes its place, or ``"run"`` for the activation of a whole run; empty for other entries.
         environment: The environment variables to restore by :func:`disable`.
+        hooks: The hooks for uncaught errors, in force until :func:`disable`.
     """
 
     __slots__ = (
@@ -83,6 +84,7 @@ class Entry:
         "during_call",
         "enabled_by",
         "environment",
+        "hooks",
         "mode",
         "owner",
         "parts",
@@ -110,6 +112,7 @@ class Entry:
         self.parts: list[Any] = []
         self.enabled_by = ""
         self.environment: dict[str, str | None] = {}
+        self.hooks: Hooks | None = None
 
 
 class ThreadState(threading.local):

@@ -18,11 +18,10 @@ from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
 from torchdevice.core.patching import Callback, Patch, replaced_function, without_original
 from torchdevice.cuda import streams
-from torchdevice.cuda.capture_rules import INVALIDATED, CaptureOrder, error, not_while_capturing
+from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
 from torchdevice.devices.private_pools import PrivatePools, new_id
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 from torchdevice.journal.callers import program_line, warn_at
 
 
@@ -99,7 +98,7 @@ class GraphStandIn:
         global_moment = moment.removeprefix("post_")
         global_hooks = getattr(torch.cuda.graphs, f"_global_{global_moment}_hooks", None)
         if global_hooks:
-            require(torch.cuda.graphs, "_run_global_hooks")(global_hooks, self)
+            torch.cuda.graphs._run_global_hooks(global_hooks, self)
         for hook in list(getattr(self, f"_{moment}_hooks").values()):
             hook(self)
 
@@ -118,7 +117,8 @@ class GraphStandIn:
     ) -> None:
         """Record operators from now on. :meth:`capture_end` restores the program's tensors to which they write."""
         thread = self._context.thread
-        not_while_capturing()
+        if thread.capture is not None:
+            raise error(NOT_PERMITTED)
         # Id 0 is the default stream, on which CUDA refuses a capture.
         if not (self.captures_default_stream or thread.streams.get(thread.device_index, 0)):
             raise RuntimeError(_DEFAULT_STREAM.format(self.maker))

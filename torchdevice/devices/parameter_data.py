@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from torchdevice.foundation.torch_internals import require
 from torchdevice.lowlevel.object_fields import field, offset_of
 
 _WORDS = 24
@@ -46,7 +45,7 @@ def _set_data(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
             raise
 
 
-_keys = require(torch._C, "_dispatch_keys")
+_keys = torch._C._dispatch_keys
 
 
 def keys_of(tensor: torch.Tensor) -> ctypes.c_uint64:
@@ -71,6 +70,6 @@ def _changes_kind(device_type: str, one: torch.Tensor, other: torch.Tensor) -> b
 
 
 REWRITERS = {
-    require(torch, "_has_compatible_shallow_copy_type"): _is_compatible,
+    torch._has_compatible_shallow_copy_type: _is_compatible,
     torch.Tensor.data.__set__: _set_data,
 }

@@ -38,7 +38,7 @@ def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: i
     ]
     # Two offsets with the same values are no answer: writing at the wrong one would damage the object.
     if len(found) != 1:
-        raise TorchVersionError(name, torch.__version__)
+        raise TorchVersionError(name, torch.__version__, "simulated devices")
     return found[0]
 
 

@@ -17,7 +17,6 @@ from torchdevice.core.context import Context
 from torchdevice.errors import BackendTakenError
 from torchdevice.fallback import refused_backward
 from torchdevice.foundation import garbage_collection
-from torchdevice.foundation.torch_internals import require
 from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import installing
 from torchdevice.simulation import device_guard, policy, printing, sharing, storage_resizing
@@ -113,7 +112,7 @@ def _register() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone" or hasattr(torch, name):
         raise BackendTakenError(name)
-    setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
+    setup = torch.utils.backend_registration._setup_privateuseone_for_python_backend
     with garbage_collection.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
         setup(KIND, Module(), device_guard.Hooks(), device_guard.Guard())
         _guard_storage()

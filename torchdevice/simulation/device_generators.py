@@ -78,11 +78,7 @@ class Generator(torch.Generator):
 
     def __new__(cls, index: int) -> Generator:
         not_while_capturing("Cannot construct a new CUDAGeneratorImpl")
-        # A generator of the CPU, the only kind that torch's CPU kernels accept.
-        self = own(cls, index)
-        self.index = index
-        _known[self._cdata] = index, _State()
-        return self
+        return _with_state(index, _State())
 
     def __init__(self, index: int):
         pass
@@ -162,7 +158,7 @@ class Generator(torch.Generator):
 
     def graphsafe_get_state(self) -> Generator:
         """Return a generator that shares this generator's state."""
-        return Generator(self.index).graphsafe_set_state(self)
+        return _with_state(self.index, self._state)
 
     def graphsafe_set_state(self, state: Generator) -> Generator:  # type: ignore[override]
         """Share the state of another generator."""
@@ -182,6 +178,14 @@ def own(cls: type, index: int) -> Any:
     _known[generator._cdata] = index, None
     # Not at exit: the table may be gone by then.
     weakref.finalize(generator, _known.pop, generator._cdata, None).atexit = False
+    return generator
+
+
+def _with_state(index: int, state: _State) -> Generator:
+    # A generator of the CPU, the only kind that torch's CPU kernels accept.
+    generator: Generator = own(Generator, index)
+    generator.index = index
+    _known[generator._cdata] = index, state
     return generator
 
 
@@ -214,7 +218,8 @@ def next_numbers(generator: torch.Generator) -> torch.Generator:
 
 def numbers_of(generator: torch.Generator) -> torch.Generator:
     """Return what draws from the state that a generator has now, also where it is given another one later."""
-    return generator.graphsafe_get_state() if isinstance(generator, Generator) else generator
+    index, state = _known.get(generator._cdata, (0, None))
+    return generator if state is None else _with_state(index, state)
 
 
 def default_generator(index: int) -> Generator:

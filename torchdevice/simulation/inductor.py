@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchdevice.foundation import torch_internals
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, without_mode
 from torchdevice.simulation.policy import KIND
@@ -57,6 +58,7 @@ def compile_graph(options: dict[str, Any], gm: torch.fx.GraphModule, inputs: Seq
         inputs: Its example inputs.
     """
     fx = importlib.import_module("torch._inductor.compile_fx")
+    torch_internals.check("later", "torch._functorch.config")
     with torch._functorch.config.patch(enable_autograd_cache=False):  # it stores Inductor's own results only
         compiled: Compiled = fx.compile_fx(gm, inputs, inner_compile=_compile_one, config_patches=options)
     return compiled

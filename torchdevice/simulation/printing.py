@@ -6,12 +6,11 @@ import functools
 
 import torch
 
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation.allocator.storages import has_no_values
 from torchdevice.simulation.policy import KIND
 
-_shown = require(torch._tensor_str, "_str_intern")
-_contents = require(torch._tensor_str, "_tensor_str")
+_shown = torch._tensor_str._str_intern
+_contents = torch._tensor_str._tensor_str
 _torchs_format = torch.Tensor.__format__
 
 

@@ -15,10 +15,9 @@ import torch.multiprocessing.reductions
 from torchdevice.core import thread_state
 from torchdevice.errors import ScopeError
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import policy
 
-_reduce_tensor = require(torch.multiprocessing.reductions, "reduce_tensor")
+_reduce_tensor = torch.multiprocessing.reductions.reduce_tensor
 
 
 def register() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from torchdevice.foundation.torch_internals import require
 from torchdevice.lowlevel.dlpack_alias import on_device
 from torchdevice.lowlevel.object_fields import field, offset_of
 from torchdevice.simulation.allocator import storages
@@ -25,7 +24,7 @@ _WORDS = 9
 
 _resize_cpu = torch._C.StorageBase.resize_
 _resizable = torch._C.StorageBase.resizable
-_device = require(torch._C.StorageBase, "device").__get__
+_device = torch._C.StorageBase.device.__get__
 
 
 def resize(storage: Any, size: int) -> Any:

@@ -20,7 +20,6 @@ from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy, storage_resizing
 from torchdevice.simulation.allocator.storages import (
@@ -53,13 +52,13 @@ _STRIDED = torch.strided
 NUMBERS = frozenset({bool, int, float, complex})
 
 
-_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+_mode_enabled = torch._C._is_torch_function_mode_enabled
 
 
-_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
-_takes_numbers = require(torch._C, "_should_allow_numbers_as_tensors")
+_takes_numbers = torch._C._should_allow_numbers_as_tensors
 """Whether torch itself makes a tensor of a number in the place of one, for an operator of this name."""
 
 

@@ -15,7 +15,6 @@ from torch._C import DispatchKey
 
 from torchdevice.core import thread_state
 from torchdevice.cuda import capture_rules
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import device_generators, machine, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant
 from torchdevice.simulation.kernels import cuda_values, recurrent_cells
@@ -355,7 +354,7 @@ def _is_real(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(tensor)
 
 
-_math_is_enabled = require(torch._C, "_get_math_sdp_enabled")
+_math_is_enabled = torch._C._get_math_sdp_enabled
 
 
 _MATH_KERNEL = _aten._scaled_dot_product_attention_math.default

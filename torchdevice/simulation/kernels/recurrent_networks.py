@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from torchdevice.foundation.stand_ins import mapped, tensors
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import policy
 
 OPERATORS = tuple(f"{name}.{kind}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("input", "data"))
 
-_is_enabled = require(torch._C, "_get_cudnn_enabled")
+_is_enabled = torch._C._get_cudnn_enabled
 
 _DTYPES = (torch.float16, torch.float32, torch.float64)
 

@@ -12,7 +12,7 @@ import torch
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.kernels.recurrent_networks import is_on_cudnn
-from torchdevice.simulation.refusals.rules import SCALAR_TYPES, Rule, by_operator
+from torchdevice.simulation.refusals.rules import Rule, by_operator, scalar_type
 
 _INT_MAX = 2**31 - 1
 
@@ -22,20 +22,19 @@ _FLOAT8 = (8, 9)
 """The capability from which GPUs have units for float8."""
 
 
-def _scalar(tensor: torch.Tensor) -> str:
-    dtype = dtype_of(tensor)
-    return SCALAR_TYPES.get(dtype) or str(dtype).removeprefix("torch.").capitalize()
-
-
 def _type(tensor: torch.Tensor) -> str:
     """Return the name of a tensor's legacy type, as errors spell it."""
-    return f"torch.{'cuda.' if tensor.get_device() >= 0 else ''}{_scalar(tensor)}Tensor"
+    return f"torch.{'cuda.' if tensor.get_device() >= 0 else ''}{scalar_type(dtype_of(tensor))}Tensor"
 
 
 def _parameters(input: torch.Tensor, *parameters: torch.Tensor | None) -> str:
     """Refuse parameters of another dtype than the input's: the kernels of norms take one dtype."""
     other = next((each for each in parameters if each is not None and dtype_of(each) != dtype_of(input)), None)
-    return "" if other is None else f"expected scalar type {_scalar(input)} but found {_scalar(other)}"
+    return (
+        ""
+        if other is None
+        else f"expected scalar type {scalar_type(dtype_of(input))} but found {scalar_type(dtype_of(other))}"
+    )
 
 
 def _layer_norm(input: torch.Tensor, shape: Any, weight: Any = None, bias: Any = None, *rest: Any, **out: Any) -> str:

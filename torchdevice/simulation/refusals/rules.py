@@ -1,7 +1,7 @@
 """Rules: calls that a real device's kernels refuse and the CPU's do not.
 
 A rule is a predicate over all arguments of an operator's call that returns the text of the error. The tables of rules
-are in ``cuda_rules.py`` and ``mps_rules.py``. :func:`guarded` wraps the kernels of operators with rules, once, when a
+are in ``cuda_rules.py`` and ``mps_refusals.py``. :func:`guarded` wraps the kernels of operators with rules, once, when a
 kernel is registered; the other kernels stay as they are.
 """
 
@@ -13,29 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import policy
 
 Kernel = Callable[..., Any]
 
-_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
-
-SCALAR_TYPES = {
-    torch.bool: "Bool",
-    torch.uint8: "Byte",
-    torch.int8: "Char",
-    torch.int16: "Short",
-    torch.int32: "Int",
-    torch.int64: "Long",
-    torch.float16: "Half",
-    torch.bfloat16: "BFloat16",
-    torch.float32: "Float",
-    torch.float64: "Double",
-    torch.complex32: "ComplexHalf",
-    torch.complex64: "ComplexFloat",
-    torch.complex128: "ComplexDouble",
-}
-"""How torch's errors spell the dtypes (c10/core/ScalarType.h)."""
+_mode_enabled = torch._C._is_torch_function_mode_enabled
 
 
 class Rule(NamedTuple):
@@ -54,6 +36,12 @@ class Rule(NamedTuple):
     source: str
     error: type[Exception] = RuntimeError
     holds: Callable[[], bool] = policy.stands_for_cuda
+
+
+@functools.cache
+def scalar_type(dtype: torch.dtype) -> str:
+    """Return how torch's errors spell a dtype (c10/core/ScalarType.h), as in the name of its legacy type."""
+    return torch.empty(0, dtype=dtype, device="cpu").type().removeprefix("torch.").removesuffix("Tensor")
 
 
 def name_of(op: Any) -> str:
