@@ -27,19 +27,8 @@ from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 _aten = torch.ops.aten
 
 
-_WAITS_FOR_THE_DEVICE = frozenset(
-    {
-        _aten._local_scalar_dense.default,
-        _aten._unique2.default,
-        _aten.equal.default,
-        _aten.masked_select.default,
-        _aten.nonzero.default,
-        _aten.repeat_interleave.Tensor,
-        _aten.unique_consecutive.default,
-        _aten.unique_dim.default,
-    }
-)
-"""Operators that cannot be captured, because the host needs a value or the size of the result."""
+_WAITS_FOR_THE_DEVICE = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+"""Tags of operators that cannot be captured, because the host needs a value or the size of the result."""
 
 
 _INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
@@ -139,7 +128,8 @@ class Capture(TorchDispatchMode):
         to_host = func is _aten._to_copy.default and device is not None and device.type != self._device_type
         masked = func in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in tensors(args[1]))
         sized = kwargs.get("output_size") is not None  # of `repeat_interleave`, which then needs no value
-        if (func in _WAITS_FOR_THE_DEVICE and not sized) or masked or (to_host and not kwargs.get("non_blocking")):
+        waits = func not in _INDEXING and not sized and _WAITS_FOR_THE_DEVICE.intersection(func.tags)
+        if waits or masked or (to_host and not kwargs.get("non_blocking")):
             not_while_capturing()
 
     def _refuse_generator(self, args: Any, kwargs: Any) -> None:

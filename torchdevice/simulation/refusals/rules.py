@@ -1,8 +1,8 @@
 """Rules: calls that a real device's kernels refuse and the CPU's do not.
 
 A rule is a predicate over all arguments of an operator's call that returns the text of the error. The tables of rules
-are in ``cuda_rules.py`` and ``mps_refusals.py``. :func:`guarded` wraps the kernels of operators with rules, once, when a
-kernel is registered; the other kernels stay as they are.
+are in ``cuda_rules.py`` and ``mps_refusals.py``. :func:`guarded` wraps the kernels of operators with rules, once, when
+a kernel is registered; the other kernels stay as they are.
 """
 
 from __future__ import annotations
