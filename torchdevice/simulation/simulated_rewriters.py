@@ -23,7 +23,7 @@ def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     with policy.lifted():  # the device may lack float64
         text = func(*args, **kwargs)
     named = f"device='{context.shown_as}:"
-    return text.replace(f"device='{policy.KIND}:", named) if context.shown_as is not None else text
+    return text.replace(f"device='{policy.DEVICE_TYPE}:", named) if context.shown_as is not None else text
 
 
 def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -37,7 +37,7 @@ def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: di
     Raises:
         RuntimeError: The device stands for MPS, which shares no memory. The text is torch's.
     """
-    if policy.stands_for_mps() and rewriters.native_device(args[0]).type == policy.KIND:
+    if policy.stands_for_mps() and rewriters.native_device(args[0]).type == policy.DEVICE_TYPE:
         raise RuntimeError("_share_filename_: only available on CPU")
     context.report("Tensor.share_memory_", "nothing: other processes get copies", Fidelity.APPROXIMATE)
     return func(*args, **kwargs)
@@ -46,7 +46,7 @@ def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: di
 def _is_shared(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """``Tensor.is_shared``, which CUDA answers with True for each of its tensors."""
     with torch._C.DisableTorchFunction():
-        return args[0].device.type == policy.KIND or func(*args)
+        return args[0].device.type == policy.DEVICE_TYPE or func(*args)
 
 
 def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -75,7 +75,7 @@ def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries refuse."""
     with torch._C.DisableTorchFunction():
         device = args[0].device
-    return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.KIND else func(*args, **kwargs)
+    return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.DEVICE_TYPE else func(*args, **kwargs)
 
 
 def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -85,7 +85,7 @@ def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 def _array_interface(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """``Tensor.__cuda_array_interface__``, with the address of ``data_ptr()``, where the device stands for CUDA."""
-    if not policy.stands_for_cuda() or rewriters.native_device(args[0]).type != policy.KIND:
+    if not policy.stands_for_cuda() or rewriters.native_device(args[0]).type != policy.DEVICE_TYPE:
         return func(*args, **kwargs)
     with torch._C.DisableTorchFunction():
         return _interface.fget(_AsCuda(args[0]))
