@@ -34,7 +34,8 @@ _CUDA_STATE_BYTES = 16
 
 
 def _set_rng_state(context: Context, original: Any, new_state: torch.Tensor, device: Any = "cuda") -> None:
-    if new_state.numel() == _CUDA_STATE_BYTES:
+    own = context.runtime.default_generator(context.target.index or 0).get_state().numel()
+    if new_state.numel() == _CUDA_STATE_BYTES != own:
         raise RuntimeError(
             f"A random state of {_CUDA_STATE_BYTES} bytes is that of a CUDA generator, and the generator of "
             f"{context.family!r} cannot continue it. Use torch.manual_seed() instead of restoring the state."

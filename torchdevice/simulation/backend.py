@@ -23,11 +23,14 @@ from torchdevice.simulation.kernels import (
     handwritten_kernels,
     nested,
     quantized,
+    recurrent_networks,
     sparse,
 )
 from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
-from torchdevice.simulation.kernels.pipeline import Fallback, Pipeline, kernel_of
+from torchdevice.simulation.kernels.pipeline import Fallback, Pipeline, kernel_of, refusals_of
 from torchdevice.simulation.policy import DEVICE_TYPE
+from torchdevice.simulation.refusals.cuda_rules import COMPOSED
+from torchdevice.simulation.refusals.rules import guarded
 from torchdevice.torch_apis import autocast_lists
 
 _libraries: list[torch.library.Library] = []
@@ -141,6 +144,12 @@ def _register_kernels() -> None:
         aten.impl(name, Pipeline(overload_of(name), kernel).run, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
+        for name in recurrent_networks.OPERATORS:
+            op = overload_of(name)
+            aten.impl(name, guarded(refusals_of(op), recurrent_networks.kernel_of(op)), key)
+        for name in COMPOSED:
+            op = overload_of(name)
+            aten.impl(name, guarded(refusals_of(op), op.decompose), key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in sorted(_named().difference(handwritten_kernels.SPECIAL, quantized.MAKING, nested.MAKING)):

@@ -31,7 +31,8 @@ from torchdevice.simulation import (
 from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
 from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
-from torchdevice.simulation.profiles import Profile
+from torchdevice.simulation.profiles import FLOAT8, Profile
+from torchdevice.simulation.refusals import attention
 from torchdevice.torch_apis import sanitizer
 
 _set_multithreading = torch._C._set_multithreading_enabled
@@ -79,7 +80,7 @@ class SimulatedRuntime(Runtime):
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
         self.memory_limit = memory_limit
-        self.unsupported_dtypes = profile.unsupported_dtypes
+        self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
         self.folds_ordinals = profile.single
         self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
         self.kernels_refuse = profile.accelerator == "mps"
@@ -108,6 +109,9 @@ class SimulatedRuntime(Runtime):
 
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor if index_of(tensor) < 0 else aliased(tensor)
+
+    def can_use_attention(self, kernel: str, params: Any, debug: bool) -> bool:
+        return self.profile.stands_for_cuda and attention.can_use(kernel, params, debug)
 
     def enter_thread(self, entry: Any) -> None:
         """Register the device, unless it is registered already, and keep backward on the calling thread.
@@ -255,6 +259,9 @@ class SimulatedRuntime(Runtime):
 
     def numbers_of(self, generator: torch.Generator) -> torch.Generator:
         return device_generators.numbers_of(generator)
+
+    def random_state(self, generator: torch.Generator) -> torch.Tensor:
+        return device_generators.upcoming(generator).get_state()
 
     def serve_reducer(self, model: Any) -> None:
         page_locked.serve(model)

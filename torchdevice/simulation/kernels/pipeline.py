@@ -14,21 +14,18 @@ import torch
 from torchdevice.core.thread_state import state
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation.allocator.storages import fresh
-from torchdevice.simulation.kernels import cpu_kernels
+from torchdevice.simulation.kernels import cpu_kernels, cuda_values
 from torchdevice.simulation.refusals import cuda_refusals, mps_refusals
+from torchdevice.simulation.refusals.rules import Refusals, checks
 
 _mode_enabled = torch._C._is_torch_function_mode_enabled
 
 _Tensor, _STRIDED = torch.Tensor, torch.strided
 
 
-Refusals = tuple[Callable[[Any, Any], None], ...]
-"""Functions that raise what a device refuses, given the arguments of a call."""
-
-
 def refusals_of(op: Any) -> Refusals:
     """Return what CUDA and MPS refuse of an operator, for dense tensors."""
-    return *mps_refusals.of(op), *cuda_refusals.of(op)
+    return checks((*mps_refusals.rules_of(op), *cuda_refusals.rules_of(op)))
 
 
 class Pipeline:
@@ -106,7 +103,7 @@ class Pipeline:
 
 def kernel_of(op: Any) -> cpu_kernels.Kernel:
     """Return the kernel of an operator without a handwritten one. That of a view needs no pipeline: nothing is read."""
-    return cpu_kernels.view_of(op) if cpu_kernels.is_view(op) else Pipeline(op).run
+    return cpu_kernels.view_of(op) if cpu_kernels.is_view(op) else cuda_values.dividing(op, Pipeline(op).run)
 
 
 class Fallback:
