@@ -14,6 +14,7 @@ from faults import planted
 import torchdevice
 from torchdevice.simulation.allocator.storages import memory_of
 
+
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the programs of findings be written to a folder of the test."""
