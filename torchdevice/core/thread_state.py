@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torchdevice.core.context import Context
 from torchdevice.devices.accelerators import conventional_modules, of_module
 from torchdevice.errors import NotSupportedError
+from torchdevice.foundation import forks
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import Exit, LeavingBy
 from torchdevice.foundation.uncaught_errors import Hooks
@@ -318,8 +319,7 @@ def _after_fork() -> None:
         settle()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork)
+forks.in_child(_after_fork)
 
 
 def stacked_modes() -> list[Any]:

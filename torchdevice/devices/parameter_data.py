@@ -6,13 +6,13 @@ otherwise train parameters that the module no longer has.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from typing import Any
 
 import torch
 
-from torchdevice.lowlevel.object_fields import field, offset_of
+from torchdevice.lowlevel.object_fields import offset_of
+from torchdevice.lowlevel.pointers import Word, word_at
 
 _WORDS = 24
 """The words of a tensor that are looked at."""
@@ -48,9 +48,9 @@ def _set_data(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 _keys = torch._C._dispatch_keys
 
 
-def keys_of(tensor: torch.Tensor) -> ctypes.c_uint64:
+def keys_of(tensor: torch.Tensor) -> Word:
     """Return the dispatch keys of a tensor, as bits that can be set."""
-    return field(tensor._cdata, _offset_of_keys())
+    return word_at(tensor._cdata + _offset_of_keys())
 
 
 @functools.cache

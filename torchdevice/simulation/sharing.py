@@ -29,7 +29,7 @@ def register() -> None:
 
 def _reduce(tensor: torch.Tensor) -> Any:
     with torch._C.DisableTorchFunction():
-        if tensor.device.type != policy.KIND:
+        if tensor.device.type != policy.DEVICE_TYPE:
             return _reduce_tensor(tensor)
         if tensor.requires_grad and not tensor.is_leaf:
             return _reduce_tensor(tensor.cpu())  # which torch refuses

@@ -66,7 +66,7 @@ class SimulatedRuntime(Runtime):
         memory_limit: The memory of each device in bytes, or None for no limit.
     """
 
-    device_type = policy.KIND
+    device_type = policy.DEVICE_TYPE
     takes_device_ids = True
     torch_knows_current = False
     is_torch_accelerator = False

@@ -20,6 +20,7 @@ from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
+from torchdevice.foundation.view_bits import with_bits
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy, storage_resizing
 from torchdevice.simulation.allocator.storages import (
@@ -30,7 +31,6 @@ from torchdevice.simulation.allocator.storages import (
     memory_of,
     resizable_memory_of,
     set_storage,
-    with_bits,
 )
 from torchdevice.simulation.kernels import device_mismatch
 
@@ -151,7 +151,7 @@ def make_coo(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         dtype=values.dtype,
         layout=torch.sparse_coo,
         # By the index and not by `.device`, which the mode rewrites.
-        device=_CPU if index_of(values) < 0 else torch.device(policy.KIND, index_of(values)),
+        device=_CPU if index_of(values) < 0 else torch.device(policy.DEVICE_TYPE, index_of(values)),
         is_coalesced=like.is_coalesced(),
     )
 
@@ -211,7 +211,7 @@ class CpuAliases(StandIns):
     def other(self, value: Any) -> Any:
         if not isinstance(value, torch.device):
             return value
-        is_own = value.type == policy.KIND
+        is_own = value.type == policy.DEVICE_TYPE
         self._named = (value.index or 0) if is_own else -1
         return _CPU if is_own else value
 
@@ -286,7 +286,7 @@ class Arguments:
         named = dict(zip(kwargs, values, strict=True))
         device = named.get("device")
         if device is not None:
-            is_own = device.type == policy.KIND
+            is_own = device.type == policy.DEVICE_TYPE
             # Another device, such as the CPU of a copy to the host, is an index of -1.
             index, named["device"] = (device.index or 0, _CPU) if is_own else (-1, device)
         return named, index, odd
