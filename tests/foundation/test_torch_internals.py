@@ -85,8 +85,8 @@ def test_each_name_is_listed_once() -> None:
 
 def test_each_module_that_is_checked_later_is_checked() -> None:
     """Where the module is imported in a scope, or before the package reads it."""
-    (late,) = (patch for patch in installed._patches() if isinstance(patch, LateModules))
-    watched = {each.name for each in late._modules.values() if isinstance(each, WhenImported)}
+    late = next(patch for patch in installed._patches() if isinstance(patch, LateModules))
+    watched = {each.name for each in late.modules.values() if isinstance(each, WhenImported)}
     within = {
         node.args[1].value
         for tree in SOURCES.values()

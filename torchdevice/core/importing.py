@@ -77,16 +77,20 @@ class Refused(Late):
 
 
 class LateModules:
-    """All modules that a scope waits for, as one patch: a finder that finds these modules as Python does."""
+    """All modules that a scope waits for, as one patch: a finder that finds these modules as Python does.
+
+    Attributes:
+        modules: The modules by name.
+    """
 
     def __init__(self, modules: Iterable[Late]):
-        self._modules = {each.name: each for each in modules}
+        self.modules = {each.name: each for each in modules}
 
     def install(self) -> None:
         # At the front, before the finders that would load a module unseen.
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # type: ignore[arg-type]
-        for name, late in self._modules.items():
+        for name, late in self.modules.items():
             # A module that is being imported is in sys.modules already, without its functions.
             if name in sys.modules and not getattr(sys.modules[name].__spec__, "_initializing", False):
                 late.install()
@@ -94,10 +98,10 @@ class LateModules:
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path
         finders.remove(self) if self in finders else None  # on one line: somebody may come between two
-        do_all([late.remove for late in reversed(self._modules.values()) if late.patches])
+        do_all([late.remove for late in reversed(self.modules.values()) if late.patches])
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        late = self._modules.get(name)
+        late = self.modules.get(name)
         # The usual finder of files; builtin and frozen modules are not among those that are waited for.
         spec = None if late is None else importlib.machinery.PathFinder.find_spec(name, path, target)
         if late is not None and spec is not None and spec.loader is not None:
