@@ -30,6 +30,7 @@ class Generator(torch.Generator):
         index: The index of the device.
     """
 
+    __module__, __qualname__ = torch.Generator.__module__, torch.Generator.__qualname__  # as `repr` shows it
     index: int
     _shared: torch.Generator | None = None
 
@@ -49,44 +50,44 @@ class Generator(torch.Generator):
             return torch.device(policy.spelled(self.index))
 
     @property
-    def numbers(self) -> torch.Generator:
+    def _numbers(self) -> torch.Generator:
         """The generator of the CPU that draws the numbers: this one, unless it shares its state."""
         return self if self._shared is None else self._shared
 
     def get_state(self) -> torch.Tensor:
         """Return the state of the CPU's generator that draws the numbers."""
-        state = _Plain.get_state(self.numbers)
+        state = _Plain.get_state(self._numbers)
         _remember(state, self.get_offset())
         # The offset too, so that `set_state` of this state restores it; the CPU's state has no field for it.
         return state
 
     def set_state(self, new_state: torch.Tensor) -> Generator:  # type: ignore[override]
         """Go on from a state."""
-        _Plain.set_state(self.numbers, new_state)
+        _Plain.set_state(self._numbers, new_state)
         # A state from elsewhere has no offset that could be known.
-        _offsets[self.numbers._cdata] = _known.get(_key(new_state), 0)
+        _offsets[self._numbers._cdata] = _known.get(_key(new_state), 0)
         return self
 
     def manual_seed(self, seed: int) -> Generator:  # type: ignore[override]
         """Begin the numbers of a seed."""
-        _Plain.manual_seed(self.numbers, seed)
-        _offsets.pop(self.numbers._cdata, None)
+        _Plain.manual_seed(self._numbers, seed)
+        _offsets.pop(self._numbers._cdata, None)
         return self
 
     def seed(self) -> int:
         """Begin the numbers of a new seed, and return it."""
-        _offsets.pop(self.numbers._cdata, None)
-        return _Plain.seed(self.numbers)
+        _offsets.pop(self._numbers._cdata, None)
+        return _Plain.seed(self._numbers)
 
     def initial_seed(self) -> int:
         """Return the seed."""
-        return _Plain.initial_seed(self.numbers)
+        return _Plain.initial_seed(self._numbers)
 
     def get_offset(self) -> int:
         """Return four for each kernel that has drawn numbers since the generator was seeded."""
-        offset = _offsets.get(self.numbers._cdata, 0)
+        offset = _offsets.get(self._numbers._cdata, 0)
         # Remembered when the program asks for an offset, since only those can be asked for again.
-        _states[self.initial_seed(), offset] = _Plain.get_state(self.numbers)
+        _states[self.initial_seed(), offset] = _Plain.get_state(self._numbers)
         _forget(_states)
         return offset
 
@@ -101,8 +102,8 @@ class Generator(torch.Generator):
         seed = self.initial_seed()
         known = _states.get((seed, offset))
         # An offset that no generator has been at needs numbers of its own, the same at each call.
-        _Plain.set_state(self.numbers, _state_at(seed, offset) if known is None else known)
-        _offsets[self.numbers._cdata] = offset
+        _Plain.set_state(self._numbers, _state_at(seed, offset) if known is None else known)
+        _offsets[self._numbers._cdata] = offset
         return self
 
     def clone_state(self) -> Generator:

@@ -32,6 +32,9 @@ from torchdevice.torch_apis import autocast_lists
 _IS_COMPANION = "_torchdevice_is_companion"
 """The attribute of autocast that a scope has made beside the program's."""
 
+_NO_BACKEND = "privateuseone"
+"""The name of the out-of-tree backend where none is registered."""
+
 _COMPANIONS = "_torchdevice_companions"
 
 # The function by which graphs of Dynamo enter autocast. Only torch 2.11 and later make objects of a class of their own.
@@ -152,7 +155,7 @@ def _companion(context: Context | None, requested: autocast) -> _Companion | Non
         return None
     dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
     chosen = dict.fromkeys((device_type, context.family), dtype)
-    if _ASKS_ABOUT_ACCELERATOR and (backend := torch._C._get_privateuse1_backend_name()) != "privateuseone":
+    if _ASKS_ABOUT_ACCELERATOR and (backend := torch._C._get_privateuse1_backend_name()) != _NO_BACKEND:
         chosen.setdefault(backend, requested.fast_dtype)
     if chosen.get(requested.device) is requested.fast_dtype:
         del chosen[requested.device]
@@ -185,6 +188,8 @@ def _init_in_graph(original: Any) -> Any:
         original(self, device_type, torch.bfloat16 if chosen else dtype, *args, **kwargs)
         if chosen:
             self.fast_dtype = dtype
+        if state.context is not None and state.context.shown_as is not None:
+            self.custom_backend_name = _NO_BACKEND
 
     return __init__
 
