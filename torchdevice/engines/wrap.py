@@ -24,12 +24,12 @@ from torchdevice.core.patching import Installation, OwnModule, Patch, Replaced, 
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, retries, rewriters
-from torchdevice.foundation.torch_internals import is_torch_function_all_disabled, require
+from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 from torchdevice.lowlevel.replace_new import Call, Constructor
 
 _state = thread_state.state
 
-_stack_length = require(torch._C, "_len_torch_function_stack")
+_stack_length = torch._C._len_torch_function_stack
 
 
 def _ask(mode: ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
