@@ -132,7 +132,21 @@ def ipc_collect(context: Context) -> None:
 
 
 def properties_of(context: Context, device: int) -> DeviceProperties:
-    """Return the properties of the program's device with an ordinal."""
+    """Return the properties of the program's device with an ordinal.
+
+    They are kept: ``torch.autocast`` reads them each time, and reading the machine's memory takes longer than a small
+    step of training.
+    """
+    known = context.settings.get((_PROPERTIES, device))
+    if known is None:
+        known = context.settings[_PROPERTIES, device] = _read_properties(context, device)
+    return known
+
+
+_PROPERTIES = "device properties"
+
+
+def _read_properties(context: Context, device: int) -> DeviceProperties:
     index = context.target_index(device)
     name = (context.options.properties or {}).get("name") or context.runtime.name(index)
     measured = DeviceProperties(

@@ -86,6 +86,9 @@ class GraphStandIn:
             # Ordered: hooks run in the order in which they were registered.
             setattr(self, f"_{moment}_hooks", collections.OrderedDict())
 
+    def __repr__(self) -> str:
+        return f"<{self.__class__.__module__}.{self.__class__.__qualname__} object at {id(self):#x}>"
+
     def __getattr__(self, name: str) -> Any:
         """Return torch's own methods that register hooks (torch 2.14 and later)."""
         if not name.startswith("register_") or not hasattr(torch.cuda.CUDAGraph, name):

@@ -40,6 +40,9 @@ class MemPoolStandIn:
         pools.keep_private(self.id, serves_all=serves_all, splits=splits)
         weakref.finalize(self, _end, pools, self.id).atexit = False
 
+    def __repr__(self) -> str:
+        return f"<{self.__class__.__module__}.{self.__class__.__qualname__} object at {id(self):#x}>"
+
     def use_count(self) -> int:
         """Return how many objects and routes keep the pool."""
         return self._pools.uses_of(self.id)

@@ -8,7 +8,7 @@ import torch
 
 from torchdevice.core.context import Context
 
-OF_TORCH = (RuntimeError, TypeError, ValueError)
+OF_TORCH = (RuntimeError, TypeError, ValueError, AttributeError)
 """The types of errors in which torch names devices."""
 
 _TOLD = "_torchdevice_told"
@@ -65,7 +65,7 @@ def _rename_device(context: Context, error: BaseException) -> None:
 
 def _renamed(text: str, own: str, programs: str) -> str:
     """Return a text with the device as torch would name the program's: of a device, of a type and of a backend."""
-    text = re.sub(rf"\b{own}(?=:\d)|(?<=['\"]){own}(?=['\"](?! backend))", programs, text)
+    text = re.sub(rf"\b{own}(?=:\d)|(?<=torch\.){own}(?=\.)|(?<=['\"]){own}(?=['\"](?! backend))", programs, text)
     text = re.sub(rf"\b{own}(\w+)Type\b", rf"torch.{programs}.\1Tensor", text)
     return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
 

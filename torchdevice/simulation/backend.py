@@ -112,10 +112,16 @@ def _register() -> None:
 
 
 def _guard_storage() -> None:
-    """Replace ``torch.UntypedStorage.__new__``, which crashes on this device, for the rest of the process."""
+    """Replace two constructors of storages, which crash on this device, for the rest of the process."""
     original = torch.UntypedStorage.__new__
     guarded = functools.update_wrapper(functools.partial(new_storage, original), original)
     torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
+    torch.UntypedStorage.new = functools.update_wrapper(_empty_storage, torch.UntypedStorage.new)  # type: ignore[method-assign, assignment]
+
+
+def _empty_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    """``UntypedStorage.new``: make an empty storage on the same device."""
+    return type(self)(0, device=self.device)
 
 
 def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:

@@ -74,6 +74,7 @@ class Generator(torch.Generator):
         index: The index of the device.
     """
 
+    __module__, __qualname__ = torch.Generator.__module__, torch.Generator.__qualname__  # as `repr` shows it
     index: int
 
     def __new__(cls, index: int) -> Generator:
