@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 
 from torchdevice.accelerators import accelerator_api
 from torchdevice.compile import torch_compile
 from torchdevice.core import bindings
-from torchdevice.core.importing import Refusing
+from torchdevice.core.importing import Refusing, WhenImported
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.cuda import (
     comm,
@@ -30,7 +31,8 @@ from torchdevice.cuda import (
     versions,
 )
 from torchdevice.devices.accelerators import FAMILIES
-from torchdevice.errors import PATCHERS, AnotherPatcherError
+from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
+from torchdevice.foundation.logs import warn_once
 from torchdevice.torch_apis import (
     autocast,
     autograd,
@@ -112,9 +114,20 @@ ONLY_SUPPLYING = (gds, memory_history, nccl, unsupported, versions)
 """The modules of this package that only register supplied names and rewriters when they are imported."""
 
 
+def _patches_of_triton(module: ModuleType) -> list[Patch]:
+    # Imported when the program imports Triton, which is no dependency.
+    try:
+        from torchdevice.triton_kernels import patching
+    except TritonVersionError as error:  # what uses no kernel runs with any version
+        warn_once(str(error))
+        return []
+    return patching.patches()
+
+
 def _patches() -> list[Patch]:
     rivals = Refusing(PATCHERS, AnotherPatcherError)
-    return [rivals, *bindings.patches(), *(patch for area in AREAS for patch in area.patches())]
+    triton = WhenImported("triton", _patches_of_triton, sees_scope=True)
+    return [rivals, *bindings.patches(), *(patch for area in AREAS for patch in area.patches()), triton]
 
 
 INSTALLATION = Installation(_patches)

@@ -1,0 +1,164 @@
+"""The memory of a launch: each argument has addresses of its own, and each access is looked at.
+
+A kernel gets addresses of a space in which every storage among its arguments has a region of 16 TiB to itself, with the
+storage in the middle. So an address outside a storage tells which argument it was computed from, and by how much it is
+outside, also where the memory after it belongs to another tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_SHIFT = 44
+_ALIGNMENT = 4095
+"""Addresses keep their last bits, since kernels may ask whether they are aligned."""
+
+
+class Region(NamedTuple):
+    """Where a storage is.
+
+    Attributes:
+        name: The first argument with the storage.
+        first: The first address, as the kernel sees it.
+        size: The size in bytes.
+        offset: What leads from the kernel's addresses to those of the process.
+        itemsize: The size of an element.
+    """
+
+    name: str
+    first: int
+    size: int
+    offset: int
+    itemsize: int
+
+
+class Memory:
+    """The storages of a launch.
+
+    Args:
+        fault: Raises for an access outside of them, with a text that says what it was.
+        foreign: Returns whether an address of the process that no argument has may be used: that of a tensor whose
+            pointer the program took itself.
+        races: Told of each access; None where nothing looks for races.
+    """
+
+    def __init__(self, fault: Callable[[str], None], foreign: Callable[[int, int], bool], races: Races | None = None):
+        self._fault, self._foreign, self._races = fault, foreign, races
+        self._regions: list[Region] = []
+
+    def place(self, name: str, memory: torch.Tensor) -> int:
+        """Give a storage addresses, and return the first.
+
+        Args:
+            name: The argument that it is named after.
+            memory: A CPU tensor that covers it.
+        """
+        address, number = memory.data_ptr(), len(self._regions) + 1
+        first = (number << _SHIFT) + (1 << (_SHIFT - 1)) + (address & _ALIGNMENT)
+        size = memory.untyped_storage().nbytes() if memory.numel() else 0
+        self._regions.append(Region(name, first, size, address - first, memory.itemsize))
+        return first
+
+    def addresses(self, pointers: Any, mask: Any, size: int, access: str) -> Any:
+        """Return the addresses in the process for those of a kernel.
+
+        Args:
+            pointers: The kernel's addresses.
+            mask: The lanes that are active.
+            size: The bytes that each reads or writes.
+            access: ``"reads"``, ``"writes"`` or ``"updates"`` (an atomic).
+        """
+        active = pointers[np.broadcast_to(mask, pointers.shape)]
+        if not active.size:
+            return pointers
+        lowest, highest = int(active.min()), int(active.max())
+        if lowest >> _SHIFT == highest >> _SHIFT:
+            return pointers + self._offset(lowest >> _SHIFT, active, lowest, highest, size, access)
+        result = pointers.copy()
+        for number in np.unique(active >> np.uint64(_SHIFT)):
+            within = active[active >> np.uint64(_SHIFT) == number]
+            offset = self._offset(int(number), within, int(within.min()), int(within.max()), size, access)
+            result[pointers >> np.uint64(_SHIFT) == number] += offset
+        return result
+
+    def _offset(self, number: int, active: Any, lowest: int, highest: int, size: int, access: str) -> Any:
+        if not 0 < number <= len(self._regions):
+            if not self._foreign(lowest, highest + size):
+                self._fault(f"{access} {size} bytes at the address {lowest:#x}, which is no tensor's on the device")
+            return np.uint64(0)
+        region = self._regions[number - 1]
+        if lowest < region.first or highest + size > region.first + region.size:
+            self._fault(_told(region, active, size, access))
+        if self._races is not None:
+            self._races.note(region, (active - np.uint64(region.first)) // np.uint64(region.itemsize), access)
+        return np.uint64(region.offset % 2**64)
+
+
+def _told(region: Region, active: Any, size: int, access: str) -> str:
+    offsets = active.astype(np.int64) - region.first
+    outside = offsets[(offsets < 0) | (offsets + size > region.size)]
+    return (
+        f"{access} {size} bytes at offset {int(outside[0])} of the {region.size} bytes of argument {region.name!r} "
+        f"({outside.size} of {active.size} lanes that the mask lets through are outside)"
+    )
+
+
+class Races:
+    """The instance that last wrote and the one that read each element, and which instances are ordered by atomics.
+
+    Args:
+        report: Told of a race: what happens, and the number of the earlier instance.
+
+    Attributes:
+        instance: The number of the instance that runs.
+    """
+
+    def __init__(self, report: Callable[[str, int], None]):
+        self._report = report
+        self._accesses: dict[str, tuple[Any, Any]] = {}
+        # Instance -> those before it, by atomics on the same address.
+        self._before: dict[int, set[int]] = {}
+        self._released: dict[tuple[str, int], set[int]] = {}
+        self.instance = 0
+
+    def note(self, region: Region, elements: Any, access: str) -> None:
+        """Look at an access to elements of a storage."""
+        elements = elements.astype(np.int64)
+        before = self._before.setdefault(self.instance, set())
+        if access == "updates":
+            for element in elements.tolist()[:_ATOMICS]:
+                released = self._released.setdefault((region.name, element), set())
+                before |= released
+                released |= before | {self.instance}
+            return
+        shape = -(-region.size // region.itemsize)
+        if region.name not in self._accesses:
+            self._accesses[region.name] = np.full(shape, _NOBODY, np.int32), np.full(shape, _NOBODY, np.int32)
+        writers, readers = self._accesses[region.name]
+        self._check(region, elements, writers, access, "writes", before)
+        if access == "writes":
+            self._check(region, elements, readers, access, "reads", before)
+            writers[elements] = self.instance
+        else:
+            known = readers[elements]
+            readers[elements] = np.where((known == _NOBODY) | (known == self.instance), self.instance, _MANY)
+
+    def _check(self, region: Region, elements: Any, known: Any, access: str, earlier: str, before: set[int]) -> None:
+        found = known[elements]
+        ordered = [_NOBODY, self.instance, *before, *([_MANY] if before else [])]
+        races = ~np.isin(found, ordered)
+        if races.any():
+            where = int(elements[races][0])
+            other = int(found[races][0])
+            self._report(
+                f"{access} element {where} of argument {region.name!r}, which another instance {earlier}", other
+            )
+
+
+_NOBODY, _MANY = -1, -2
+_ATOMICS = 64
+"""How many elements of an atomic order instances: locks and counters are one."""
