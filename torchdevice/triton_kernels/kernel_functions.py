@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import math
 import operator
 import sys
 import threading
@@ -210,32 +211,43 @@ _UFUNCS: dict[Any, Any] = {
 
 
 def _as_tensors(arrays: list[Any], like: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return tensors of a kernel; the first axis of the arrays is that of the instances."""
     made = []
     for array, each in zip(arrays, like, strict=True):
         scalar = each.dtype.scalar
         data = array.astype(numpy_dtype(scalar), copy=False)
-        block = core.block_type(scalar, list(data.shape)) if data.shape else scalar
-        made.append(core.tensor(TensorHandle(data if data.shape else data.reshape(1), scalar), block))
+        block = core.block_type(scalar, list(data.shape[1:])) if data.ndim > 1 else scalar
+        made.append(core.tensor(TensorHandle(data, scalar), block))
     return tuple(made)
 
 
 def _combined(function: Any, one: list[Any], other: list[Any], like: tuple[Any, ...]) -> list[Any]:
     found = called(function)(*_as_tensors(one, like), *_as_tensors(other, like))
     found = found if isinstance(found, (tuple, core.tuple)) else (found,)
+    made = [running.semantic.to_tensor(each).handle.data for each in found]
     return [
-        np.broadcast_to(running.semantic.to_tensor(each).handle.data, array.shape)
-        for each, array in zip(found, one, strict=True)
+        np.broadcast_to(each, np.broadcast_shapes(each.shape, old.shape)) for each, old in zip(made, one, strict=True)
     ]
+
+
+def _inputs(input: Any) -> tuple[tuple[Any, ...], list[Any]]:
+    """Return the tensors of a reduction or scan, and their values for the same instances."""
+    like = tuple(input) if isinstance(input, (tuple, core.tuple)) else (input,)
+    return like, list(np.broadcast_arrays(*(each.handle.data for each in like)))
 
 
 def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
     """``tl.reduce``: neighbours are combined first, so that a function that does not commute gets them in order."""
-    like = tuple(input) if isinstance(input, (tuple, core.tuple)) else (input,)
     axis, keeps = core._unwrap_if_constexpr(axis), core._unwrap_if_constexpr(keep_dims)
-    arrays = [each.handle.data for each in like]
-    shape = arrays[0].shape
-    kept = (1,) * len(shape) if axis is None else tuple(1 if i == axis % len(shape) else n for i, n in enumerate(shape))
-    arrays = [each.reshape(-1) if axis is None else np.moveaxis(each, axis, -1) for each in arrays]
+    like, arrays = _inputs(input)
+    count, *shape = arrays[0].shape
+    kept = [1] * len(shape)
+    if axis is None:
+        arrays = [each.reshape(count, -1) for each in arrays]
+    else:
+        axis %= len(shape)
+        kept = [*shape[:axis], 1, *shape[axis + 1 :]]
+        arrays = [np.moveaxis(each, axis + 1, -1) for each in arrays]
     ufunc = _UFUNCS.get(combine_fn)
     if ufunc is not None and like[0].dtype.scalar not in _INEXACT:
         arrays = [ufunc.reduce(arrays[0], axis=-1, dtype=arrays[0].dtype)]
@@ -243,25 +255,28 @@ def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **op
         while arrays[0].shape[-1] > 1:
             arrays = _combined(combine_fn, [a[..., 0::2] for a in arrays], [a[..., 1::2] for a in arrays], like)
         arrays = [each[..., 0] for each in arrays]
-    made = _as_tensors([np.asarray(each).reshape(kept) if keeps else np.asarray(each) for each in arrays], like)
+    made = _as_tensors([each.reshape(-1, *kept) if keeps else each for each in arrays], like)
     return made if isinstance(input, (tuple, core.tuple)) else made[0]
 
 
 def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
-    axis, data = core._unwrap_if_constexpr(axis), input.handle.data
+    axis, shape = core._unwrap_if_constexpr(axis), list(input.handle.data.shape[1:])
     if axis is None:
-        input, axis = running.semantic.reshape(input, [data.size], can_reorder=False), 0
-        data = data.reshape(-1)
-    places = np.moveaxis(np.broadcast_to(np.arange(data.shape[axis]), np.moveaxis(data, axis, -1).shape), -1, axis)
-    like = core.tensor(TensorHandle(places.astype(np.int32), tl.int32), core.block_type(tl.int32, list(data.shape)))
-    return _reduce((input, like), axis, combine_fn, keep_dims)
+        shape, axis = [math.prod(shape)], 0
+        input = running.semantic.reshape(input, shape, can_reorder=False)
+    places = np.arange(shape[axis], dtype=np.int32).reshape(
+        1, *(-1 if i == axis % len(shape) else 1 for i in range(len(shape)))
+    )
+    handle = TensorHandle(np.broadcast_to(places, (1, *shape)), tl.int32)
+    return _reduce((input, core.tensor(handle, core.block_type(tl.int32, shape))), axis, combine_fn, keep_dims)
 
 
 def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: Any) -> Any:
     """``tl.associative_scan``: each step combines an element with the one 1, 2, 4, ... before it."""
-    like = tuple(input) if isinstance(input, (tuple, core.tuple)) else (input,)
     axis, backwards = core._unwrap_if_constexpr(axis), core._unwrap_if_constexpr(reverse)
-    arrays = [np.moveaxis(each.handle.data, axis, -1) for each in like]
+    like, arrays = _inputs(input)
+    axis = axis % (arrays[0].ndim - 1) + 1
+    arrays = [np.moveaxis(each, axis, -1) for each in arrays]
     arrays = [each[..., ::-1] if backwards else each for each in arrays]
     length = arrays[0].shape[-1]
     distance = 1
@@ -327,9 +342,9 @@ def truth(original: Any) -> Any:
         # Triton's own code asks whether there is a tensor at all.
         if running.semantic is None or not _FREE.keys() & sys._getframe(1).f_code.co_freevars:
             return True
-        if self.handle.data.size != 1:
+        if self.type.is_block():
             raise ValueError("a tensor of several elements is no condition. Reduce it by tl.max, or use tl.where.")
-        return bool(self.handle.data.item())
+        return bool(running.semantic.builder.one(self.handle))
 
     return is_true
 
@@ -340,7 +355,7 @@ def index(original: Any) -> Any:
     def as_int(self: Any) -> int:
         if running.semantic is None:
             raise TypeError(f"{type(self).__name__!r} object cannot be interpreted as an integer")
-        return int(self.handle.data.item())
+        return int(running.semantic.builder.one(self.handle))
 
     return as_int
 

@@ -12,7 +12,7 @@ import importlib
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_er
 from torchdevice.triton_kernels.driver import target_of
 from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, running, semantic_of, tensor_of
 from torchdevice.triton_kernels.memory import Memory, Races
-from torchdevice.triton_kernels.numpy_builder import NumpyBuilder
+from torchdevice.triton_kernels.numpy_builder import DivergedError, NumpyBuilder
 from torchdevice.triton_kernels.triton_internals import (
     ASTSource,
     TensorDescriptor,
@@ -49,6 +49,12 @@ _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 _LIMITS = (2**31 - 1, 65535, 65535)
 """The largest grid of CUDA."""
+
+_ELEMENTS, _INSTANCES = 2**18, 1024
+"""How many elements the blocks of a group may have, and how many instances a group."""
+
+_DEPTH = 6
+"""How often a group may part before its instances run one by one."""
 
 _SECONDS = 10.0
 """How often a long launch says how far it is."""
@@ -75,8 +81,8 @@ class Launch:
         self.options, self.signature, self._constants, self._attributes = kernel._pack_args(
             self.backend, self._given, self.bound, self.specialization, self._given
         )
-        self.grid = (1, 1, 1)
-        self.instance = (0, 0, 0)
+        self.grid: tuple[int, ...] = (1, 1, 1)
+        self.instance: tuple[int, ...] = (0, 0, 0)
 
     def compiled(self) -> Any:
         """Return what Triton compiles of the kernel for the scope's compute capability, which needs no GPU."""
@@ -93,22 +99,25 @@ class Launch:
             )
         if not all(self.grid):
             return
-        storages = dict(self._storages())
+        storages: dict[int, torch.Tensor] = {}
+        self._names: dict[int, list[str]] = {}
+        for name, address, whole in self._storages():
+            storages[address] = whole
+            self._names.setdefault(address, []).append(name)
         number = next(_numbers)
         _launches[number] = self
-        self._names = {address: name for address, (name, _) in storages.items()}
         try:
             # Below autograd and the count of versions: a kernel's writes are noticed by neither on a GPU.
             with torch._C.DisableTorchFunction(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):
                 launch = torch.ops.torchdevice_triton.launch.default
-                launch([whole for _, whole in storages.values()], number)
+                launch(list(storages.values()), number)
         finally:
             # A graph that was captured runs the launch again.
             if self.context.thread.capture is None:
                 del _launches[number]
 
-    def _storages(self) -> Iterator[tuple[int, tuple[str, torch.Tensor]]]:
-        """Yield the address of each storage among the arguments, its name and a tensor that covers it."""
+    def _storages(self) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """Yield for each argument with a storage its name, the storage's address and a tensor that covers it."""
         for position, (name, value) in enumerate(self.bound.items()):
             for tensor in _pointers(value):
                 self._check_device(tensor, position)
@@ -117,7 +126,7 @@ class Launch:
                     size = storage.nbytes() // tensor.itemsize
                     whole = tensor.detach().as_strided((size,), (1,), 0)
                     if size:
-                        yield storage.data_ptr(), (name, whole)
+                        yield name, storage.data_ptr(), whole
 
     def _check_device(self, tensor: torch.Tensor, position: int) -> None:
         """Raise what Triton and CUDA raise for memory that the current device cannot use."""
@@ -141,8 +150,8 @@ class Launch:
         races = Races(self._report_race) if self.context.options.races else None
         memory = Memory(self.fault, self._is_allocated, races)
         places = {
-            address: memory.place(name, whole)
-            for (address, name), whole in zip(self._names.items(), wholes, strict=True)
+            address: memory.place(" or ".join(map(repr, dict.fromkeys(names))), whole)
+            for (address, names), whole in zip(self._names.items(), wholes, strict=True)
         }
         builder = NumpyBuilder(memory, self.options, self.backend.get_codegen_implementation(self.options))
         before, running.semantic = running.semantic, semantic_of(builder)
@@ -155,25 +164,47 @@ class Launch:
             running.semantic = before
 
     def _run_instances(self, builder: NumpyBuilder, races: Races | None, args: list[Any], kwargs: Any) -> None:
-        function = function_of(self.kernel)
-        builder.set_grid_dim(*self.grid)
+        """Run the instances in groups, after the first one alone, which shows how large its blocks are."""
+        function, memory = function_of(self.kernel), builder.memory
         x, y, z = self.grid
-        told = time.monotonic()
-        # x is the innermost, in the order in which CUDA begins the blocks.
-        for number, place in enumerate(itertools.product(range(z), range(y), range(x))):
-            self.instance = place[::-1]
-            builder.set_grid_idx(*self.instance)
+        total, done, told = x * y * z, 0, time.monotonic()
+        builder.set_grid_dim(x, y, z)
+        size, self._whole = 1, races is None
+        while done < total:
+            # x is the innermost, in the order in which CUDA begins the blocks.
+            numbers = np.arange(done, min(done + size, total))
+            group = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1).astype(np.int32)
             if races is not None:
-                races.instance = number
-            try:
-                function(*args, **kwargs)
-            except Exception as error:
-                if hasattr(error, "add_note") and not isinstance(error, (torch.AcceleratorError, KernelRaceError)):
-                    error.add_note(f"{self.place()} raised it.")  # the other two say it; Python 3.10 has no notes
-                raise
-            if not number % 64 and time.monotonic() - told > _SECONDS:
+                races.instance = done
+            self._run_group(builder, lambda: function(*args, **kwargs), group)
+            done += len(group)
+            size = min(max(_ELEMENTS // memory.largest, 1), _INSTANCES) if self._whole else 1
+            if time.monotonic() - told > _SECONDS:
                 told = time.monotonic()
-                logger.warning("Triton kernel %s: %d of %d instances", self.kernel.__name__, number, x * y * z)
+                logger.warning("Triton kernel %s: %d of %d instances", self.kernel.__name__, done, total)
+
+    def _run_group(self, builder: NumpyBuilder, call: Callable[[], Any], group: Any, depth: int = 0) -> None:
+        """Run instances together; where a condition parts them, undo what they did and run each part."""
+        builder.group, memory = group, builder.memory
+        memory.logs = [] if len(group) > 1 else None
+        self.instance = tuple(group[0].tolist())
+        try:
+            call()
+            return
+        except DivergedError as error:
+            values = error.values
+            memory.undo()
+        except Exception as error:
+            if hasattr(error, "add_note") and not isinstance(error, (torch.AcceleratorError, KernelRaceError)):
+                error.add_note(f"{self.place()} raised it.")  # the other two say it; Python 3.10 has no notes
+            raise
+        parts = np.unique(values)
+        if len(parts) > len(group) // 2 or depth == _DEPTH:
+            # Nearly each goes its own way, and so will those to come.
+            self._whole = False
+            parts, values = np.arange(len(group)), np.arange(len(group))
+        for part in parts:
+            self._run_group(builder, call, group[values == part], depth + 1)
 
     def place(self) -> str:
         """Return the kernel, the line of it that runs or has failed, and the instance."""
@@ -181,8 +212,9 @@ class Launch:
         line = f"{file}:{_line_in(file)}"
         return f"The Triton kernel {self.kernel.__name__!r}, {line}, instance {self.instance} of {self.grid}"
 
-    def fault(self, what: str) -> None:
+    def fault(self, what: str, instance: Any = (0, 0, 0)) -> None:
         """Raise CUDA's error for an illegal address, after which a simulated device runs nothing."""
+        self.instance = tuple(map(int, instance))
         note = f"{self.place()} {what}."
         if self.context.policy is not None:
             policy.lose(note, ILLEGAL_ADDRESS)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from torchdevice.triton_kernels.triton_internals import memory_access
+
 _SHIFT = 44
 _ALIGNMENT = 4095
 """Addresses keep their last bits, since kernels may ask whether they are aligned."""
@@ -22,7 +24,7 @@ class Region(NamedTuple):
     """Where a storage is.
 
     Attributes:
-        name: The first argument with the storage.
+        name: The arguments with the storage.
         first: The first address, as the kernel sees it.
         size: The size in bytes.
         offset: What leads from the kernel's addresses to those of the process.
@@ -40,21 +42,29 @@ class Memory:
     """The storages of a launch.
 
     Args:
-        fault: Raises for an access outside of them, with a text that says what it was.
+        fault: Raises for an access outside of them, with a text that says what it was, and the instance.
         foreign: Returns whether an address of the process that no argument has may be used: that of a tensor whose
             pointer the program took itself.
         races: Told of each access; None where nothing looks for races.
+
+    Attributes:
+        largest: The largest number of elements that an instance has accessed at once.
+        logs: What memory held before writes of the group that runs; None where nothing is kept.
     """
 
-    def __init__(self, fault: Callable[[str], None], foreign: Callable[[int, int], bool], races: Races | None = None):
+    def __init__(
+        self, fault: Callable[[str, Any], None], foreign: Callable[[int, int], bool], races: Races | None = None
+    ):
         self._fault, self._foreign, self._races = fault, foreign, races
         self._regions: list[Region] = []
+        self.largest = 1
+        self.logs: list[tuple[Any, Any, Any]] | None = None
 
     def place(self, name: str, memory: torch.Tensor) -> int:
         """Give a storage addresses, and return the first.
 
         Args:
-            name: The argument that it is named after.
+            name: The arguments that have it.
             memory: A CPU tensor that covers it.
         """
         address, number = memory.data_ptr(), len(self._regions) + 1
@@ -63,47 +73,66 @@ class Memory:
         self._regions.append(Region(name, first, size, address - first, memory.itemsize))
         return first
 
-    def addresses(self, pointers: Any, mask: Any, size: int, access: str) -> Any:
-        """Return the addresses in the process for those of a kernel.
+    def addresses(self, pointers: Any, active: Any, size: int, access: str, group: Any) -> tuple[Any, Any]:
+        """Return the addresses in the process for those of a kernel, and the lanes that are active.
 
         Args:
             pointers: The kernel's addresses.
-            mask: The lanes that are active.
+            active: The lanes that are active, of the same shape.
             size: The bytes that each reads or writes.
             access: ``"reads"``, ``"writes"`` or ``"updates"`` (an atomic).
+            group: The instances, along the first axis.
         """
-        active = pointers[np.broadcast_to(mask, pointers.shape)]
-        if not active.size:
-            return pointers
-        lowest, highest = int(active.min()), int(active.max())
-        if lowest >> _SHIFT == highest >> _SHIFT:
-            return pointers + self._offset(lowest >> _SHIFT, active, lowest, highest, size, access)
+        found = pointers[active]
+        self.largest = max(self.largest, pointers.size // len(pointers))
+        if not found.size:
+            return pointers, active
+        first, last = int(found.min()) >> _SHIFT, int(found.max()) >> _SHIFT
+        if first == last:
+            return pointers + self._offset(first, pointers, active, found, size, access, group), active
         result = pointers.copy()
-        for number in np.unique(active >> np.uint64(_SHIFT)):
-            within = active[active >> np.uint64(_SHIFT) == number]
-            offset = self._offset(int(number), within, int(within.min()), int(within.max()), size, access)
-            result[pointers >> np.uint64(_SHIFT) == number] += offset
-        return result
+        for number in np.unique(found >> np.uint64(_SHIFT)).tolist():
+            within = active & (pointers >> np.uint64(_SHIFT) == number)
+            result[within] += self._offset(number, pointers, within, pointers[within], size, access, group)
+        return result, active
 
-    def _offset(self, number: int, active: Any, lowest: int, highest: int, size: int, access: str) -> Any:
+    def _offset(self, number: int, pointers: Any, active: Any, found: Any, size: int, access: str, group: Any) -> Any:
+        """Return what leads from addresses of one region to those of the process, if all are in the storage."""
+        lowest, highest = int(found.min()), int(found.max())
         if not 0 < number <= len(self._regions):
             if not self._foreign(lowest, highest + size):
-                self._fault(f"{access} {size} bytes at the address {lowest:#x}, which is no tensor's on the device")
+                text = f"{access} {size} bytes at the address {lowest:#x}, which is no tensor's on the device"
+                self._fault(text, group[0])
             return np.uint64(0)
         region = self._regions[number - 1]
         if lowest < region.first or highest + size > region.first + region.size:
-            self._fault(_told(region, active, size, access))
+            outside = active & ((pointers < region.first) | (pointers + np.uint64(size) > region.first + region.size))
+            instance = np.nonzero(outside)[0][0]
+            one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
+            self._fault(_told(region, pointers[one], active[one], outside[one], size, access), group[instance])
         if self._races is not None:
-            self._races.note(region, (active - np.uint64(region.first)) // np.uint64(region.itemsize), access)
+            self._races.note(region, (found - np.uint64(region.first)) // np.uint64(region.itemsize), access)
         return np.uint64(region.offset % 2**64)
 
+    # ---- going back --------------------------------------------------------------------------------------------------
 
-def _told(region: Region, active: Any, size: int, access: str) -> str:
-    offsets = active.astype(np.int64) - region.first
-    outside = offsets[(offsets < 0) | (offsets + size > region.size)]
+    def log(self, at: Any, active: Any, dtype: Any) -> None:
+        """Keep what memory holds before a kernel writes to it, where :meth:`undo` may be called."""
+        if self.logs is not None:
+            self.logs.append((at, active, memory_access.load(at, active, np.zeros(at.shape, dtype), dtype)))
+
+    def undo(self) -> None:
+        """Write back what memory held before the writes that were logged."""
+        for at, active, values in reversed(self.logs or []):
+            memory_access.store(at, values, active)
+        self.logs = None
+
+
+def _told(region: Region, pointers: Any, active: Any, outside: Any, size: int, access: str) -> str:
+    offset = int(pointers[outside][0]) - region.first
     return (
-        f"{access} {size} bytes at offset {int(outside[0])} of the {region.size} bytes of argument {region.name!r} "
-        f"({outside.size} of {active.size} lanes that the mask lets through are outside)"
+        f"{access} {size} bytes at offset {offset} of the {region.size} bytes of argument {region.name} "
+        f"({int(outside.sum())} of {int(active.sum())} lanes that the mask lets through are outside)"
     )
 
 
@@ -154,9 +183,7 @@ class Races:
         if races.any():
             where = int(elements[races][0])
             other = int(found[races][0])
-            self._report(
-                f"{access} element {where} of argument {region.name!r}, which another instance {earlier}", other
-            )
+            self._report(f"{access} element {where} of argument {region.name}, which another instance {earlier}", other)
 
 
 _NOBODY, _MANY = -1, -2

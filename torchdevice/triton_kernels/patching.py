@@ -13,6 +13,7 @@ from torchdevice.triton_kernels.triton_internals import (
     DriverConfig,
     InterpretedFunction,
     JITFunction,
+    compiler,
     core,
 )
 
@@ -23,6 +24,11 @@ def _active(context: Context, original: Any, config: Any) -> Any:
     if driver.StandInDriver not in context.settings:
         context.settings[driver.StandInDriver] = driver.StandInDriver(context, launching.Launcher)
     return context.settings[driver.StandInDriver]
+
+
+def _shared_memory(context: Context, original: Any, device: int) -> int:
+    """``max_shared_mem``, whose answers Triton keeps for the rest of the process."""
+    return original.__wrapped__(device)
 
 
 def _property(original: Any) -> property:
@@ -37,6 +43,7 @@ def patches() -> list[Patch]:
         native(JITFunction, "run", launching.run),
         native(InterpretedFunction, "run", launching.run),
         native(Autotuner, "run", launching.run_tuned),
+        native(compiler, "max_shared_mem", _shared_memory),
         Replaced(DriverConfig, "active", _property),
         Replaced(DriverConfig, "default", _property),
         # The rest asks which kernel this thread runs, and is Triton's own where it runs none.
