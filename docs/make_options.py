@@ -34,6 +34,7 @@ FOOTER = """
 | `TORCHDEVICE` | `1` makes `import torch` enable a scope |
 | `TORCHDEVICE_LOG` | sets the level of the messages: `DEBUG`, `INFO`, `WARNING`; `ERROR` for none, as `run --quiet` |
 | `TORCHDEVICE_LOG_FILE` | names the file to which the messages are written |
+| `TORCHDEVICE_TRACEBACKS` | `full` keeps this package's frames in the tracebacks of a program's errors |
 | `NO_COLOR` | turns colours on a terminal off |
 | `CUDA_VISIBLE_DEVICES` | hides devices, as in CUDA, of a scope with `devices=` or with simulated devices |
 | `PYTORCH_ENABLE_MPS_FALLBACK` | for [what MPS lacks](mps.md): `0` leaves the error, `1` torch's fallback |

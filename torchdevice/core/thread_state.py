@@ -27,6 +27,7 @@ from torchdevice.errors import NotSupportedError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import Exit, LeavingBy
 from torchdevice.foundation.torch_internals import require
+from torchdevice.foundation.uncaught_errors import Hooks
 
 T = TypeVar("T")
 
@@ -75,6 +76,7 @@ class Entry:
         enabled_by: Who made an entry that lasts until :func:`disable`: ``"program"``, whose next call of :func:`enable`
             takes its place, or ``"run"`` for the activation of a whole run; empty for other entries.
         environment: The environment variables to restore by :func:`disable`.
+        hooks: The hooks for uncaught errors, in force until :func:`disable`.
     """
 
     __slots__ = (
@@ -83,6 +85,7 @@ class Entry:
         "during_call",
         "enabled_by",
         "environment",
+        "hooks",
         "mode",
         "owner",
         "parts",
@@ -110,6 +113,7 @@ class Entry:
         self.parts: list[Any] = []
         self.enabled_by = ""
         self.environment: dict[str, str | None] = {}
+        self.hooks: Hooks | None = None
 
 
 class ThreadState(threading.local):

@@ -22,6 +22,8 @@ from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.stand_ins import tensors
+from torchdevice.journal.callers import program_line, site_of
+from torchdevice.simulation.machine import Machine
 from torchdevice.simulation.profiles import Profile
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 
@@ -206,8 +208,22 @@ def lose(why: str, kind: tuple[str, str] = DEVICE_ASSERT) -> None:
     """Let every later call on the machine of this thread's scope fail, as after an error of a kernel of CUDA's."""
     context = thread_state.state.context
     assert context is not None
-    context.machine.lost = kind, why
-    for each in context.machine.contexts:
+    _set_lost(
+        context.machine,
+        (kind, f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. {why}"),
+    )
+
+
+def replace_lost() -> None:
+    """Put working devices in the place of those of this thread's scope that failed."""
+    context = thread_state.state.context
+    if context is not None and context.machine is not None and context.machine.lost is not None:
+        _set_lost(context.machine, None)
+
+
+def _set_lost(machine: Machine, lost: tuple[tuple[str, str], str] | None) -> None:
+    machine.lost = lost
+    for each in machine.contexts:
         each.policy.settle()
 
 
@@ -222,7 +238,7 @@ def check_alive() -> None:
         return
     if context.machine.lost is not None:
         kind, why = context.machine.lost
-        raise cuda_error(kind, f"An earlier call failed, and CUDA runs nothing after that. {why}")
+        raise cuda_error(kind, why)
     if context.is_in_bad_fork:
         raise cuda_error(INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'.")
 
