@@ -311,7 +311,9 @@ def _line_in(file: str) -> int:
     return frame.f_lineno if frame is not None else 0
 
 
-def _define() -> torch.library.Library:
+@functools.cache
+def operator() -> torch.library.Library:
+    """Define the operator, once in a process."""
     library = torch.library.Library("torchdevice_triton", "DEF")
     library.define("launch(Tensor(a!)[] memory, int number) -> ()")
     library.impl("launch", lambda memory, number: _launches[number].run(memory), "CPU")
@@ -319,24 +321,16 @@ def _define() -> torch.library.Library:
     return library
 
 
-@functools.cache
-def operator() -> torch.library.Library:
-    """Define the operator, once in a process."""
-    return _define()
-
-
 def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     """``JITFunction.run``."""
     if context.runtime.makes_triton_code:
         return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-    launch = Launch(context, as_jit(kernel), args, kwargs)
-    if warmup:
-        return launch.compiled()
-    operator()
     # Dynamo would trace the frames below a graph break, which are those of the interpreter.
     before = _set_eval_frame(None)
     try:
-        return launch.start(grid)
+        operator()
+        launch = Launch(context, as_jit(kernel), args, kwargs)
+        return launch.compiled() if warmup else launch.start(grid)
     finally:
         _set_eval_frame(before)
 
