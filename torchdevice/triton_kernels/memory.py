@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchdevice.triton_kernels.triton_internals import memory_access
+from torchdevice.lowlevel import memory_windows
 
 _SHIFT = 44
 _ALIGNMENT = 4095
@@ -83,7 +83,7 @@ class Memory:
             access: ``"reads"``, ``"writes"`` or ``"updates"`` (an atomic).
             group: The instances, along the first axis.
         """
-        found = pointers[active]
+        found = pointers if active.all() else pointers[active]
         self.largest = max(self.largest, pointers.size // len(pointers))
         if not found.size:
             return pointers, active
@@ -119,12 +119,12 @@ class Memory:
     def log(self, at: Any, active: Any, dtype: Any) -> None:
         """Keep what memory holds before a kernel writes to it, where :meth:`undo` may be called."""
         if self.logs is not None:
-            self.logs.append((at, active, memory_access.load(at, active, np.zeros(at.shape, dtype), dtype)))
+            self.logs.append((at, active, memory_windows.read(at, active, np.zeros(at.shape, dtype), dtype)))
 
     def undo(self) -> None:
         """Write back what memory held before the writes that were logged."""
         for at, active, values in reversed(self.logs or []):
-            memory_access.store(at, values, active)
+            memory_windows.write(at, active, values)
         self.logs = None
 
 

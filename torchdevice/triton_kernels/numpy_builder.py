@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from torchdevice.core.thread_state import refuse
+from torchdevice.lowlevel import memory_windows
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.triton_kernels import libdevice
 from torchdevice.triton_kernels.memory import Memory
@@ -21,7 +22,6 @@ from torchdevice.triton_kernels.triton_internals import (
     InterpreterBuilder,
     TensorHandle,
     ir,
-    memory_access,
     numpy_dtype,
     tl,
 )
@@ -116,7 +116,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     def _at(self, pointers: Any, mask: Any, access: str) -> Any:
         size = numpy_dtype(pointers.get_element_ty()).itemsize
         active, at = np.broadcast_arrays(True if mask is None else mask.data, pointers.data)
-        return self.memory.addresses(np.ascontiguousarray(at), np.ascontiguousarray(active), size, access, self.group)
+        return self.memory.addresses(at, active, size, access, self.group)
 
     def create_load(self, ptr: Any, *rest: Any) -> Any:
         return self.create_masked_load(ptr, None, None, *rest)
@@ -129,15 +129,14 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         dtype = ptrs.get_element_ty()
         kind = numpy_dtype(dtype)
         default = np.zeros((), kind) if other is None else other.data
-        default = np.ascontiguousarray(np.broadcast_to(default, np.broadcast_shapes(default.shape, at.shape)))
-        at, active = (np.ascontiguousarray(np.broadcast_to(each, default.shape)) for each in (at, active))
-        return TensorHandle(memory_access.load(at, active, default, kind), dtype)
+        at, active, default = np.broadcast_arrays(at, active, default)
+        return TensorHandle(memory_windows.read(at, active, default, kind), dtype)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> None:
         at, active = self._at(ptrs, mask, "writes")
-        at, active, values = (np.ascontiguousarray(each) for each in np.broadcast_arrays(at, active, value.data))
+        at, active, values = np.broadcast_arrays(at, active, value.data)
         self.memory.log(at, active, values.dtype)
-        memory_access.store(at, values, active)
+        memory_windows.write(at, active, values)
 
     def _for_each(self, ptr: Any, mask: Any, *values: Any) -> list[Any]:
         """Return the addresses, the lanes and operands of an atomic, for each instance also where they are equal."""
@@ -163,9 +162,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         for index, (address, value, does) in enumerate(zip(at.flat, values.flat, active.flat, strict=True)):
             if does:
                 where, yes, given = np.array([address]), np.array([True]), np.array([value])
-                found = memory_access.load(where, yes, given, given.dtype)
+                found = memory_windows.read(where, yes, given, given.dtype)
                 added = self.create_fadd(TensorHandle(found, val.dtype), TensorHandle(given, val.dtype))
-                memory_access.store(where, added.data, yes)
+                memory_windows.write(where, yes, added.data)
                 old[index] = found[0]
         return TensorHandle(old.reshape(values.shape), val.dtype.scalar)
 
