@@ -21,6 +21,7 @@ import torch
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
 from torchdevice.errors import KernelRaceError, RaceWarning
+from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, require
 from torchdevice.journal.callers import program_line, warn_at
@@ -329,6 +330,7 @@ def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, war
     before = _set_eval_frame(None)
     try:
         operator()
+        context.report(f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT)
         launch = Launch(context, as_jit(kernel), args, kwargs)
         return launch.compiled() if warmup else launch.start(grid)
     finally:
@@ -343,6 +345,7 @@ def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs:
     if context.runtime.makes_triton_code:
         return original(tuner, *args, **kwargs)
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    context.report("triton.autotune", "the first configuration", Fidelity.INERT)
     config = tuner.best_config = tuner.prune_configs(kwargs)[0]
     if config.pre_hook is not None:
         config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
