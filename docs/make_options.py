@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -48,9 +49,20 @@ has what its processes share, `TORCHDEVICE_REPORT`, whether there is a report, a
 """
 
 
+def table(record: type = options.Options) -> str:
+    """Return the options as rows of a Markdown table."""
+    rows = ["| option | flag of `run` | variable | pytest | default | what it does |", "|---|---|---|---|---|---|"]
+    defaults = {field.name: field.default for field in dataclasses.fields(record)}
+    for name, declaration in options.declarations(record).items():
+        flags = [options.flag_of(name), options.variable_of(name), options.pytest_flag_of(name)]
+        cells = [name, *flags, repr(defaults[name])]
+        rows.append("| " + " | ".join(f"`{cell}`" for cell in cells) + f" | {declaration.text} |")
+    return "\n".join(rows) + "\n"
+
+
 def main() -> int:
     """Write the page. With --check, return 1 if the file differs from the page."""
-    return write_or_check(PAGE, HEADER + options.table() + FOOTER)
+    return write_or_check(PAGE, HEADER + table() + FOOTER)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from torchdevice.errors import NotSupportedError
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-import kernels  # noqa: E402
+import example_kernels as kernels  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 

@@ -13,7 +13,7 @@ import torchdevice
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-import kernels  # noqa: E402
+import example_kernels as kernels  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402

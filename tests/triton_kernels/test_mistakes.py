@@ -15,7 +15,7 @@ from torchdevice.errors import KernelRaceError, RaceWarning
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-import kernels  # noqa: E402
+import example_kernels as kernels  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
 pytestmark = pytest.mark.one_engine

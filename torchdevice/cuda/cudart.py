@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import enum
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from torchdevice.core.patching import Patch, Replaced
 from torchdevice.cuda.memory import mem_get_info
 from torchdevice.cuda.streams import create_external, destroy_external
 from torchdevice.foundation import data_files
+from torchdevice.lowlevel.pointers import word_at
 
 
 class CudaError(enum.IntEnum):
@@ -86,7 +86,7 @@ def _stream_create(context: Context, place: int) -> CudaError:
     """Write the handle of a new stream to an address."""
     if not context.runtime.has_handles:
         thread_state.refuse("torch.cuda.cudart().cudaStreamCreate", "There is no cudaStream_t. Use torch.cuda.Stream.")
-    ctypes.c_uint64.from_address(int(place)).value = create_external(context)
+    word_at(int(place)).value = create_external(context)
     return CudaError.success
 
 

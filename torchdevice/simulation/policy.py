@@ -18,6 +18,7 @@ from torchdevice.core.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fallback import missing_operators
 from torchdevice.fallback.cpu_fallback import counted
+from torchdevice.foundation import forks
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import block
@@ -27,7 +28,7 @@ from torchdevice.simulation.machine import Machine
 from torchdevice.simulation.profiles import Profile
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 
-KIND = "simulated"
+DEVICE_TYPE = "simulated"
 """The name of the device type."""
 
 
@@ -182,8 +183,7 @@ def _after_fork() -> None:
         context.policy.settle()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork)
+forks.in_child(_after_fork)
 
 
 def stands_for_cuda() -> bool:
@@ -195,7 +195,7 @@ def stands_for_cuda() -> bool:
 def capability() -> tuple[int, int] | None:
     """Return the compute capability of this thread's scope; None outside scopes on the device."""
     context = thread_state.state.context
-    return None if context is None or context.device_type != KIND else context.options.capability
+    return None if context is None or context.device_type != DEVICE_TYPE else context.options.capability
 
 
 def stands_for_mps() -> bool:
@@ -249,15 +249,15 @@ def check_scope() -> None:
     The scope's accelerator counts as initialised from here on.
     """
     state = thread_state.state
-    if state.context is not None and state.context.device_type == KIND:
+    if state.context is not None and state.context.device_type == DEVICE_TYPE:
         state.context.initialize()
         if state.context.asks:
             check_alive()
         return
     away = state.context is None and not state.compiling
-    if away or all(entry.context is None or entry.context.device_type != KIND for entry in state.entries):
+    if away or all(entry.context is None or entry.context.device_type != DEVICE_TYPE for entry in state.entries):
         raise RuntimeError(
-            f"no scope on a {KIND} device is active in this thread, so no tensor can be made on one. Enter "
+            f"no scope on a {DEVICE_TYPE} device is active in this thread, so no tensor can be made on one. Enter "
             f"torchdevice.simulate(), or copy the remaining tensors to the CPU."
         )
 
@@ -266,7 +266,7 @@ def spelled(index: int) -> str:
     """Return the device as messages name it: as ``tensor.device`` reads in the active scope, such as ``cuda:0``."""
     context = thread_state.state.context
     shown_as = context.shown_as if context is not None else None
-    return f"{shown_as or KIND}:{index}"
+    return f"{shown_as or DEVICE_TYPE}:{index}"
 
 
 def memory_limits(index: int) -> tuple[int | None, int | None]:

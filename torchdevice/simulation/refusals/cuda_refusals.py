@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from torchdevice.foundation import data_files
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
@@ -24,7 +23,7 @@ Kernel = Callable[..., Any]
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""
 
-_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+_mode_enabled = torch._C._is_torch_function_mode_enabled
 
 _TABLES: Mapping[str, Any] = data_files.read(__file__, "cuda_operators.json")
 
