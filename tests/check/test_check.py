@@ -322,14 +322,17 @@ SURROUNDINGS = [
     Case(
         "package", "from nvidia import dali  #: change\nimport numba.cuda as c  #: change\nimport cupy, os  #: change"
     ),
-    Case("package", "try:\n    import triton  #: approximate\nexcept ImportError:\n    triton = None"),
-    Case("package", "try:\n    import triton  #: approximate\nexcept (ValueError, ImportError):\n    triton = None"),
+    Case("package", "try:\n    import xformers  #: approximate\nexcept ImportError:\n    xformers = None"),
+    Case(
+        "package", "try:\n    import xformers  #: approximate\nexcept (ValueError, ImportError):\n    xformers = None"
+    ),
     Case("package", "if find_spec('apex'):\n    import apex  #: approximate"),
     Case(
-        "package", "try:\n    import triton  #: change\nexcept ValueError:\n    pass\nelse:\n    import apex  #: change"
+        "package", "try:\n    import pynvml  #: change\nexcept ValueError:\n    pass\nelse:\n    import apex  #: change"
     ),
     Case("package", "try:\n    def f():\n        import pynvml  #: change\nexcept ImportError:\n    pass"),
     Case("package", "import torch\nif torch.cuda.is_available():\n    import deepspeed  #: change"),
+    Case("package", "import triton.language as tl  #: approximate"),
     Case("package", "import flash_attn, triton", "cuda"),
     Case(
         "package",
