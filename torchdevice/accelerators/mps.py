@@ -31,7 +31,7 @@ _ids = itertools.count(1)
 
 
 def _index(context: Context) -> int:
-    return context.device(context.thread.device_index).index or 0
+    return context.target_index(context.thread.device_index)
 
 
 @supplied_value("torch._C._has_mps", native_to=_MPS, denies=True)
