@@ -115,7 +115,7 @@ def _guard_storage() -> None:
     original = torch.UntypedStorage.__new__
     guarded = functools.update_wrapper(functools.partial(new_storage, original), original)
     torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
-    torch.UntypedStorage.new = functools.update_wrapper(_empty_storage, torch.UntypedStorage.new)  # type: ignore[method-assign]
+    torch.UntypedStorage.new = functools.update_wrapper(_empty_storage, torch.UntypedStorage.new)  # type: ignore[method-assign, assignment]
 
 
 def _empty_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
