@@ -78,7 +78,7 @@ def _tell_observers(context: Context, error: RuntimeError) -> None:
     wanted = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
     size = int(float(wanted[1]) * _UNITS.get(wanted[2], 1)) if wanted else 0
     device = context.thread.device_index
-    index = context.device(device).index or 0
+    index = context.target_index(device)
     total, free = context.runtime.total_memory(index), context.runtime.free_memory(index)
     for observer in list(context.out_of_memory_observers):
         observer(device, size, total, free)
