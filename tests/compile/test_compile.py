@@ -820,3 +820,20 @@ def test_backward_is_compiled_for_the_machine_as_it_is(engine: str, place: str) 
         found = step("cuda")
     torch._dynamo.reset()
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_code_that_is_kept_on_disk_with_its_guards(engine: str, tmp_path: Path) -> None:
+    program = """
+        import torch
+        doubled = torch.compile(lambda x: (x * 2 + torch.ones(3, device="cuda")).sum())
+        print(doubled(torch.ones(3, device="cuda")).item())
+    """
+    environment = {
+        "TORCH_CACHING_PRECOMPILE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHDEVICE_ENGINE": engine,
+    }
+    for _ in range(2):
+        done = run_program(tmp_path, program, options=("--target", "cpu"), **environment)
+        assert (done.returncode, done.stdout) == (0, "9.0\n"), done.stderr
