@@ -130,6 +130,12 @@ def sam_weights() -> None:
 
 
 @inputs
+def detectron2() -> None:
+    """The link to its configurations that its setup.py makes."""
+    Path("detectron2/model_zoo/configs").symlink_to("../../configs")
+
+
+@inputs
 def whisper_weights() -> None:
     """A small whisper with random weights."""
     import torch
@@ -253,6 +259,7 @@ def mutag() -> None:
 @inputs
 def litgpt() -> None:
     """A small pythia with random weights, a tokenizer, and instructions."""
+    import dataclasses
     import json
 
     import torch
@@ -265,7 +272,8 @@ def litgpt() -> None:
     config = Config.from_name("pythia-14m", n_layer=2, block_size=128, padded_vocab_size=256)
     torch.manual_seed(0)
     torch.save(GPT(config).state_dict(), folder / "lit_model.pth")
-    (folder / "model_config.yaml").write_text(yaml.dump(vars(config)))
+    given = {each.name: getattr(config, each.name) for each in dataclasses.fields(config) if each.init}
+    (folder / "model_config.yaml").write_text(yaml.dump(given))
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     special = ["<unk>", "<|endoftext|>"]
@@ -283,8 +291,9 @@ def torchtune() -> None:
     from torchtune.models.llama2 import llama2
 
     torch.manual_seed(0)
+    Path("weights").mkdir()
     sizes = {"vocab_size": 2000, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4, "embed_dim": 64}
-    torch.save(llama2(**sizes, max_seq_len=256).state_dict(), "small.pt")
+    torch.save(llama2(**sizes, max_seq_len=256).state_dict(), "weights/small.pt")
 
 
 @inputs

@@ -31,6 +31,7 @@ python -m benchmarks.programs --list
 python -m benchmarks.programs --only nanoGPT --keep build/programs
 ```
 
+Where a run failed, the list below its table says why, and whose fault it is: the program's, the environment's or ours.
 What a program imports must be installed; the lists below name it. `--python` names the interpreter of another
 environment, `--sources` a folder with git directories in place of GitHub. The scripts that are named as ours are in
 `benchmarks/programs/drivers`: they call a library as its README does, or seed a program that does not seed itself.
@@ -45,9 +46,8 @@ CPU target and in its own CPU mode.
 FOOTER = """
 ## What was not run
 
-vLLM and SGLang, whose repositories were too large to fetch where these runs were made. Kernels in CUDA C++ and programs
-that need them (mamba, RWKV's training, airbench's and modded-nanogpt's full size) need a GPU: the rows above say where
-such a program stops.
+vLLM, SGLang and OLMo. The first two are too large a download for the machine of these runs. airbench runs a narrower
+network on fewer images than its records do.
 """
 
 

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.programs.program import OWN, Program
 
-ROOT = Path(__file__).parents[2]
-
 INPUTS = Path(__file__).with_name("inputs.py")
 
 DRIVERS = Path(__file__).with_name("drivers")
@@ -69,7 +67,7 @@ def check_out(program: Program, folder: Path, sources: Path | None) -> None:
 
 def _quietly(*words: str, **options: Any) -> None:
     """Run a command, and show what it printed only if it fails."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, **options)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(words)} failed:\n{done.stdout}{done.stderr}")
 
@@ -141,7 +139,7 @@ def _environment(program: Program, place: Path, programs: tuple[str, ...]) -> di
     """
     home = place.with_suffix(".home")
     home.mkdir(exist_ok=True)
-    paths = [*(str(place / path) for path in program.paths), str(ROOT)]
+    paths = [str(place / path) for path in program.paths]
     fixed = {
         "HOME": home,
         "PATH": os.pathsep.join([*programs, os.environ["PATH"]]),
@@ -194,8 +192,10 @@ def _last(pattern: str, text: str) -> str:
 def _error(printed: str) -> str:
     """Return the last line that names an error, or the last line."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
-    return (errors or lines or ["it printed nothing"])[-1][:300]
+    found = re.compile(r"(?:\[rank\d+\]: ?)?([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)")
+    errors = [match[1] for match in map(found.match, lines) if match and "ChildFailedError" not in match[1]]
+    # Paths of the environment say nothing about the program.
+    return re.sub(r"/\S*/(?=site-packages)", "", (errors or lines or ["it printed nothing"])[-1])[:300]
 
 
 if sys.platform == "win32":

@@ -36,7 +36,7 @@ PROGRAMS = (
         commit="309ffca6a40553362d44fd17efc56b772fa1aa44",
         command=f"{_TORCHRUN} 1 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
         " --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 4 --train-iters 4"
-        " --lr 1e-3 --lr-decay-style constant --mock-data --tokenizer-type NullTokenizer --vocab-size 1023"
+        " --lr 1e-3 --lr-decay-style constant --mock-data --tokenizer-type NullTokenizer --vocab-size 8191"
         " --transformer-impl local --no-gradient-accumulation-fusion --no-persist-layer-norm --log-interval 1"
         " --eval-iters 1 --eval-interval 100 --seed 1234 --no-masked-softmax-fusion --split 90,5,5",
         given="the program's mock data; random weights; one process; four steps",
@@ -86,11 +86,13 @@ PROGRAMS = (
         command="recipes/full_finetune_single_device.py --config recipes/configs/llama2/7B_full_low_memory.yaml"
         " model._component_=torchtune.models.llama2.llama2 model.vocab_size=2000 model.num_layers=2"
         " model.num_heads=4 model.num_kv_heads=4 model.embed_dim=64 model.max_seq_len=256"
-        " checkpointer._component_=torchtune.training.FullModelTorchTuneCheckpointer checkpointer.checkpoint_dir=."
+        " checkpointer._component_=torchtune.training.FullModelTorchTuneCheckpointer"
+        " checkpointer.checkpoint_dir=weights"
         " checkpointer.checkpoint_files=[small.pt] checkpointer.output_dir=out output_dir=out"
         " tokenizer.path=tests/assets/m.model tokenizer.max_seq_len=64 dataset.source=json"
         " dataset.data_files=tests/assets/alpaca_tiny.json dataset.split=train optimizer._component_=torch.optim.AdamW"
         " optimizer.lr=1e-3 optimizer_in_bwd=False seed=9 epochs=1 max_steps_per_epoch=3 dtype=fp32 compile=False"
+        " enable_activation_offloading=False enable_activation_checkpointing=False"
         " metric_logger._component_=torchtune.training.metric_logging.StdoutLogger",
         own="device=cpu",
         given="the repository's own few instructions; random weights; three steps",
@@ -123,5 +125,6 @@ PROGRAMS = (
         given="random tokens; random weights; two processes; ten steps, then a checkpoint",
         targets=_TWO,
         digest="checkpoints/*/*/model_state_dict.pt",
+        faults={"sufficient 2 gpus": "a CPU target is one device; with `--devices 2` it is two"},
     ),
 )

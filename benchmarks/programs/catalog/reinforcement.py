@@ -14,6 +14,7 @@ PROGRAMS = (
         given="CartPole of gymnasium; random weights; 250 updates, then ten episodes",
         needs=("gymnasium==0.29.1", "tyro", "tensorboard"),
         result=r"eval_episode=9, episodic_return=\[([\d.]+)\]",
+        differs="it evaluates in environments that it does not seed",
     ),
     Program(
         "CleanRL ppo.py",

@@ -28,6 +28,7 @@ PROGRAMS = (
         inputs="whisper_weights",
         needs=("tiktoken", "numba", "more-itertools", "tqdm"),
         result=r"tokens: (.*)",
+        differs="on the GPU it computes in float16",
     ),
     Program(
         "HiFi-GAN inference_e2e.py",
@@ -50,6 +51,7 @@ PROGRAMS = (
         inputs="speech",
         needs=("scipy", "librosa==0.9.2", "tensorboard", "matplotlib"),
         loss=r"Gen Loss Total : ([\d.]+)",
+        faults={"return_complex": "the program's: it calls torch.stft as torch before 2.0 allowed"},
     ),
     Program(
         "VITS train.py",
@@ -60,7 +62,8 @@ PROGRAMS = (
         own=None,
         given="nothing",
         inputs="vits",
-        needs=("scipy", "librosa", "tensorboard", "cython"),
+        needs=("scipy", "librosa==0.9.2", "tensorboard", "cython", "unidecode", "phonemizer"),
         loss=r"loss=([\d.]+)",
+        faults={"port|return_complex|mel()": "the program's: it is written for torch 1.6"},
     ),
 )

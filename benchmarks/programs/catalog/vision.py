@@ -98,6 +98,7 @@ PROGRAMS = (
         command="{drivers}/detectron2_loss.py",
         own="cpu",
         given="one random image; random weights; three steps",
+        inputs="detectron2",
         needs=("torchvision", "fvcore", "iopath", "yacs", "omegaconf", "pycocotools"),
         loss=r"total_loss: ([\d.]+)",
     ),
