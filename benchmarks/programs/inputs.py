@@ -279,7 +279,9 @@ def litgpt() -> None:
     special = ["<unk>", "<|endoftext|>"]
     tokenizer.train_from_iterator([words(2000)], trainers.BpeTrainer(vocab_size=200, special_tokens=special))
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPTNeoXTokenizer", "eos_token": "<|endoftext|>"})
+    )
     asked = [{"instruction": words(5, seed), "input": "", "output": words(9, seed)} for seed in range(24)]
     Path("asked.json").write_text(json.dumps(asked))
 

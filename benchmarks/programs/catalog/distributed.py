@@ -6,6 +6,7 @@ _DEEPSPEED = "deepspeedai/DeepSpeed", "edaa7221267243c7be7fb49c5d5f5c4fb97b4641"
 _TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node"
 _TWO = ("cpu", "simulated:cuda:2")
 _NO_TRITON = "the program's: it imports triton, which torch's CPU build does not bring"
+_NO_NVCC = "the program's: it looks for nvcc in torch's CUDA_HOME, which is None in a CPU build"
 _TYPE = (
     "ours: it asserts that gradients are `torch.cuda.FloatTensor`, and on a CPU target tensors say where they are."
     " Simulated devices say what CUDA says"
@@ -15,7 +16,7 @@ _MEGATRON = {
     "repository": "NVIDIA/Megatron-LM",
     "needs": ("pybind11", "einops", "six", "transformers"),
     "own": None,
-    "faults": {"triton": _NO_TRITON, "AssertionError": _TYPE},
+    "faults": {"triton": _NO_TRITON, "AssertionError": _TYPE, "NoneType": _NO_NVCC},
 }
 
 PROGRAMS = (
