@@ -269,7 +269,7 @@ def litgpt() -> None:
 
     folder = Path("checkpoint")
     folder.mkdir()
-    config = Config.from_name("pythia-14m", n_layer=2, block_size=128, padded_vocab_size=256)
+    config = Config.from_name("pythia-14m", n_layer=2, block_size=256, padded_vocab_size=256)
     torch.manual_seed(0)
     torch.save(GPT(config).state_dict(), folder / "lit_model.pth")
     given = {each.name: getattr(config, each.name) for each in dataclasses.fields(config) if each.init}
