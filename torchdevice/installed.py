@@ -12,7 +12,7 @@ from importlib import import_module
 from torchdevice import accelerators, cuda, torch_apis
 from torchdevice.compile import torch_compile
 from torchdevice.core import bindings
-from torchdevice.core.importing import Refusing
+from torchdevice.core.importing import Late, LateModules, Refused
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.errors import PATCHERS, AnotherPatcherError
 from torchdevice.torch_apis.distributed import data_parallel, dtensor, process_groups, sharded_attention
@@ -33,7 +33,11 @@ AREAS = (
 
 def _patches() -> list[Patch]:
     found = [patch for area in AREAS if hasattr(area, "patches") for patch in area.patches()]
-    return [Refusing(PATCHERS, AnotherPatcherError), *bindings.patches(), *found]
+    late = [each for each in found if isinstance(each, Late)]
+    rivals = (Refused(name, AnotherPatcherError) for name in PATCHERS)
+    # Last, since a module that is imported in a scope is patched after everything else.
+    others = (each for each in found if not isinstance(each, Late))
+    return [*bindings.patches(), *others, LateModules([*rivals, *late])]
 
 
 INSTALLATION = Installation(_patches)
