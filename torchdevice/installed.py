@@ -13,7 +13,7 @@ from types import ModuleType
 from torchdevice import accelerators, cuda, torch_apis
 from torchdevice.compile import torch_compile
 from torchdevice.core import bindings
-from torchdevice.core.importing import Refusing, WhenImported
+from torchdevice.core.importing import Late, LateModules, Refused, WhenImported
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
@@ -45,8 +45,12 @@ def _patches_of_triton(module: ModuleType) -> list[Patch]:
 
 def _patches() -> list[Patch]:
     found = [patch for area in AREAS if hasattr(area, "patches") for patch in area.patches()]
+    late = [each for each in found if isinstance(each, Late)]
+    rivals = (Refused(name, AnotherPatcherError) for name in PATCHERS)
     triton = WhenImported("triton", _patches_of_triton, sees_scope=True)
-    return [Refusing(PATCHERS, AnotherPatcherError), *bindings.patches(), *found, triton]
+    # Last, since a module that is imported in a scope is patched after everything else.
+    others = (each for each in found if not isinstance(each, Late))
+    return [*bindings.patches(), *others, LateModules([*rivals, *late, triton])]
 
 
 INSTALLATION = Installation(_patches)

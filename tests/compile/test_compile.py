@@ -796,3 +796,27 @@ def test_compiling_after_a_process_group_has_begun() -> None:
         torch._dynamo.trace_rules.clear_lru_cache()  # so does init_process_group
         compiled = torch.compile(factory, backend="eager", fullgraph=True)
         assert compiled(torch.ones(3, device="cuda")).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("place", ["cpu", "simulated:cuda"])
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_backward_is_compiled_for_the_machine_as_it_is(engine: str, place: str) -> None:
+    def step(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 16).to(device)
+        compiled = torch.compile(lambda x: torch.softmax(model(x), -1) + torch.arange(16, device=x.device))
+        compiled(torch.ones(5, 8).to(device)).pow(2).sum().backward()
+        return [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
+
+    expected = step("cpu")
+    torch._dynamo.reset()
+    with (
+        torchdevice.portable(place, engine=engine),
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("error", "TensorFloat32")  # of a compiler that sees CUDA
+        found = step("cuda")
+    torch._dynamo.reset()
+    torch.testing.assert_close(found, expected)

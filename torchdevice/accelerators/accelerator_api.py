@@ -53,7 +53,7 @@ def set_stream(context: Context, stream: torch.Stream) -> None:
 
 def get_default_generator(context: Context, index: int) -> torch.Generator:
     """Return the default generator of a device."""
-    return context.runtime.default_generator(context.device(index).index or 0)
+    return context.runtime.default_generator(context.target_index(index))
 
 
 def get_device_capability(context: Context, index: int) -> NoReturn:

@@ -21,6 +21,7 @@ import pkgutil
 import runpy
 import subprocess
 import sys
+import tempfile
 import textwrap
 import types
 import warnings
@@ -115,8 +116,10 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
         return _start_python(options, program)
     if program.is_command:
         return _start_command(options, program)
-    if program.path and isinstance(program.source, bytes) and not _is_valid(program.source):
+    if isinstance(program.source, bytes) and not _is_valid(program.source):
         # Python words an error in a file differently from one in text that it is given to compile.
+        if not program.path:
+            _give_stdin(program.source)
         return _become([*subprocess._args_from_interpreter_flags(), *program.argv])  # type: ignore[attr-defined]
     sys.argv[:] = program.argv
     _set_first_path(program)
@@ -140,6 +143,14 @@ def _become(arguments: Sequence[str]) -> int:
     if os.name == "nt":  # where another process would not take the place of this one
         return subprocess.call(words)
     os.execv(sys.executable, words)
+
+
+def _give_stdin(source: bytes) -> None:
+    """Let the next interpreter read what was read from stdin."""
+    with tempfile.TemporaryFile() as file:
+        file.write(source)
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
 
 
 def _is_valid(source: bytes) -> bool:

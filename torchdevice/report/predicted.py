@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,23 +47,3 @@ class Comparison:
             "happened, and was not foretold": self.unforeseen,
         }
         return {title: lines for title, lines in found.items() if lines}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain data."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any] | None) -> Comparison | None:
-        """Return the comparison that :meth:`to_dict` described; None for None."""
-        if data is None:
-            return None
-        return cls(
-            happened=_lines(data["happened"]),
-            absent=_lines(data["absent"]),
-            unforeseen=_lines(data["unforeseen"]),
-            untraced=data["untraced"],
-        )
-
-
-def _lines(data: Iterable[dict[str, Any]]) -> tuple[Line, ...]:
-    return tuple(Line(**each) for each in data)
