@@ -91,8 +91,8 @@ class LateModules:
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         for name, late in self.modules.items():
-            module = sys.modules.get(name)  # None also where a program keeps others from importing it
-            # A module that is being imported is in sys.modules already, without its functions.
+            # None keeps Python from importing a module; one that is being imported is there without its functions.
+            module = sys.modules.get(name)
             if module is not None and not getattr(module.__spec__, "_initializing", False):
                 late.install()
 

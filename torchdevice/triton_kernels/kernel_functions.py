@@ -26,11 +26,15 @@ from torchdevice.triton_kernels.triton_internals import (
     JITFunction,
     TensorHandle,
     TritonSemantic,
+    combine_max,
+    combine_min,
+    combine_sum,
+    constant,
     core,
     cuda_libdevice,
     is_builtin,
     numpy_dtype,
-    standard,
+    reduce_with_indices,
     stub_libdevice,
     tl,
 )
@@ -203,9 +207,9 @@ def _static_assert(condition: Any, message: Any = "") -> None:
 # ---- reductions and scans --------------------------------------------------------------------------------------------
 
 _UFUNCS: dict[Any, Any] = {
-    standard._sum_combine: np.add,
-    standard._elementwise_max: np.fmax,
-    standard._elementwise_min: np.fmin,
+    combine_sum: np.add,
+    combine_max: np.fmax,
+    combine_min: np.fmin,
 }
 """Functions of Triton with which NumPy reduces in one call, of dtypes that it has."""
 
@@ -238,7 +242,7 @@ def _inputs(input: Any) -> tuple[tuple[Any, ...], list[Any]]:
 
 def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
     """``tl.reduce``: neighbours are combined first, so that a function that does not commute gets them in order."""
-    axis, keeps = core._unwrap_if_constexpr(axis), core._unwrap_if_constexpr(keep_dims)
+    axis, keeps = constant(axis), constant(keep_dims)
     like, arrays = _inputs(input)
     count, *shape = arrays[0].shape
     kept = [1] * len(shape)
@@ -260,7 +264,7 @@ def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **op
 
 
 def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
-    axis, shape = core._unwrap_if_constexpr(axis), list(input.handle.data.shape[1:])
+    axis, shape = constant(axis), list(input.handle.data.shape[1:])
     if axis is None:
         shape, axis = [math.prod(shape)], 0
         input = running.semantic.reshape(input, shape, can_reorder=False)
@@ -273,7 +277,7 @@ def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any 
 
 def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: Any) -> Any:
     """``tl.associative_scan``: each step combines an element with the one 1, 2, 4, ... before it."""
-    axis, backwards = core._unwrap_if_constexpr(axis), core._unwrap_if_constexpr(reverse)
+    axis, backwards = constant(axis), constant(reverse)
     like, arrays = _inputs(input)
     axis = axis % (arrays[0].ndim - 1) + 1
     arrays = [np.moveaxis(each, axis, -1) for each in arrays]
@@ -303,7 +307,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     tl.static_assert: _static_assert,
     tl.static_print: builtins.print,
     core.reduce: _reduce,
-    core._reduce_with_indices: _reduce_with_indices,
+    reduce_with_indices: _reduce_with_indices,
     core.associative_scan: _scan,
     tl.multiple_of: _hint,
     tl.max_contiguous: _hint,

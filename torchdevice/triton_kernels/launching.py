@@ -23,7 +23,7 @@ from torchdevice.engines.rewriters import native_device
 from torchdevice.errors import KernelRaceError, RaceWarning
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
-from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, require
+from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 from torchdevice.journal.callers import program_line, warn_at
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
@@ -41,11 +41,12 @@ from torchdevice.triton_kernels.triton_internals import (
     core,
     knobs,
     make_backend,
+    pack_args,
     type_of,
 )
 
-_set_eval_frame = require(importlib.import_module("torch._C._dynamo.eval_frame"), "set_eval_frame")
-_below_autograd = require(torch._C, "_AutoDispatchBelowAutograd")
+_set_eval_frame = importlib.import_module("torch._C._dynamo.eval_frame").set_eval_frame
+_below_autograd = torch._C._AutoDispatchBelowAutograd
 _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 _LIMITS = (2**31 - 1, 65535, 65535)
@@ -79,8 +80,8 @@ class Launch:
         self.backend = make_backend(target_of(context))
         binder = binder_of(kernel.signature, kernel.params, self.backend)
         self.bound, self.specialization, self._given = binder(*args, **kwargs)
-        self.options, self.signature, self._constants, self._attributes = kernel._pack_args(
-            self.backend, self._given, self.bound, self.specialization, self._given
+        self.options, self.signature, self._constants, self._attributes = pack_args(
+            kernel, self.backend, self._given, self.bound, self.specialization, self._given
         )
         self.grid: tuple[int, ...] = (1, 1, 1)
         self.instance: tuple[int, ...] = (0, 0, 0)
@@ -257,7 +258,8 @@ class Launch:
     def _value(self, kind: Any, value: Any, places: Mapping[int, int]) -> Any:
         if isinstance(kind, tuple):
             made = [self._value(each, inner, places) for each, inner in zip(kind, value, strict=True)]
-            return type(value)(*made) if hasattr(value, "_fields") else core.tuple(made)
+            is_named = isinstance(value, tuple) and type(value) is not tuple
+            return type(value)(*made) if is_named else core.tuple(made)
         if kind == "constexpr":
             return value.value if isinstance(value, core.constexpr) else value
         if isinstance(value, TensorDescriptor):

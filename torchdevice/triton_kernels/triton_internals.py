@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from typing import Any
 
 from torchdevice.errors import TritonVersionError
@@ -16,7 +17,7 @@ def _require(module: str, name: str = "") -> Any:
     """
     try:
         found = importlib.import_module(f"triton.{module}")
-        return getattr(found, name) if name else found
+        return operator.attrgetter(name)(found) if name else found
     except (ImportError, AttributeError) as error:
         if getattr(error, "name", None) == "numpy":
             raise
@@ -47,7 +48,12 @@ is_builtin = _require("language.core", "is_builtin")
 knobs = _require("knobs")
 make_backend = _require("compiler", "make_backend")
 numpy_dtype = _require("runtime.interpreter", "_get_np_dtype")
-standard = _require("language.standard")
 stub_libdevice = _require("language.extra.libdevice")
+combine_max = _require("language.standard", "_elementwise_max")
+combine_min = _require("language.standard", "_elementwise_min")
+combine_sum = _require("language.standard", "_sum_combine")
+constant = _require("language.core", "_unwrap_if_constexpr")
+pack_args = _require("runtime.jit", "JITFunction._pack_args")
+reduce_with_indices = _require("language.core", "_reduce_with_indices")
 tl = _require("language")
 type_of = _require("language", "str_to_ty")
