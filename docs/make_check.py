@@ -16,7 +16,7 @@ from torchdevice.check.environment_rules import PACKAGES
 
 PAGE = Path(__file__).with_name("check.md")
 
-FIGURES = PAGE.parents[1] / "benchmarks" / "foretold.json"
+FIGURES = PAGE.parents[1] / "benchmarks" / "predicted.json"
 
 HEADER = """# Static check: what will differ on a target
 
@@ -108,8 +108,8 @@ _PACKAGES = """
 _MEASURED = """
 ## How right it is
 
-`python -m benchmarks.foretold CLONES --write` measures it on public programs: {programs} programs of {repositories}
-repositories, in the list `benchmarks/foretold.txt`, with commits and arguments. Each was checked for a simulated Mac
+`python -m benchmarks.predicted CLONES --write` measures it on public programs: {programs} programs of {repositories}
+repositories, in the list `benchmarks/predicted.txt`, with commits and arguments. Each was checked for a simulated Mac
 and run on one, as a single rank, until it had used {seconds} s of processor time; operators that a Mac lacks ran on
 the CPU, as by default; most with random or toy data. {seen} were looked at while the
 rules were written, the others only afterwards: they are held out. Programs that need packages or data which were not
@@ -119,7 +119,7 @@ A finding counts if its line ran and a report can show it. It was right if somet
 **Degraded** is what is not the same on another device: an error, other numbers, a value that is only plausible. An
 error that ended the program counts too if it is about the device.
 
-| programs | | right findings (precision) | foretold lines (recall) |
+| programs | | right findings (precision) | predicted lines (recall) |
 |---|---|---|---|
 {totals}
 
@@ -162,7 +162,7 @@ def _sum(name: str, kind: str, rows: list[dict[str, Any]]) -> str:
     for row in rows:
         total.update(row["figures"])
     cells = []
-    for good, bad in (("right", "wrong"), ("foretold", "missed")):
+    for good, bad in (("right", "wrong"), ("predicted", "missed")):
         some, all_ = total[f"{kind} {good}"], total[f"{kind} {good}"] + total[f"{kind} {bad}"]
         cells.append(f"{some} of {all_} ({some / max(all_, 1):.0%})")
     return f"| {name} | {kind} | {' | '.join(cells)} |"

@@ -82,7 +82,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="say in the report, too, what 'torchdevice check' foretells of the program, beside what happened",
+        help="say in the report, too, what 'torchdevice check' predicts of the program, beside what happened",
     )
     actions.append(ranks.add(parser))
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
@@ -285,15 +285,15 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
 
 
 def _show(options: argparse.Namespace, verify: str | bool | None, report: Report) -> None:
-    """Show what a run is to say at its end: what was verified, and what happened, with what the sources foretold."""
+    """Show what a run is to say at its end: what was verified, and what happened, with what the sources predicted."""
     if verify:
         show_verified(verify, report, quiet=options.report is True)
     if options.report is not None:
-        show_report(options.report, _with_foretold(report, options.rest) if options.check else report)
+        show_report(options.report, _with_predicted(report, options.rest) if options.check else report)
 
 
-def _with_foretold(report: Report, words: Sequence[str]) -> Report:
-    """Return a report with what the sources of the program foretold."""
+def _with_predicted(report: Report, words: Sequence[str]) -> Report:
+    """Return a report with what the sources of the program predicted."""
     from torchdevice.check import Target, against_report
     from torchdevice.core.thread_state import suspended
     from torchdevice.journal.callers import PROGRAM, kind_of_file

@@ -76,7 +76,7 @@ class Content:
         rows: What happened, the most important first.
         processes: The processes it happened in.
         left_out: How many calls were not told apart because there were too many different ones.
-        comparison: What was foretold from the source beside what happened; None where nobody asked.
+        comparison: What was predicted from the source beside what happened; None where nobody asked.
         findings: What ``verify=`` found.
         verified: How many calls ``verify=`` compared: ``"compared"``, ``"random"`` (shapes, dtypes and ranges only) and
             ``"unknown"`` (the CPU cannot make them) -> operator -> number. Empty without ``verify=``.
