@@ -1,4 +1,4 @@
-"""What ``torchdevice check`` predicted of public programs, and what happened: ``python -m benchmarks.predicted CLONES``.
+"""What ``check`` predicted of public programs, and what happened: ``python -m benchmarks.predicted CLONES``.
 
 CLONES is a folder with a clone of each repository of ``predicted.txt``, as ``owner+name``. Each program is taken from
 the commit in the list, checked, and run on a simulated Mac for at most ``--seconds`` of processor time. ``--write``

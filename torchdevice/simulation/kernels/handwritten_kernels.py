@@ -390,7 +390,8 @@ def _svd(A: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, 
 def _lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
     """CUDA's only driver is ``gels``. It takes a matrix to have full rank, and gives an answer to any other too."""
     if not policy.stands_for_cuda():
-        return _run_lstsq(self, b, rcond, driver=driver)
+        # Torch's own, which calls the operator with `out=`: MPS lacks that.
+        return _aten.linalg_lstsq.default._op_dk(DispatchKey.CompositeExplicitAutograd, self, b, rcond, driver=driver)
     try:
         return _run_lstsq(self, b, rcond, driver="gels")
     except torch.linalg.LinAlgError:
