@@ -69,9 +69,9 @@ baseline = "torchdevice-baseline.json"    # findings that are known: left out un
 `torchdevice check . --baseline known.json --write-baseline` writes a baseline of what is found today, so that only
 new findings fail. A finding there is a file, a rule and the text of a line, so edits of other lines keep it.
 
-With [pre-commit](https://pre-commit.com) add the repository with the hook `torchdevice-check`. In a GitHub workflow
-the action `.github/actions/check` of the repository installs the package, checks `paths`, and writes SARIF for code
-scanning:
+With [pre-commit](https://pre-commit.com) add the repository with the hook `torchdevice-check`, which runs the command
+that is installed. In a GitHub workflow the action `.github/actions/check` of the repository installs the package,
+checks `paths`, and writes SARIF for code scanning:
 
 ```yaml
 - uses: OWNER/torchdevice/.github/actions/check@main
