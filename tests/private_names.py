@@ -34,21 +34,14 @@ NOT_OF_TORCH = {
     "_args_from_interpreter_flags": "subprocess",
     "_asdict": "named tuples",
     "_create_worker_context": "concurrent.futures",
-    "_elementwise_max": "Triton",
-    "_elementwise_min": "Triton",
-    "_fields": "named tuples",
     "_getframe": "sys",
     "_is_owned": "threading",
     "_option_string_actions": "argparse",
-    "_pack_args": "Triton",
-    "_reduce_with_indices": "Triton",
     "_run_module_as_main": "runpy",
     "_showwarnmsg": "warnings",
-    "_sum_combine": "Triton",
     "_torchdevice_original": "set by the package",
     "_torchdevice_side": "set by the package",
     "_torchdynamo_orig_backend": "asked for with hasattr",
-    "_unwrap_if_constexpr": "Triton",
 }
 """Private names that the package reads of other things than torch, and of which."""
 

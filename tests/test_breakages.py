@@ -406,7 +406,7 @@ def test_row_55_flags_are_stored() -> None:
     with torch.backends.cudnn.flags(benchmark=True, deterministic=True):
         assert torch.backends.cudnn.benchmark and torch.backends.cudnn.deterministic
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-        q = torch.ones(1, 1, 4, 8, device="cuda")
+        q = torch.ones(1, 1, 4, 8, device="cuda", dtype=torch.float16)
         assert torch.nn.functional.scaled_dot_product_attention(q, q, q).shape == q.shape
     assert torch.backends.cuda.cufft_plan_cache.max_size >= 0
     torch.backends.cuda.cufft_plan_cache[0].max_size = 10

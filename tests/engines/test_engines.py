@@ -201,13 +201,14 @@ class TestWhatIsWrapped:
                     torch.logsumexp(nested, 1)
 
     @pytest.mark.lacked_by("mps-on-simulated", "choice among kernels of attention")
-    def test_attention_calls_the_mode_only_where_torch_has_no_kernel(self, wrapped: torchdevice.Scope) -> None:
-        q = torch.randn(1, 1, 4, 8, device="cuda")
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
-            torch.nn.functional.scaled_dot_product_attention(q, q, q)
-        assert any("attention" in entry.requested for entry in wrapped.journal.degraded)
-        with pytest.raises(RuntimeError, match=r"shape|size|dimension"):
-            torch.nn.functional.scaled_dot_product_attention(q, q[..., :3], q)
+    def test_attention_calls_the_mode_only_where_torch_has_no_kernel(self) -> None:
+        with torchdevice.portable("cpu", engine="wrap") as scope:
+            q = torch.randn(1, 1, 4, 8, device="cuda")
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+                torch.nn.functional.scaled_dot_product_attention(q, q, q)
+            assert any("attention" in entry.requested for entry in scope.journal.degraded)
+            with pytest.raises(RuntimeError, match=r"shape|size|dimension"):
+                torch.nn.functional.scaled_dot_product_attention(q, q[..., :3], q)
 
     def test_strict(self, chosen: str) -> None:
         with torchdevice.portable(engine="wrap", strict=True), pytest.raises((FidelityError, torch.AcceleratorError)):

@@ -252,7 +252,7 @@ def _activate(options: argparse.Namespace, program: Program) -> None:
     from torchdevice import activation
     from torchdevice.torch_apis import sanitizer
 
-    enabled = activation.enable_chosen(_chosen(options, program), propagate=True)
+    enabled = activation.enable_chosen(_chosen(options, program), propagate=True, shows_errors=False)
     if program.source is not None and not program.path and options.report is not None:
         from torchdevice.report import source
 

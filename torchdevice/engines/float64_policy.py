@@ -70,7 +70,7 @@ def created_on_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     is_leaf = kwargs.pop("requires_grad", False)
     draws_from = kwargs.get("generator")
     if draws_from is not None and draws_from.device.type == context.device_type:
-        kwargs["generator"] = generator_from(draws_from)
+        kwargs["generator"] = generator_from(draws_from, draws_from.device)
     made = keep(context, func(*args, **{**kwargs, "device": "cpu"}), kwargs["dtype"], device)
     return made.requires_grad_() if is_leaf else made
 

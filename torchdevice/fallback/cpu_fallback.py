@@ -115,7 +115,7 @@ class CpuFallback(Converted):
                 self.device = value
                 return CPU
         elif isinstance(value, torch.Generator) and value.device.type == self._device_type:
-            return generator_from(value)
+            return generator_from(value, value.device)
         return value
 
     def returned(self, result: Any) -> Any:
@@ -141,10 +141,10 @@ class CpuFallback(Converted):
         return mapped(views, own)
 
 
-def generator_from(generator: torch.Generator) -> torch.Generator:
-    """Return a generator of the CPU, seeded by a number that one of the target draws."""
+def generator_from(generator: torch.Generator, device: torch.device) -> torch.Generator:
+    """Return a generator of the CPU, seeded by a number that one of the target's device draws."""
     # A seed from the target's generator, so that the CPU's numbers depend on the program's seed.
-    seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
+    seed = torch.randint(1 << 62, (), generator=generator, device=device)
     return torch.Generator().manual_seed(int(seed))
 
 

@@ -78,11 +78,6 @@ def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.DEVICE_TYPE else func(*args, **kwargs)
 
 
-def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Attention, for which a device that stands for CUDA has CUDA's backends: others are no substitute there."""
-    return func(*args, **kwargs) if policy.stands_for_cuda() else rewriters.attention(context, func, args, kwargs)
-
-
 def _array_interface(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """``Tensor.__cuda_array_interface__``, with the address of ``data_ptr()``, where the device stands for CUDA."""
     if not policy.stands_for_cuda() or rewriters.native_device(args[0]).type != policy.DEVICE_TYPE:
@@ -157,7 +152,6 @@ TABLE = {
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     **parameter_data.REWRITERS,
     **dict.fromkeys(_DRAWING, _drawn),
-    torch._C._nn.scaled_dot_product_attention: _attention,
     _interface.__get__: _array_interface,
     torch.sparse_coo_tensor: _sparse_coo_tensor,
     **dict.fromkeys(_OF_BATCHES, _of_batch),
@@ -165,3 +159,6 @@ TABLE = {
     torch.Tensor.is_shared: _is_shared,
     torch.Tensor.share_memory_: _share_memory,
 }
+
+# CUDA refuses attention of which no enabled backend is capable. Another device takes its own.
+TABLE_OF_CUDA = {**TABLE, torch._C._nn.scaled_dot_product_attention: None}

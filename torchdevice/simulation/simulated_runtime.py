@@ -105,7 +105,7 @@ class SimulatedRuntime(Runtime):
 
     @property
     def rewriters(self) -> Mapping[Any, Any]:
-        return simulated_rewriters.TABLE
+        return simulated_rewriters.TABLE_OF_CUDA if self.profile.stands_for_cuda else simulated_rewriters.TABLE
 
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor if index_of(tensor) < 0 else aliased(tensor)

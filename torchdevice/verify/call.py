@@ -230,9 +230,13 @@ class Call:
                     continue
                 expected, before = copies.take(tensor), place.of(self.inputs.memories[place.memory])
                 found = tolerances.of_values(on_cpu(tensor, self._alias), expected)
-                if found is not None and self._is_unchanged(tensor):
-                    found = found._replace(kind="not written", what=f"is as it was before the call; {found.what}")
-                elif found is not None and tolerances.of_values(before, expected) is None:
+                if found is None:
+                    continue
+                cpu_wrote = tolerances.of_values(before, expected) is not None
+                if self._is_unchanged(tensor):
+                    kind, what = "not written", f"is as it was before the call; {found.what}"
+                    found = found._replace(kind=kind, what=what) if cpu_wrote else None
+                elif not cpu_wrote:
                     what = f"was changed, although the operator does not declare to write to it; {found.what}"
                     found = found._replace(kind="undeclared write", what=what)
                 if found is not None:
