@@ -17,9 +17,8 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback, Installation
-from torchdevice.fallback.cpu_fallback import generator_from, run
+from torchdevice.fallback.cpu_fallback import run
 from torchdevice.fallback.kernel_registration import Registrations
-from torchdevice.foundation.stand_ins import mapped
 
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
 """torch's own switch. A program's setting is respected: ``0`` leaves torch's error, ``1`` torch's own fallback."""
@@ -52,15 +51,7 @@ def run_on_cpu(context: Context | None, name: str, op: Any, args: Any, kwargs: A
     """
     if context is None or context.options.strict:
         raise NotImplementedError(error_text(name))
-    runtime = context.runtime
-
-    def numbers(value: Any) -> Any:
-        # The dispatcher hands a kernel torch's own object in place of a simulated device's generator.
-        own: Any = runtime.numbers_of(value) if isinstance(value, torch.Generator) else value
-        return value if own is value else generator_from(own, runtime.device(own.index))
-
-    args, kwargs = mapped((args, kwargs), numbers)
-    return run(name, op, args, kwargs, runtime.device_type)
+    return run(name, op, args, kwargs, context.runtime.device_type)
 
 
 def lacking(key: str, lacks: Callable[[str], bool] | None = None) -> list[str]:
