@@ -84,7 +84,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_accelerator_getDeviceCapability": get_device_capability,
     "_accelerator_getDefaultGenerator": get_default_generator,
     "_accelerator_exchangeDevice": device_queries.exchange_device,
-    "_accelerator_maybeExchangeDevice": device_queries.maybe_exchange_device,
+    "_accelerator_maybeExchangeDevice": device_queries.exchange_device,
     "_accelerator_synchronizeDevice": device_queries.synchronize_device,
     "_accelerator_isAllocatorInitialized": is_allocator_initialized,
     "_accelerator_emptyCache": memory.empty_cache,

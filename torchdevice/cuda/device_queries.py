@@ -55,7 +55,15 @@ def set_device(context: Context, device: int) -> None:
     context.thread.select(device if 0 <= device < context.device_count else context.ordinal(Spelling("cuda", device)))
 
 
-@supplied_function(["_cuda_exchangeDevice", "torch.cuda._exchange_device"])
+# Those with "maybe" avoid creating a device context, which a stand-in device does not have.
+@supplied_function(
+    [
+        "_cuda_exchangeDevice",
+        "_cuda_maybeExchangeDevice",
+        "torch.cuda._exchange_device",
+        "torch.cuda._maybe_exchange_device",
+    ]
+)
 def exchange_device(context: Context, device: int) -> int:
     """Set the current device and return the previous ordinal. A negative ordinal sets nothing and returns -1."""
     if device < 0:
@@ -65,14 +73,6 @@ def exchange_device(context: Context, device: int) -> int:
     if device != previous:
         set_device(context, device)
     return previous
-
-
-@supplied_function(["_cuda_maybeExchangeDevice", "torch.cuda._maybe_exchange_device"])
-def maybe_exchange_device(context: Context, device: int) -> int:
-    """Set the current device and return the previous ordinal."""
-    # CUDA's function avoids creating a device context, which a stand-in device does not have. Dynamo refuses one object
-    # for both names.
-    return exchange_device(context, device)
 
 
 @supplied_function("_cuda_hasPrimaryContext")

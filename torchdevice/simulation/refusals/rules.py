@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdevice.simulation import policy
+from torchdevice.simulation.kernels.cpu_kernels import without_mode
 
 Kernel = Callable[..., Any]
 
 Refusals = tuple[Callable[[Any, Any], None], ...]
 """Functions that raise what a device refuses, given the arguments of a call."""
-
-_mode_enabled = torch._C._is_torch_function_mode_enabled
 
 
 class Rule(NamedTuple):
@@ -80,11 +79,9 @@ def guarded(refusals: Refusals, kernel: Kernel) -> Kernel:
     if not refusals:
         return kernel
 
+    @without_mode
     @functools.wraps(kernel)
     def refusing(*args: Any, **kwargs: Any) -> Any:
-        if _mode_enabled():
-            with torch._C.DisableTorchFunction():
-                return refusing(*args, **kwargs)
         for refuse in refusals:
             refuse(args, kwargs)
         return kernel(*args, **kwargs)
