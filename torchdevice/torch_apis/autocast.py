@@ -188,7 +188,7 @@ def _init_in_graph(original: Any) -> Any:
     def __init__(self: autocast, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         state = thread_state.state
         in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (state.compiling or state.context is not None)
-        chosen = in_graph or _is_what_is_computed_in(state.context, device_type, dtype)
+        chosen = (in_graph and dtype is not None) or _is_what_is_computed_in(state.context, device_type, dtype)
         original(self, device_type, torch.bfloat16 if chosen else dtype, *args, **kwargs)
         if chosen:
             self.fast_dtype = dtype
