@@ -90,9 +90,8 @@ def _patches_of(dispatch: ModuleType) -> list[Patch]:
     found: list[Patch] = [
         replaced_function(tracker, "__init__", _init_tracker, native_to="cuda"),
         replaced_function(tracker, "_distribute_region", _distribute_region, native_to="cuda"),
-        # Both make tensors on the device of the mesh, which says cuda. The mode is off where torch calls them.
-        replaced_function(dispatch.ShardingPropagator, "_propagate_tensor_meta_non_cached", with_mode),
-        replaced_function(dispatch.OpDispatcher, "_dispatch_fast_path_python_tail", with_mode),
+        # Called without a mode, where the mesh says the target's device: torch refuses the CPU.
+        replaced_function(dispatch, "is_rng_supported_mesh", with_mode, native_to="cuda"),
     ]
     if hasattr(dispatch, "run_dtensor_rng_op"):  # since torch 2.12
         found.append(replaced_function(dispatch, "run_dtensor_rng_op", _run_dtensor_rng_op, native_to="cuda"))

@@ -12,10 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
 from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function, replaced_in_importers
+from torchdevice.engines.mode import of_this_thread
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
 _asked_for: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # weak: destroyed groups end
 """Process group -> the backend that the program asked for, where another one stands in."""
@@ -154,8 +157,23 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     return group
 
 
+def _device_type(original: Any) -> property:
+    """Replace ``DeviceMesh.device_type``: torch's own code, where no mode rewrites devices, gets the target's."""
+
+    def device_type(mesh: Any) -> str:
+        found: str = original.fget(mesh)
+        context = thread_state.answering()
+        if context is None or found not in context.families:
+            return found
+        of_program = of_this_thread() is not None and not is_torch_function_all_disabled()
+        return found if of_program else context.device_type
+
+    return property(device_type, doc=original.__doc__)
+
+
 def _patches_of_meshes(module: ModuleType) -> list[Patch]:
     return [
+        Replaced(module.DeviceMesh, "device_type", _device_type),
         replaced_function(module.DeviceMesh, "_setup_world_group_and_device", _set_up_mesh, native_to="cuda"),
         replaced_in_importers(module, "_get_device_handle", _module_of_type, native_to="cuda"),
     ]
