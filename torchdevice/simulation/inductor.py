@@ -59,6 +59,8 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
         return compiled  # a file
     (outputs,) = gm.graph.output_node().args
     indices = [_index(getattr(each, "meta", {}).get("val")) for each in outputs]  # type: ignore[union-attr]
+    if any("c10d" in str(node.target) for node in nodes):
+        compiled = _communicating(compiled)
     drawn = next(iter(_devices(node for node in nodes if _draws(node.target))), _CPU)
 
     @without_mode
@@ -83,19 +85,25 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
+def _communicating(compiled: Compiled) -> Compiled:
+    """Return compiled code during which process groups take CPU tensors."""
+
+    def run(given: list[Any]) -> Any:
+        before, thread.calls = thread.calls, thread.calls + 1
+        try:
+            return compiled(given)
+        finally:
+            thread.calls = before
+
+    return run
+
+
 class _Aliases(CpuAliases):
     """The same for a compiled graph, each of whose results is on a device of its own."""
 
     def __init__(self, compiled: Compiled, indices: list[int], drawn: torch.device):
         super().__init__(compiled, None, device_generators.from_default if drawn.type == DEVICE_TYPE else None)
         self._indices, self._named = indices, drawn.index or 0
-
-    def run(self, args: Any, kwargs: Any) -> Any:
-        before, thread.calls = thread.calls, thread.calls + 1  # a process group takes CPU tensors meanwhile
-        try:
-            return super().run(args, kwargs)
-        finally:
-            thread.calls = before
 
     def returned(self, result: Any) -> Any:
         given = {id(own): value for value, own in reversed(self.pairs.values())}
