@@ -41,7 +41,7 @@ SUPPLIED_OTHERWISE = {
     "_XpuEventBase": "the class above it makes a stand-in (xpu.py)",
     "_XpuStreamBase": "the class above it makes a stand-in (xpu.py)",
     "_xpu_XPUAllocator": "a type, named in annotations",
-    "_CUDAGreenContext": "the class above it refuses (cuda/green_contexts.py)",
+    "_CUDAGreenContext": "the class above it refuses (cuda/unsupported.json)",
     "_accelerator_getAllocatorSettings": "named in a list of Dynamo's; torch calls it nowhere",
     **dict.fromkeys(
         (

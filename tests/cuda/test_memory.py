@@ -534,41 +534,6 @@ def test_a_copy_to_the_host_without_waiting_is_pinned() -> None:
         assert not torch.ones(2, device="mps").to("cpu", non_blocking=True).is_pinned()
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.cuda.memory, "caching_allocator_disabled"), reason="torch 2.10 has no caching_allocator_disabled"
-)
-def test_a_disabled_allocator_asks_the_driver_for_each_tensor() -> None:
-    with torchdevice.simulate(memory="64MiB") as scope:
-        before, free = torch.cuda.memory_stats(), torch.cuda.mem_get_info()[0]
-        segments = torch.cuda.memory_snapshot()
-        with torch.cuda.memory.caching_allocator_disabled():
-            x = torch.ones(MIB, device="cuda")
-            pointer = torch.cuda.caching_allocator_alloc(MIB)
-            x.record_stream(torch.cuda.Stream())
-            assert torch.cuda.memory_stats() == before and torch.cuda.memory_snapshot() == segments
-            assert torch.cuda.mem_get_info()[0] == free - 5 * MIB
-            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
-            torch._C._accelerator_setAllocatorSettings("max_split_size_mb:40")
-            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
-            with pytest.raises(torch.AcceleratorError, match="CUDA error: out of memory"):
-                torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
-            with torchdevice.simulate():
-                torch.cuda.caching_allocator_enable(True)
-            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
-        with pytest.raises(torch.cuda.OutOfMemoryError, match=f"of which {free / MIB - 5:.2f} MiB is free"):
-            torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
-        cached = torch.ones(MIB, device="cuda")
-        assert torch.cuda.memory_stats()["allocation.all.current"] == before["allocation.all.current"] + 1
-        del x
-        torch.cuda.caching_allocator_delete(pointer)
-        free_of_all = (64 << 20) - torch.cuda.memory_reserved()
-        assert torch.cuda.mem_get_info()[0] == free_of_all and float(cached.sum()) == MIB
-    with scope:
-        torch.cuda.caching_allocator_enable(False)
-    with scope:
-        assert torch._C._cuda_cudaCachingAllocator_is_enabled()
-
-
 def _block(tensor: torch.Tensor) -> int:
     """Return the bytes of the block of a tensor's memory."""
     return -(-tensor.untyped_storage().nbytes() // 512) * 512

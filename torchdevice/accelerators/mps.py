@@ -16,7 +16,6 @@ from torchdevice.core.bindings import Supplied, add, supplied_function, supplied
 from torchdevice.core.context import Context
 from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function, without_original
 from torchdevice.cuda import memory
-from torchdevice.cuda.unsupported import refusing
 from torchdevice.devices.runtime import Mark
 from torchdevice.foundation.fidelity import Fidelity
 
@@ -250,19 +249,6 @@ def is_capturing(context: Context) -> bool:
 @supplied_function("_mps_stopCapture", Fidelity.INERT, note="there is no Metal to capture", native_to=_MPS)
 def stop_capture(context: Context) -> None:
     """Do nothing: no capture was started."""
-
-
-_METAL = "It needs Metal. Use a torch function, or torch.profiler to see what runs."
-
-
-for _name in (
-    "_mps_compileShader",
-    "_mps_host_alias_storage",
-    "_mps_loadMetallibFromPath",
-    "_mps_loadMetalllib",
-    "_mps_startCapture",
-):
-    refusing(_name, _METAL, native_to=_MPS)
 
 
 class MpsStreamStandIn:  # torch 2.14 and later

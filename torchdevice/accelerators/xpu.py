@@ -17,7 +17,6 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function, replaced_in_importers
 from torchdevice.cuda import device_queries, graphs, memory, memory_history, memory_pools, monitoring, random, streams
 from torchdevice.cuda.streams import EventStandIn, StreamStandIn, new_stream
-from torchdevice.cuda.unsupported import POOL, refusing
 from torchdevice.devices.device_properties import XpuDeviceProperties
 from torchdevice.devices.device_strings import Spelling
 
@@ -105,10 +104,6 @@ supplied_as("torch._C._xpu_graph_pool_handle", "torch._C._graph_pool_handle", na
 supplied_function("_xpu_getMemoryInfo", native_to=XPU)(memory.mem_get_info)
 
 
-for _name in ("_xpu_changeCurrentAllocator", "_xpu_customAllocator", "_xpu_getAllocator"):
-    refusing(_name, POOL, native_to=XPU)
-
-
 class XpuStreamStandIn(StreamStandIn):
     """A stream of a program written for XPU."""
 
@@ -133,12 +128,6 @@ class XpuEventStandIn(EventStandIn):
     def sycl_event(self) -> int:
         """``cuda_event``, under XPU's name."""
         return self.cuda_event
-
-
-class XpuMemPoolStandIn(memory_pools.MemPoolStandIn):
-    """A memory pool of a program written for XPU."""
-
-    module = torch.xpu
 
 
 class XpuGraphStandIn(graphs.GraphStandIn):
@@ -192,12 +181,6 @@ def _new_graph(context: Context, original: Any, cls: type, keep_graph: bool = Fa
     return XpuGraphStandIn(context)
 
 
-def _new_pool(
-    context: Context, original: Any, cls: type, allocator: Any = None, use_on_oom: bool = False
-) -> memory_pools.MemPoolStandIn:
-    return memory_pools.new_pool(context, XpuMemPoolStandIn, allocator, serves_all=use_on_oom, splits=True)
-
-
 def _device_count(context: Context, original: Any) -> int:
     """Return the number of devices. torch 2.10 caches the answer of its own function for the process."""
     return get_device_count(context)
@@ -230,12 +213,6 @@ def _utilization(context: Context, original: Any, device: Any = None) -> float:
     return monitoring.processor_utilization(context, "torch.xpu.utilization")
 
 
-_READINGS = ("temperature", "power_draw", "clock_rate", "memory_usage")
-
-
-_NO_READING = "Intel's Level Zero measures it on Intel's GPUs only. Leave it out, or use psutil."
-
-
 def _patches_of_newer_names() -> list[Patch]:
     """Return the patches of names that torch 2.10 lacks."""
     found: list[Patch] = []
@@ -243,9 +220,7 @@ def _patches_of_newer_names() -> list[Patch]:
         found += graphs.patches_of(torch.xpu, "_xpu_isCurrentStreamCapturing", "_xpu_graph_pool_handle")
         found.append(replaced_function(torch.xpu.XPUGraph, "__new__", _new_graph, native_to=XPU))
     if hasattr(torch.xpu, "MemPool"):
-        found.append(replaced_function(torch.xpu.MemPool, "__new__", _new_pool, native_to=XPU))
-    if hasattr(torch.xpu, "XPUPluggableAllocator"):
-        found.append(memory_pools.refuses_allocators(torch.xpu.XPUPluggableAllocator, native_to=XPU))
+        found.append(replaced_function(torch.xpu.MemPool, "__new__", memory_pools.new_pool, native_to=XPU))
     for module, name, function in (
         (torch.xpu, "utilization", _utilization),
         (torch.xpu, "device_memory_used", memory.device_memory_used),
@@ -253,11 +228,6 @@ def _patches_of_newer_names() -> list[Patch]:
     ):
         if hasattr(module, name):
             found.append(replaced_in_importers(module, name, function, native_to=XPU))
-    found += [
-        monitoring.refuses(torch.xpu, name, _NO_READING, native_to=XPU)
-        for name in _READINGS
-        if hasattr(torch.xpu, name)
-    ]
     return found
 
 

@@ -63,9 +63,6 @@ LIMITS = {
 NO_SETTINGS = dict.fromkeys(("cpu", "mps"), (Fidelity.INERT, "Checks the settings, which have no effect."))
 """The fidelity of settings of the allocator on targets that have another."""
 
-NO_CACHE = dict.fromkeys(("cpu", "mps"), (Fidelity.INERT, "Stores the value; the target's allocator stays enabled."))
-"""The fidelity of disabling the allocator on such targets."""
-
 
 @supplied_value("torch.cuda.OutOfMemoryError")
 def out_of_memory_error(context: Context) -> type[RuntimeError]:
@@ -168,20 +165,19 @@ def set_allocator_settings(context: Context, env: str) -> None:
             torch._C._accelerator_setAllocatorSettings(env)
 
 
-@supplied_function("_cuda_cudaCachingAllocator_enable", on=NO_CACHE)
-def enable_caching(context: Context, value: bool) -> None:
-    """Let the simulated devices' allocator serve allocations, or the driver directly. Other targets store the value."""
-    if not context.runtime.cache_memory(value):
-        context.settings[_CACHES] = value
-
-
 _CACHES = "caching allocator"
+
+
+@supplied_function("_cuda_cudaCachingAllocator_enable", Fidelity.INERT, note="stored; the allocator stays enabled")
+def enable_caching(context: Context, value: bool) -> None:
+    """Store the value."""
+    context.settings[_CACHES] = value
 
 
 @supplied_function("_cuda_cudaCachingAllocator_is_enabled")
 def is_caching_enabled(context: Context) -> bool:
-    """Return whether the allocator is enabled, or the value that was stored."""
-    return context.runtime.caches_memory() and context.settings.get(_CACHES, True)
+    """Return the value that was stored."""
+    return context.settings.get(_CACHES, True)
 
 
 @supplied_function("_cuda_setMemoryFraction", on=LIMITS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -31,13 +31,13 @@ class MemPoolStandIn:
     # isinstance(pool, torch.cuda.MemPool) holds.
     __class__ = property(lambda self: self.module.MemPool)  # type: ignore[assignment]
 
-    module: Any = torch.cuda
     allocator = None
 
-    def __init__(self, pools: PrivatePools, *, serves_all: bool, splits: bool):
+    def __init__(self, module: Any, pools: PrivatePools):
+        self.module = module
         self.id = new_id()
         self._pools = pools
-        pools.keep_private(self.id, serves_all=serves_all, splits=splits)
+        pools.keep_private(self.id)
         weakref.finalize(self, _end, pools, self.id).atexit = False
 
     def __repr__(self) -> str:
@@ -59,31 +59,10 @@ def _end(pools: PrivatePools, owner: PoolId) -> None:
 
 def _pools(context: Context, device: int) -> PrivatePools:
     found = context.runtime.private_pools(context.target_index(device))
-    return found if found is not None else _refuse(context)
-
-
-def _refuse(context: Context) -> NoReturn:
-    thread_state.refuse(f"torch.{context.program}.MemPool", POOL)
+    return found if found is not None else thread_state.refuse(f"torch.{context.program}.MemPool", POOL)
 
 
 def new_pool(
-    context: Context, made: type[MemPoolStandIn], allocator: Any, *, serves_all: bool, splits: bool
-) -> MemPoolStandIn:
-    """Return a stand-in for a new pool of the current device.
-
-    Args:
-        context: The active context.
-        made: The class of the stand-in.
-        allocator: None; an allocator of the program's own is refused.
-        serves_all: Whether the pool's free blocks may serve any allocation before one fails.
-        splits: Whether a part of a block may be used.
-    """
-    if allocator is not None:
-        _refuse(context)
-    return made(_pools(context, context.thread.device_index), serves_all=serves_all, splits=splits)
-
-
-def _new_pool(
     context: Context,
     original: Any,
     cls: type,
@@ -91,7 +70,12 @@ def _new_pool(
     use_on_oom: bool = False,
     no_split: bool = False,
 ) -> MemPoolStandIn:
-    return new_pool(context, MemPoolStandIn, allocator, serves_all=use_on_oom, splits=not no_split)
+    """``MemPool``: a new pool of the current device, by the rules of the device's allocator."""
+    pools = _pools(context, context.thread.device_index)
+    for name, given in {"allocator": allocator, "use_on_oom": use_on_oom, "no_split": no_split}.items():
+        if given:
+            thread_state.refuse(f"torch.{context.program}.MemPool({name}={given!r})", "Leave the argument out.")
+    return MemPoolStandIn(getattr(torch, context.program), pools)
 
 
 def _begin(context: Context, device: int, owner: PoolId, takes: Callable[[], bool]) -> None:
@@ -195,15 +179,6 @@ def storage_at(context: Context, data_ptr: int, device: torch.device, size_bytes
         return memory.storage_at(original, data_ptr, size_bytes)
 
 
-def refuses_allocators(owner: type, *, native_to: str) -> Patch:
-    """Return the patch that refuses to make an allocator from a library of the program's own."""
-
-    def refuse(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        thread_state.refuse(f"{owner.__module__}.{owner.__name__}", POOL)
-
-    return replaced_function(owner, "__init__", refuse, native_to=native_to)
-
-
 _BY_VALUE = {
     "_cuda_beginAllocateCurrentThreadToPool": begin_allocate_current_thread_to_pool,
     "_cuda_beginAllocateToPool": begin_allocate_to_pool,
@@ -216,8 +191,7 @@ _BY_VALUE = {
 def patches() -> list[Patch]:
     """Return the patches of pools and allocators."""
     return [
-        replaced_function(torch.cuda.MemPool, "__new__", _new_pool, native_to="cuda"),
-        refuses_allocators(torch.cuda.memory.CUDAPluggableAllocator, native_to="cuda"),
+        replaced_function(torch.cuda.MemPool, "__new__", new_pool, native_to="cuda"),
         *(
             replaced_function(torch.cuda.memory, name, without_original(function), native_to="cuda")
             for name, function in _BY_VALUE.items()

@@ -21,7 +21,7 @@ def new_id(*, for_graph: bool = False) -> PoolId:
 class PrivatePools(Protocol):
     """The private pools of one device."""
 
-    def keep_private(self, owner: PoolId, *, serves_all: bool = False, splits: bool = True) -> None:
+    def keep_private(self, owner: PoolId) -> None:
         """Count one more use of a pool, which is made if there is none of this id."""
 
     def release_private(self, owner: PoolId) -> None:

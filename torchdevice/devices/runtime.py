@@ -331,14 +331,6 @@ class Runtime(abc.ABC):
         """
         return False
 
-    def cache_memory(self, enabled: bool) -> bool:
-        """Let the device's allocator keep freed memory, or not. Return whether the allocator can be disabled."""
-        return False
-
-    def caches_memory(self) -> bool:
-        """Return whether the device's allocator keeps freed memory."""
-        return True
-
     def allocator_settings(self) -> Mapping[str, Any]:
         """Return the settings of the device's allocator, under the keys of ``torch.cuda.memory._snapshot``."""
         return {}

@@ -185,7 +185,7 @@ class SimulatedRuntime(Runtime):
             return psutil.virtual_memory().available
         device = storages.device(index)
         # Never negative: the limit may have been lowered below what is reserved.
-        return self.memory_limit - min(self.memory_limit, device.figures().reserved + device.uncached)
+        return self.memory_limit - min(self.memory_limit, device.figures().reserved)
 
     def memory(self, index: int) -> Memory:
         return storages.device(index).figures()
@@ -232,20 +232,9 @@ class SimulatedRuntime(Runtime):
         return storages.copy_of(tensor)
 
     def set_allocator(self, text: str) -> bool:
-        # Enabled or not is no setting of the text, and survives it.
-        settings = allocator_settings.parsed(text)._replace(caches=self.caches_memory())
-        self._configure(settings)
-        return True
-
-    def _configure(self, settings: allocator_settings.Settings) -> None:
+        settings = allocator_settings.parsed(text)
         for index in range(self._count):
             storages.device(index).configure(settings)
-
-    def caches_memory(self) -> bool:
-        return storages.device(0).settings.caches
-
-    def cache_memory(self, enabled: bool) -> bool:
-        self._configure(storages.device(0).settings._replace(caches=enabled))
         return True
 
     def allocator_settings(self) -> Mapping[str, Any]:

@@ -98,7 +98,7 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
 
     def tell_allocated(self) -> None:
         """Tell the observers that the storage has its block."""
-        if self.block is not None and self.block.pool.owner != memory_blocks.UNCACHED:
+        if self.block is not None:
             seen = shown(self.on.index, self.block, self.address)
             for observer in self.on.observers:
                 observer.allocated(seen)
