@@ -16,7 +16,7 @@ from typing import Any
 import torch.overrides
 
 from torchdevice.core import thread_state
-from torchdevice.core.patching import Patch, Replaced
+from torchdevice.core.replacing import replaces
 from torchdevice.foundation.tracebacks import PACKAGE
 from torchdevice.journal.callers import caller_frame, warn_at
 
@@ -25,6 +25,7 @@ def _is_ours(file: str) -> bool:
     return file.startswith(PACKAGE) or file == torch.overrides.__file__
 
 
+@replaces(warnings, "_showwarnmsg", makes=True)
 def _show(original: Any) -> Any:
     """``warnings._showwarnmsg``, through which every warning passes that the filters let through."""
 
@@ -48,8 +49,3 @@ def _forget(message: Any) -> None:
         frame = frame.f_back
     once = getattr(warnings, "onceregistry", {})
     once.pop((str(message.message), message.category), None)
-
-
-def patches() -> list[Patch]:
-    """Return the patch of Python's warnings."""
-    return [Replaced(warnings, "_showwarnmsg", _show)]
