@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -62,13 +61,7 @@ def portable(target: Any = None, **options: Any) -> Scope:
     return Scope(_options.chosen({"target": target, **options}))
 
 
-_PROFILE = inspect.Parameter(
-    "profile", inspect.Parameter.POSITIONAL_OR_KEYWORD, default="cuda", annotation="str | Mapping[str, Any]"
-)
-_COUNT = inspect.Parameter("count", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=1, annotation="int")
-
-
-@_options.takes_options(leading=(_PROFILE, _COUNT), without=("target", "devices"))
+@_options.takes_options(without=("target", "devices"))
 def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **options: Any) -> Scope:
     """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
 
@@ -107,10 +100,7 @@ def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **option
     return Scope(_options.chosen({"target": target, **options}))
 
 
-_PROPAGATE = inspect.Parameter("propagate", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
-
-
-@_options.takes_options(leading=(_PROPAGATE,))
+@_options.takes_options()
 def enable(target: str | torch.device | None = None, *, propagate: bool = False, **options: Any) -> Scope:
     """Activate a scope for the rest of the process: this thread and the ones it starts, until :func:`disable`.
 
@@ -187,12 +177,8 @@ def _end(entries: Sequence[Entry]) -> None:
 
 def _undo_all(entry: Entry) -> None:
     # All steps, also if one fails or is interrupted: without its entry nothing would restore the variables.
-    do_all((lambda entry: _options.set_environment(entry.environment), _end_hooks, leave), entry)
-
-
-def _end_hooks(entry: Entry) -> None:
-    if entry.hooks is not None:
-        entry.hooks.end()
+    hooks = () if entry.hooks is None else (lambda entry: entry.hooks.end(),)
+    do_all((lambda entry: _options.set_environment(entry.environment), *hooks, leave), entry)
 
 
 def _shell() -> Any:

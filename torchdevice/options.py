@@ -18,7 +18,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from torchdevice.devices import device_models, device_properties
@@ -572,19 +572,18 @@ def _argument(declaration: Declaration) -> Callable[[str], Any]:
     return parse
 
 
-def takes_options(
-    *, leading: Iterable[inspect.Parameter] = (), without: tuple[str, ...] = (), record: type = Options
-) -> Callable[[F], F]:
+def takes_options(*, without: tuple[str, ...] = (), record: type = Options) -> Callable[[F], F]:
     """Give a function that takes ``**options`` the signature and the documentation of these options.
 
     Args:
-        leading: Parameters that come before the options.
         without: Options that the function does not take.
         record: The class of the record.
     """
 
     def complete(function: Any) -> Any:
-        parameters = list(leading)
+        signature = inspect.signature(function)
+        own = [each for name, each in signature.parameters.items() if name not in declarations(record)]
+        parameters = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
         lines = []
         for field in dataclasses.fields(record):
             if "option" not in field.metadata or field.name in without:
@@ -593,8 +592,7 @@ def takes_options(
             parameters.append(inspect.Parameter(field.name, kind, default=field.default, annotation=field.type))
             lines.append(f"{field.name}: {field.metadata['option'].text}")
         parameters.sort(key=lambda parameter: parameter.kind)
-        returns = inspect.signature(function).return_annotation
-        function.__signature__ = inspect.Signature(parameters, return_annotation=returns)
+        function.__signature__ = signature.replace(parameters=parameters)
         # Python 3.13 indents docstrings less, and -OO leaves them out.
         marker, documented = re.compile(r"( *)\*\*options: See below\."), function.__doc__ or ""
         function.__doc__ = marker.sub(lambda found: "\n".join(found[1] + line for line in lines), documented)

@@ -258,12 +258,10 @@ def _is_demanded(node: ast.AST, view: View) -> bool:
 _CAPABILITY = ("torch.cuda.get_device_capability", "torch.cuda.get_device_properties")
 
 
-@rule("capability", ast.Compare)
+@rule("capability", ast.Compare, of_cuda=True)
 def _capability(node: ast.Compare, view: View) -> Iterator[Found]:
     """A comparison with the compute capability: `torch.cuda.get_device_capability() >= (8, 0)`. The stand-in answers
     (8, 0), and `--capability` sets another."""
-    if view.target.native in ("cuda",):
-        return
     if any(_reads_capability(side, view) for side in (node.left, *node.comparators)):
         said = f"The compute capability of {view.target.name} is (8, 0), and --capability sets another."
         yield Found(Verdict.HANDLED, said, leaves_trace=False)
