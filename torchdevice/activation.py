@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -16,6 +17,8 @@ from torchdevice.core.patching import do_all
 from torchdevice.core.thread_state import Entry, state, undo
 from torchdevice.engines import held_functions
 from torchdevice.errors import ScopeError
+from torchdevice.foundation import run_folder
+from torchdevice.foundation.environment import REPORT
 from torchdevice.foundation.uncaught_errors import Hooks
 from torchdevice.options import Options
 from torchdevice.scope import Joining, Scope, leave
@@ -164,6 +167,17 @@ def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run",
     except BaseException:
         _end([entry for entry in state.entries if entry.owner is scope])
         raise
+
+
+def take_part(scope: Scope) -> None:
+    """Let this process report to the run that it belongs to; where there is none, it begins one."""
+    if run_folder.path() is None:
+        os.environ.pop(REPORT, None)
+        run_folder.begin()
+    elif REPORT in os.environ:
+        from torchdevice.report import processes
+
+        processes.follow(scope.journal, scope.report)
 
 
 def _end(entries: Sequence[Entry]) -> None:

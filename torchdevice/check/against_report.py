@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from torchdevice.check import sources
 from torchdevice.check.checker import check_file, check_source
@@ -15,21 +14,14 @@ from torchdevice.report import Report, source
 from torchdevice.report.predicted import Comparison, Line
 
 
-class Event(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Event(Line):
     """Something that happened at a line of a program.
 
     Attributes:
-        file: Path of the source file.
-        line: Line number, from 1.
-        source: The text of the line.
-        said: What happened.
         degraded: Whether that is more than another device with the same meaning: an error, or other numbers.
     """
 
-    file: str
-    line: int
-    source: str
-    said: str
     degraded: bool
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
-from torchdevice.check.source_view import View, argument
+from torchdevice.check.source_view import View, argument, names_option
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 
 _PREFIX = re.compile(rf"({'|'.join(FAMILIES)}):(?:%[ds]|\{{[^}}]*\}})?")
@@ -82,7 +82,7 @@ def _place(node: ast.AST, view: View) -> bool | None:
     for each in view.around(node):
         if isinstance(each, ast.keyword):
             is_default = each.arg == "default"
-            fits = _is_device_option(view.parents[each]) if is_default else each.arg not in _OTHER_KEYWORDS
+            fits = names_option(view.parents[each], "dev") if is_default else each.arg not in _OTHER_KEYWORDS
             return (not is_default and _puts(view.parents[each], view)) if fits else None
         if isinstance(each, ast.Call) and below is not each.func:
             return _puts(each, view) if _name(each.func) not in _NOT_DEVICES else None
@@ -121,12 +121,6 @@ def _name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def _is_device_option(node: ast.AST) -> bool:
-    """Return whether a call adds an option of the command line that is called after a device."""
-    words = [each.value for each in getattr(node, "args", []) if isinstance(each, ast.Constant)]
-    return any("dev" in str(word) for word in words)
-
-
 def _moved(call: ast.Call, view: View) -> Iterator[Found]:
     """Yield what a call that puts something on a device names by another word than a literal."""
     if view.method(call) == "cuda":
@@ -136,7 +130,8 @@ def _moved(call: ast.Call, view: View) -> Iterator[Found]:
         if not isinstance(number, str):
             yield from _spelled(spelled, view)
         return
-    placed = argument(call, 0, "device") if _takes_a_device_first(call, view) else argument(call, None, *_KEYWORDS)
+    takes_first = view.method(call) == "to" or view.called(call) in _CLASSES_OF_DEVICES
+    placed = argument(call, 0, "device") if takes_first else argument(call, None, *_KEYWORDS)
     if placed is None:
         return
     if _is_ordinal(placed, view):
@@ -166,10 +161,6 @@ def _is_ordinal(node: ast.expr, view: View) -> bool:
 _RANKS = ("torch.distributed.get_rank", "torch.cuda.current_device", "torch.distributed.get_node_local_rank")
 
 _KEYWORDS = ("device", "map_location", "device_map")
-
-
-def _takes_a_device_first(call: ast.Call, view: View) -> bool:
-    return view.method(call) == "to" or view.called(call) in _CLASSES_OF_DEVICES
 
 
 # ---- what identity decides -------------------------------------------------------------------------------------------

@@ -97,7 +97,9 @@ def _surely(node: ast.AST, view: View, seen: frozenset[ast.AST] = frozenset()) -
         return _wide_name(name)
     if isinstance(node, ast.Call) and view.called(node) == "torch.promote_types":
         return next(filter(None, (_surely(each, view, seen) for each in node.args)), "")
-    if len(seen) > _MAX_DEPTH or (isinstance(node, ast.Attribute) and not _is_of_self(node)):
+    # Of attributes those of the class around it: tensors have attributes of the same names.
+    of_others = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "self"
+    if len(seen) > _MAX_DEPTH or of_others:
         return ""
     values = [each for each in view.values(node) if each not in seen]
     found = [_surely(each, view, seen | {each}) for each in values]
@@ -107,11 +109,6 @@ def _surely(node: ast.AST, view: View, seen: frozenset[ast.AST] = frozenset()) -
 def _wide_name(name: str) -> str:
     is_wide = name.startswith("torch.") and str(torch_object(name)).removeprefix("torch.") in _NARROWER
     return name if is_wide else ""
-
-
-def _is_of_self(node: ast.Attribute) -> bool:
-    """Return whether an attribute is that of the class around it. Tensors have attributes of the same names."""
-    return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
 def _is_kept(node: ast.AST, view: View) -> bool:
@@ -170,7 +167,8 @@ def _wide(node: ast.AST, view: View, depth: int = 0) -> str:
     if isinstance(node, ast.Call):
         function = view.called(node)
         if function in _FROM_NUMPY and _is_wide_array(node.args[0] if node.args else node, view):
-            return "" if _has_dtype(node) and not _dtype_of(node, view) else _CONVERSIONS["double"]
+            names_another = argument(node, 1, "dtype") is not None and not _dtype_of(node, view)
+            return "" if names_another else _CONVERSIONS["double"]
         if function.startswith("torch."):
             return _dtype_of(node, view)
         if isinstance(node.func, ast.Attribute):
@@ -188,10 +186,6 @@ _KEEP_DTYPE = frozenset(_KEEP.split())
 """Methods whose result has the dtype of its tensor."""
 
 _FROM_NUMPY = ("torch.from_numpy", "torch.tensor", "torch.as_tensor", "torch.asarray")
-
-
-def _has_dtype(call: ast.Call) -> bool:
-    return argument(call, 1, "dtype") is not None
 
 
 def _dtype_of(call: ast.Call, view: View) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
-from torchdevice.check.source_view import View, argument
+from torchdevice.check.source_view import View, argument, names_option
 from torchdevice.errors import PATCHERS
 from torchdevice.foundation import data_files
 
@@ -105,15 +105,10 @@ def _nccl(node: ast.Call, view: View) -> Iterator[Found]:
     line whose default it is. gloo takes its place, which is approximate."""
     position = 0 if view.called(node) in _GROUPS[:1] else None
     backend = argument(node, position, "backend", "dist_backend", "process_group_backend")
-    if backend is None and _adds_an_option(node, "backend"):
+    if backend is None and getattr(node.func, "attr", "") == "add_argument" and names_option(node, "backend"):
         backend = argument(node, None, "default")
     if any("nccl" in str(text.value).lower() for text in view.texts(backend)):
         yield Found(Verdict.APPROXIMATE, "gloo takes the place of NCCL, and get_backend() still answers 'nccl'.")
-
-
-def _adds_an_option(call: ast.Call, word: str) -> bool:
-    names = [each.value for each in call.args if isinstance(each, ast.Constant)]
-    return getattr(call.func, "attr", "") == "add_argument" and any(word in str(name) for name in names)
 
 
 # ---- compilers -------------------------------------------------------------------------------------------------------

@@ -39,16 +39,13 @@ def _operator_tests(node: ast.Attribute | ast.Name, view: View) -> Iterator[Foun
     if not name or not view.target.refused_by_tests(name) or view.target.missing(name):
         return
     call = view.parent(node)
-    if isinstance(call, ast.Call) and _is_one(argument(call, 1, "output_size")):
+    size = argument(call, 1, "output_size") if isinstance(call, ast.Call) else None
+    sizes = size.elts if isinstance(size, (ast.Tuple, ast.List)) else [size]
+    # An output size of 1 divides every input size, which is what pooling on MPS asks for.
+    if all(isinstance(each, ast.Constant) and each.value == 1 for each in sizes):
         return
     remedy = f"Compare {name.removeprefix('torch.')} with the CPU: torch's own tests expect failures of it on MPS."
     yield Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
-
-
-def _is_one(size: ast.expr | None) -> bool:
-    """Return whether an output size divides every input size, which is what pooling on MPS asks for."""
-    sizes = size.elts if isinstance(size, (ast.Tuple, ast.List)) else [size]
-    return all(isinstance(each, ast.Constant) and each.value == 1 for each in sizes)
 
 
 def _used(node: ast.Attribute | ast.Name, view: View) -> str:

@@ -101,6 +101,11 @@ def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | No
     return positional[position]
 
 
+def names_option(call: ast.AST, word: str) -> bool:
+    """Return whether a call that adds an option of the command line has a word in its names."""
+    return any(isinstance(each, ast.Constant) and word in str(each.value) for each in getattr(call, "args", []))
+
+
 _CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 

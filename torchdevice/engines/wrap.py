@@ -309,12 +309,6 @@ def _kind_for(function: Any) -> type[EntryPoint]:
     return LastResort if last and lookup.classify(function, {}) is None else EntryPoint
 
 
-def _is_wanted(function: Any) -> bool:
-    """Return whether a function takes a device by its schema, or may be made again."""
-    by_schema = isinstance(function, _BUILTINS) and (function in _WITHOUT_SCHEMA or lookup.takes_device(function))
-    return by_schema or dtype_gaps.asked_last(function)
-
-
 def _for_every_scope() -> list[Patch]:
     """Return the patches for every scope.
 
@@ -322,7 +316,8 @@ def _for_every_scope() -> list[Patch]:
     """
     # A set, since torch holds many functions in several namespaces.
     functions = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS)}
-    found = set(filter(_is_wanted, functions))
+    builtins = {function for function in functions if isinstance(function, _BUILTINS)}
+    found = {*filter(lookup.takes_device, builtins), *_WITHOUT_SCHEMA, *filter(dtype_gaps.asked_last, functions)}
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
         *_listed(found | rewriters.REGISTERED.keys()),

@@ -16,7 +16,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Installation
+from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import run
 from torchdevice.fallback.kernel_registration import Registrations
 from torchdevice.fallback.missing_operators import VARIABLE, overload
@@ -58,21 +58,14 @@ def is_refusal(context: Context, error: BaseException) -> bool:
 
 def operators(key: str) -> list[str]:
     """Return the operators of ATen that get a kernel of their own, of those with a kernel under a dispatch key."""
-    called = (name for name in _names() if is_of_backward(name) or is_costly(name))
-    return [name for name in called if _has_kernel(name, key) and not _writes_to_given(name)]
+    return [name for name in _names() if _is_wrapped(name) and _has_kernel(name, key) and not _writes_to_given(name)]
 
 
-def is_of_backward(name: str) -> bool:
-    """Return whether an operator, by its name with namespace and overload, is one that only ``backward`` calls."""
-    namespace, _, operator = name.partition("::")
-    return namespace == "aten" and "_backward" in operator.partition(".")[0]
-
-
-def is_costly(name: str) -> bool:
-    """Return whether a formula of a derivative may call an operator for which a frame of Python is a small part."""
+def _is_wrapped(name: str) -> bool:
+    """Return whether only ``backward`` calls an operator, or a frame of Python is a small part of its time."""
     namespace, _, operator = name.partition("::")
     packet = operator.partition(".")[0]
-    return namespace == "aten" and (packet in _COSTLY or packet.removesuffix("_") in _COSTLY)
+    return namespace == "aten" and ("_backward" in packet or not _COSTLY.isdisjoint((packet, packet.removesuffix("_"))))
 
 
 @functools.cache
@@ -107,8 +100,7 @@ def _kernel(name: str, key: str) -> Callable[..., Any]:
 @functools.cache
 def installation(key: str) -> Installation:
     """Return the installation of the kernels under a dispatch key."""
-    registrations = Registrations(key, lambda: kernels(key))
-    return Installation(lambda: [Callback(registrations.install, registrations.remove)])
+    return Installation(lambda: [Registrations(key, lambda: kernels(key))])
 
 
 def needed(context: Context) -> list[Installation]:
