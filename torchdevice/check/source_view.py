@@ -79,15 +79,10 @@ class View(Names):
             return
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node
-        elif isinstance(node, ast.IfExp):
-            yield from self.texts(node.body, depth + 1)
-            yield from self.texts(node.orelse, depth + 1)
-        elif isinstance(node, ast.BoolOp):
-            for value in node.values:
-                yield from self.texts(value, depth + 1)
-        else:
-            for value in self.values(node):
-                yield from self.texts(value, depth + 1)
+            return
+        parts = node.values if isinstance(node, ast.BoolOp) else self.values(node)
+        for value in [node.body, node.orelse] if isinstance(node, ast.IfExp) else parts:
+            yield from self.texts(value, depth + 1)
 
 
 def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | None:
