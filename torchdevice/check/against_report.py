@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from torchdevice.check import sources
 from torchdevice.check.checker import check_file, check_source
@@ -14,14 +15,21 @@ from torchdevice.report import Report, source
 from torchdevice.report.predicted import Comparison, Line
 
 
-@dataclasses.dataclass(frozen=True)
-class Event(Line):
+class Event(NamedTuple):
     """Something that happened at a line of a program.
 
     Attributes:
+        file: Path of the source file.
+        line: Line number, from 1.
+        source: The text of the line.
+        said: What happened.
         degraded: Whether that is more than another device with the same meaning: an error, or other numbers.
     """
 
+    file: str
+    line: int
+    source: str
+    said: str
     degraded: bool
 
 
@@ -76,7 +84,7 @@ def compare(findings: Iterable[Finding], events: Iterable[Event]) -> Comparison:
     return Comparison(
         happened=tuple(map(_line, came)),
         absent=tuple(_line(finding) for finding in away if finding.leaves_trace),
-        unforeseen=tuple(Line(event.file, event.line, event.source, event.said) for event in unforeseen),
+        unforeseen=tuple(Line(*event[:4]) for event in unforeseen),
         untraced=sum(not finding.leaves_trace for finding in away),
     )
 

@@ -7,7 +7,6 @@ again at the program's line, so that filters and the rule "once per line" see th
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from types import FrameType
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch.overrides
 
-from torchdevice.core import thread_state
+from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
 from torchdevice.foundation.tracebacks import PACKAGE
 from torchdevice.journal.callers import caller_frame, warn_at
@@ -25,19 +24,14 @@ def _is_ours(file: str) -> bool:
     return file.startswith(PACKAGE) or file == torch.overrides.__file__
 
 
-@replaces(warnings, "_showwarnmsg", makes=True)
-def _show(original: Any) -> Any:
+@replaces(warnings, "_showwarnmsg")
+def _show(context: Context, original: Any, message: Any) -> None:
     """``warnings._showwarnmsg``, through which every warning passes that the filters let through."""
-
-    @functools.wraps(original)
-    def show(message: Any) -> None:
-        if thread_state.state.context is not None and _is_ours(message.filename):
-            _forget(message)
-            warn_at(caller_frame(), message.message, message.category, message.source)
-        else:
-            original(message)
-
-    return show
+    if _is_ours(message.filename):
+        _forget(message)
+        warn_at(caller_frame(), message.message, message.category, message.source)
+    else:
+        original(message)
 
 
 def _forget(message: Any) -> None:
