@@ -10,8 +10,6 @@ from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
 from torchdevice.check.source_view import View, argument
 
-_METHODS = "torch.Tensor."
-
 
 @rule("operator", ast.Attribute, ast.Name)
 def _operator(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
@@ -59,7 +57,7 @@ def _used(node: ast.Attribute | ast.Name, view: View) -> str:
     if not isinstance(node, ast.Attribute) or not isinstance(call, ast.Call) or call.func is not node:
         return ""
     known = view.is_tensor(node.value) or (node.attr not in _methods_of_others() and node.attr not in view.defined)
-    return f"{_METHODS}{node.attr}" if known and view.uses_torch else ""
+    return f"torch.Tensor.{node.attr}" if known and view.uses_torch else ""
 
 
 @functools.cache

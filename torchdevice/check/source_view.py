@@ -9,6 +9,10 @@ from pathlib import Path
 
 from torchdevice.check.names import Names
 from torchdevice.check.target import Target
+from torchdevice.foundation import data_files
+
+WORDS = {name: frozenset(words.split()) for name, words in data_files.read(__file__, "words.json").items()}
+"""The names by which rules know functions, methods and arguments."""
 
 _MAX_DEPTH = 12
 """How deep an expression, and the assignments to its variables, are followed."""
@@ -101,26 +105,11 @@ def names_option(call: ast.AST, word: str) -> bool:
     return any(isinstance(each, ast.Constant) and word in str(each.value) for each in getattr(call, "args", []))
 
 
-_CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
-
-
 def _catches(handler: ast.ExceptHandler) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(kind is None or getattr(kind, "id", getattr(kind, "attr", "")) in _CAUGHT for kind in kinds)
-
-
-_MODULES_OF_OPERATORS = ("torch", "torch.nn.functional", "torch.linalg", "torch.fft", "torch.special")
-
-_OTHER_RESULTS = """
-    device dtype load save compile manual_seed seed initial_seed no_grad enable_grad inference_mode is_tensor numel vmap
-    set_grad_enabled set_default_device set_default_dtype set_default_tensor_type get_default_dtype set_num_threads
-    get_num_threads set_printoptions use_deterministic_algorithms set_float32_matmul_precision typename finfo iinfo
-    is_floating_point is_complex allclose equal autocast get_rng_state meshgrid
-"""
-_NO_TENSORS = frozenset(_OTHER_RESULTS.split())
-"""Functions of torch whose result is no tensor."""
+    return any(kind is None or getattr(kind, "id", getattr(kind, "attr", "")) in WORDS["caught"] for kind in kinds)
 
 
 def _makes_tensors(function: str) -> bool:
     module, _, name = function.rpartition(".")
-    return module in _MODULES_OF_OPERATORS and name[:1].islower() and name not in _NO_TENSORS
+    return module in WORDS["operators"] and name[:1].islower() and name not in WORDS["no tensors"]

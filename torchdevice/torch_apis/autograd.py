@@ -23,8 +23,6 @@ from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.engines.mode import with_mode
 from torchdevice.engines.rewriters import rewrites
 
-_is_multithreading = torch._C._is_multithreading_enabled
-
 _STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
 """What a program writes in a custom function."""
 
@@ -68,7 +66,7 @@ def _in_this_thread(context: Context) -> contextlib.AbstractContextManager[Any]:
     active: neither for the program's hooks and custom functions, nor for operators that run on the CPU.
     """
     # Where a scope has switched the threads off, it switches them on itself, even if a hook leaves it meanwhile.
-    if context.runtime.shares_host_memory or not _is_multithreading():
+    if context.runtime.shares_host_memory or not torch._C._is_multithreading_enabled():
         return contextlib.nullcontext()
     return torch.autograd.set_multithreading_enabled(False)
 

@@ -12,12 +12,10 @@ from torchdevice.core.replacing import replaces
 DEFAULT_TYPE = "default tensor type"
 """Setting: the legacy tensor type that is the default, until one of the CPU's is; see ``legacy_types``."""
 
-_contexts = torch._GLOBAL_DEVICE_CONTEXT
-
 
 def _default() -> torch.device | None:
     """Return the default device that was set in this thread, or None if none was."""
-    present = getattr(_contexts, "device_context", None)
+    present = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if present is None else present.device
 
 
