@@ -20,6 +20,7 @@ from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import run
 from torchdevice.fallback.kernel_registration import Registrations
 from torchdevice.fallback.missing_operators import VARIABLE, overload
+from torchdevice.foundation import data_files
 
 _NONE = -1
 """What torch answers instead of a number where no ``backward`` runs."""
@@ -27,16 +28,7 @@ _NONE = -1
 _REFUSALS = (RuntimeError, TypeError)
 """The types of a refusal; ``NotImplementedError`` is one of the first."""
 
-_TAKING_LONG = (
-    "_cdist_forward _fft_c2c _fft_c2r _fft_r2c _index_put_impl_ _linalg_eigh _linalg_solve_ex _linalg_svd _trilinear "
-    "_unique _unique2 cholesky_inverse cholesky_solve col2im cumprod cumsum digamma erfinv flip i0 index_add "
-    "index_reduce lgamma linalg_cholesky_ex linalg_cross linalg_householder_product linalg_inv_ex linalg_lu_solve "
-    "linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular logcumsumexp lu_unpack masked_scatter ormqr "
-    "polygamma put roll scatter_add scatter_reduce special_erfcx special_i0e special_i1 special_i1e special_xlog1py "
-    "special_zeta take triangular_solve xlogy"
-)
-
-_COSTLY = frozenset(_TAKING_LONG.split())
+_COSTLY = frozenset(data_files.read(__file__, "costly_operators.json"))
 """Operators that formulas of derivatives call and that take long, without the ``_`` of those in place."""
 
 _names = torch._C._dispatch_get_all_op_names
