@@ -45,17 +45,17 @@ class Late:
 
 
 class WhenImported(Late):
-    """Patches that ``make`` returns for the module: put in as soon as it is imported."""
+    """Patches that ``makers`` return for the module: put in as soon as it is imported."""
 
-    def __init__(self, name: str, make: Callable[[ModuleType], list[Patch]], *, sees_scope: bool = False):
+    def __init__(self, name: str, *makers: Callable[[ModuleType], list[Patch]], sees_scope: bool = False):
         super().__init__(name, sees_scope=sees_scope)
-        self._make = make
+        self.makers = list(makers)
 
     def install(self) -> None:
         if not self.patches:
             torch_internals.check("later", self.name)
             # Made once: the module stays the same object for the process.
-            self.patches = together(self._make(sys.modules[self.name]))
+            self.patches = together([patch for make in self.makers for patch in make(sys.modules[self.name])])
         super().install()
 
 

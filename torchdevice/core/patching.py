@@ -209,10 +209,13 @@ def replaced_function(
     owner: Any, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
 ) -> Replaced:
     """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context."""
+    return Replaced(owner, name, routed(owner, replacement, native_to))
+
+
+def routed(owner: Any, replacement: Callable[..., Any], native_to: str | None) -> Callable[[Any], Any]:
+    """Return what makes the replacement of a function of ``owner``, see :func:`per_context`."""
     family = of_module(owner)
-    return Replaced(
-        owner, name, lambda original: per_context(original, replacement, native_to=native_to, family=family)
-    )
+    return lambda original: per_context(original, replacement, native_to=native_to, family=family)
 
 
 def without_original(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,10 +293,7 @@ def replaced_in_importers(
     owner: ModuleType, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
 ) -> ReplacedInImporters:
     """Return the patch that routes a function of torch to ``replacement`` in each module that has imported it."""
-    family = of_module(owner)
-    return ReplacedInImporters(
-        owner, name, lambda original: per_context(original, replacement, native_to=native_to, family=family)
-    )
+    return ReplacedInImporters(owner, name, routed(owner, replacement, native_to))
 
 
 def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:

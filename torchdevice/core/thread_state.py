@@ -82,20 +82,6 @@ class Entry:
         hooks: The hooks for uncaught errors, in force until :func:`disable`.
     """
 
-    __slots__ = (
-        "compiling",
-        "context",
-        "during_call",
-        "enabled_by",
-        "environment",
-        "hooks",
-        "mode",
-        "owner",
-        "parts",
-        "restores",
-        "unstacked",
-    )
-
     def __init__(
         self,
         context: Context | None,

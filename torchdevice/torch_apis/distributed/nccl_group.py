@@ -46,7 +46,7 @@ class NcclGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
         self._takes_cpu = takes_cpu or runtime.shares_host_memory
-        self._name = self._description = ""
+        self._name = ""
         # Nothing to find out with one rank, or where ranks may share a device.
         self._knows_devices = size == 1 or runtime.shared_by_ranks
 
@@ -97,14 +97,6 @@ class NcclGroup(dist.ProcessGroup):
         """Take the name by which functional collectives find the group."""
         self._name = name
 
-    def getGroupDesc(self) -> str:
-        """Return the description that the program gave to the group."""
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:
-        """Take the description."""
-        self._description = description
-
     @property
     def _device_types(self) -> list[torch.device]:
         """The devices whose tensors the group takes. Object collectives use the first, or the CPU if it is one."""
@@ -154,7 +146,7 @@ class NcclGroup(dist.ProcessGroup):
         )
         # Each rank compares by itself, and all come to the same result.
         if any(not torch.equal(each, mine) for each in of_all):
-            raise collective_checks.mismatch(self._description or self._name, self._gathered_texts(str(call)))
+            raise collective_checks.mismatch(self.group_desc or self._name, self._gathered_texts(str(call)))
 
     def ranks(self) -> list[int]:
         """Return the ranks of the group, as numbers in the whole program."""
@@ -183,5 +175,5 @@ class NcclGroup(dist.ProcessGroup):
             # Only errors of connections mean a lost rank; others are torch's own and stay.
             if _OF_TRANSPORT not in str(error):
                 raise
-            where = f"rank {dist.get_rank()}, in the group {self._description!r} of {self.size()} ranks"
+            where = f"rank {dist.get_rank()}, in the group {self.group_desc!r} of {self.size()} ranks"
             raise dist.DistBackendError(f"{collective} failed on {where}: {error}") from error

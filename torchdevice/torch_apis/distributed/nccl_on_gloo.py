@@ -64,13 +64,9 @@ def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> 
 
 def _waiting(store: Any, rank: int, size: int) -> collective_checks.Waiting:
     """Return how ranks wait for each other: one object in a program, made with its first group."""
-    # The first group is being made, so there is no default group yet.
-    if not dist.is_initialized():
-        return collective_checks.Waiting(store, rank, size)
-    default = dist.distributed_c10d._get_default_group()
-    if isinstance(default, NcclOnGloo):
-        return default.waiting
-    return collective_checks.Waiting(store, rank, size)
+    # While the first group is made, there is no default group yet.
+    default = dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
+    return default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
 
 
 def _for_each_pair(collective: Callable[..., Any]) -> Callable[..., Any]:

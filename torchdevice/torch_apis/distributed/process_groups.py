@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import types
 import weakref
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function, replaced_in_importers
+from torchdevice.core.patching import Patch, Replaced, per_context
+from torchdevice.core.replacing import later, replaces
 from torchdevice.foundation.fidelity import Fidelity
+
+_C10D = "torch.distributed.distributed_c10d"
+
+_replaces = functools.partial(replaces, _C10D, native_to="cuda", by_value=True)
+_replaces("is_nccl_available")(lambda context, original: True)
 
 _asked_for: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # weak: destroyed groups end
 """Process group -> the backend that the program asked for, where another one stands in."""
@@ -34,6 +38,7 @@ def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
     return backend, None
 
 
+@_replaces("init_process_group")
 def _init_process_group(context: Context, original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> None:
     # Without a name torch makes both, for a machine that has CUDA.
     used, asked = _stand_in(context, "cpu:gloo,cuda:nccl" if backend is None else backend)
@@ -45,6 +50,7 @@ def _init_process_group(context: Context, original: Any, backend: Any = None, *a
     _remember(dist.distributed_c10d._get_default_group(), asked)
 
 
+@_replaces("new_group")
 def _new_group(
     context: Context,
     original: Any,
@@ -71,6 +77,7 @@ def _remember(group: Any, asked: str | None) -> None:
         _asked_for[group] = asked
 
 
+@_replaces("get_backend")
 def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
     found = original(group)
     # None means the default group.
@@ -78,6 +85,7 @@ def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
     return found if asked is None else dist.Backend(asked)
 
 
+@_replaces("get_default_backend_for_device")
 def _default_backend(context: Context, original: Any, device: Any) -> str:
     """``get_default_backend_for_device``: for the target, the backend of the program's accelerator."""
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
@@ -85,6 +93,7 @@ def _default_backend(context: Context, original: Any, device: Any) -> str:
     return original(context.program_device(0) if is_target or kind == context.program else device)
 
 
+@_replaces("_maybe_attach_flight_recorder", optional=True)  # torch 2.15 and later
 def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: Any, **kwargs: Any) -> None:
     """Leave groups written in Python out: the recorder of torch 2.15 looks for a backend in C++ in each group."""
     from torchdevice.torch_apis.distributed.nccl_on_gloo import NcclOnGloo
@@ -104,13 +113,15 @@ class ProcessGroupNCCL:
             self.config = types.SimpleNamespace()
 
 
-def _patches_of_absent_class() -> list[Patch]:
+@later(_C10D)
+def _patches_of_absent_class(module: Any) -> list[Patch]:
     """Return the patches for the functions of torch, and programs, that name the class where NCCL is available."""
     name = "ProcessGroupNCCL"
-    absent = [module for module in (dist.distributed_c10d, dist) if not hasattr(module, name)]
-    return [Replaced(module, name, lambda original: ProcessGroupNCCL, may_be_absent=True) for module in absent]
+    absent = [each for each in (module, dist) if not hasattr(each, name)]
+    return [Replaced(each, name, lambda original: ProcessGroupNCCL, may_be_absent=True) for each in absent]
 
 
+@replaces("torch.distributed.checkpoint.filesystem:_OverlappingCpuLoader", "__init__", native_to="cuda")
 def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to write them to a file."""
     original(self, *args, **kwargs)
@@ -119,6 +130,7 @@ def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwarg
         self.device_type = context.shown_as or context.device_type
 
 
+@replaces("torch.distributed.fsdp._flat_param:FlatParamHandle", "flat_param_to", native_to="cuda")
 def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """``FlatParamHandle.flat_param_to``: FSDP frees the memory of the parameter that it has moved to the CPU."""
     if context.runtime.shares_host_memory:
@@ -132,12 +144,20 @@ def _device_handle(context: Context, original: Any, cls: type, device: Any) -> A
     return getattr(torch, context.program) if context.is_targets(device) else original(cls, device)
 
 
+@replaces("torch.distributed.fsdp._common_utils:_FSDPDeviceHandle", "from_device", makes=True)
+def _make_from_device(original: Any) -> Any:
+    return classmethod(per_context(original.__func__, _device_handle, native_to="cuda"))
+
+
+@replaces("torch.distributed.device_mesh", "_get_device_handle", native_to="cuda", by_value=True)
+@replaces(torch._utils, "_get_device_module", native_to="cuda", by_value=True)
 def _module_of_type(context: Context, original: Any, device_type: str = "cuda") -> Any:
     """``_get_device_handle`` and ``_get_device_module``: the program's module, because ``torch.mps`` has no streams."""
     lacks = bool(context.runtime.lacks_in_module) and context.is_targets_type(device_type)
     return getattr(torch, context.program) if lacks else original(device_type)
 
 
+@replaces("torch.distributed.device_mesh:DeviceMesh", "_setup_world_group_and_device", native_to="cuda")
 def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     """``DeviceMesh``, which chooses the device of this rank where the program has not used CUDA yet.
 
@@ -152,53 +172,3 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     if of_accelerator and not chosen and index < count:
         context.thread.select(index)
     return group
-
-
-def _patches_of_meshes(module: ModuleType) -> list[Patch]:
-    return [
-        replaced_function(module.DeviceMesh, "_setup_world_group_and_device", _set_up_mesh, native_to="cuda"),
-        replaced_in_importers(module, "_get_device_handle", _module_of_type, native_to="cuda"),
-    ]
-
-
-def _patches_of_device_handles(module: ModuleType) -> list[Patch]:
-    def make(original: Any) -> Any:
-        # `from_device` is a class method.
-        return classmethod(per_context(original.__func__, _device_handle, native_to="cuda"))
-
-    return [Replaced(module._FSDPDeviceHandle, "from_device", make)]
-
-
-def _patches_of_flat_parameters(module: ModuleType) -> list[Patch]:
-    return [replaced_function(module.FlatParamHandle, "flat_param_to", _move_flat_parameter, native_to="cuda")]
-
-
-def _patches_of_checkpoints(module: ModuleType) -> list[Patch]:
-    return [replaced_function(module._OverlappingCpuLoader, "__init__", _init_loader, native_to="cuda")]
-
-
-def patches() -> list[Patch]:
-    """Return the patches of ``torch.distributed``; an empty list in a build without it."""
-    if not dist.is_available():
-        return []
-    functions: dict[str, Callable[..., Any]] = {
-        "init_process_group": _init_process_group,
-        "new_group": _new_group,
-        "get_backend": _get_backend,
-        "is_nccl_available": lambda context, original: True,
-        "get_default_backend_for_device": _default_backend,
-    }
-    if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):  # torch 2.15 and later
-        functions["_maybe_attach_flight_recorder"] = _attach_flight_recorder
-    return [
-        replaced_in_importers(torch._utils, "_get_device_module", _module_of_type, native_to="cuda"),
-        WhenImported("torch.distributed.checkpoint.filesystem", _patches_of_checkpoints),
-        WhenImported("torch.distributed.device_mesh", _patches_of_meshes),
-        WhenImported("torch.distributed.fsdp._common_utils", _patches_of_device_handles),
-        WhenImported("torch.distributed.fsdp._flat_param", _patches_of_flat_parameters),
-        *_patches_of_absent_class(),
-        *(
-            replaced_in_importers(dist.distributed_c10d, name, replacement, native_to="cuda")
-            for name, replacement in functions.items()
-        ),
-    ]
