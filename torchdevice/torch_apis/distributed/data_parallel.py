@@ -42,6 +42,15 @@ def _init_ddp(
     context.runtime.serve_reducer(self)
 
 
+def _register_builtin_comm_hook(context: Context, original: Any, self: Any, comm_hook_type: Any) -> None:
+    """Register the hook that torch has in Python too: the C++ ones take only results of groups in C++."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hook = getattr(default_hooks, f"{comm_hook_type.name.lower()}_hook")
+    # `None` stands for the default group; DDP's own group may be another one.
+    self.register_comm_hook(self.process_group, hook)
+
+
 def _of_module(context: Context, module: Any) -> list[int] | None:
     """Return the ordinal of the device of a module, None on a CPU target."""
     if context.runtime.shares_host_memory:
@@ -57,4 +66,7 @@ def patches() -> list[Patch]:
     return [
         replaced_function(data_parallel, "_get_available_device_type", _available_device_type, native_to="cuda"),
         replaced_function(DistributedDataParallel, "__init__", _init_ddp, native_to="cuda"),
+        replaced_function(
+            DistributedDataParallel, "_register_builtin_comm_hook", _register_builtin_comm_hook, native_to="cuda"
+        ),
     ]
