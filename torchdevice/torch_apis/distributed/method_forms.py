@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-_c10d = torch._C._distributed_c10d
+_c10d = dist.distributed_c10d
 
 _OPTIONS = tuple(value for name, value in vars(_c10d).items() if name.endswith("Options"))
 

@@ -30,7 +30,7 @@ from torchdevice.torch_apis.distributed.collective_works import finished
 from torchdevice.torch_apis.distributed.method_forms import in_every_form
 from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
 
-_c10d = torch._C._distributed_c10d
+_c10d = dist.distributed_c10d
 
 _Tensors = Sequence[torch.Tensor]
 
