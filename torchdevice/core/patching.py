@@ -18,11 +18,12 @@ wanted.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from torchdevice.core import thread_state
 from torchdevice.devices.accelerators import of_module
@@ -206,18 +207,37 @@ class ReplacedItem:
 
 
 def replaced_function(
-    owner: Any, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
+    owner: Any,
+    name: str,
+    replacement: Callable[..., Any],
+    *,
+    native_to: str | None = None,
+    may_be_absent: bool = False,
 ) -> Replaced:
-    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context."""
+    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context.
+
+    A name of an accelerator's module is native to that accelerator.
+    """
     family = of_module(owner)
-    return Replaced(
-        owner, name, lambda original: per_context(original, replacement, native_to=native_to, family=family)
-    )
+
+    def absent(*args: Any, **kwargs: Any) -> NoReturn:
+        kind = "type object" if isinstance(owner, type) else "module"
+        raise AttributeError(f"{kind} {owner.__name__!r} has no attribute {name!r}")
+
+    def make(original: Any) -> Callable[..., Any]:
+        return per_context(original or absent, replacement, native_to=native_to or family, family=family)
+
+    return Replaced(owner, name, make, may_be_absent=may_be_absent)
 
 
 def without_original(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a replacement that calls ``function(context, ...)``, which does not need torch's own."""
     return lambda context, original, *args, **kwargs: function(context, *args, **kwargs)
+
+
+def without_cache(context: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call torch's own function below its cache, which would keep this scope's answer for the process."""
+    return inspect.unwrap(original)(*args, **kwargs)
 
 
 class ReplacedInImporters:
@@ -292,7 +312,7 @@ def replaced_in_importers(
     """Return the patch that routes a function of torch to ``replacement`` in each module that has imported it."""
     family = of_module(owner)
     return ReplacedInImporters(
-        owner, name, lambda original: per_context(original, replacement, native_to=native_to, family=family)
+        owner, name, lambda original: per_context(original, replacement, native_to=native_to or family, family=family)
     )
 
 
