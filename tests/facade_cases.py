@@ -693,7 +693,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.memory_summary": lambda: "CUDA OOMs" in c.memory_summary(),
     "torch.cuda.memory_snapshot": _snapshot,
     "torch.cuda.mem_get_info": lambda: c.mem_get_info()[0] <= c.mem_get_info()[1],
-    "torch.cuda.list_gpu_processes": lambda: str(os.getpid()) in c.list_gpu_processes(),
+    "torch.cuda.list_gpu_processes": lambda: c.list_gpu_processes(),
     "torch.cuda.reset_peak_memory_stats": lambda: asks_the_runtime("reset_peak_memory", c.reset_peak_memory_stats),
     "torch.cuda.reset_accumulated_memory_stats": lambda: asks_the_runtime(
         "reset_accumulated_memory", c.reset_accumulated_memory_stats
@@ -954,6 +954,10 @@ _XPU = {
     "get_stream_from_external": lambda: torch.xpu.get_stream_from_external(0, 0) == torch.xpu.current_stream(),
     "current_stream": _stream_set,
     "XPUGraph": _graph,
+    "graph": _graph,
+    "graph_pool_handle": lambda: torch.xpu.graph_pool_handle(),
+    "make_graphed_callables": _graphed,
+    "is_current_stream_capturing": lambda: torch.xpu.is_current_stream_capturing() is False,
     "XPUPluggableAllocator": lambda: torch.xpu.XPUPluggableAllocator("none.so", "alloc", "free"),
     "change_current_allocator": lambda: torch.xpu.change_current_allocator(torch.xpu.memory._XPUAllocator(None)),
     **{name: CASES[f"torch.cuda.{name}"] for name in ("temperature", "power_draw", "clock_rate", "memory_usage")},

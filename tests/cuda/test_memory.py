@@ -275,19 +275,6 @@ def test_a_recording_stopped_below_another_mode(chosen: str) -> None:
     assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
 
 
-def test_labels(recording: torchdevice.Scope) -> None:
-    torch._C._cuda_setMemoryMetadata("step 3")
-    assert torch._C._cuda_getMemoryMetadata() == "step 3"
-    kept = _allocate(1)
-    torch._C._cuda_setMemoryMetadata("")
-    events = torch.cuda.memory._snapshot()["device_traces"][0]
-    assert events[-2]["user_metadata"] == "step 3" and len(kept) == 1
-    torch._C._cuda_annotateMemory(kept[0].untyped_storage().data_ptr(), "the result")
-    assert torch.cuda.memory._snapshot()["device_traces"][0][-1]["user_metadata"] == "the result"
-    with pytest.raises(RuntimeError, match="no allocation at 1"):
-        torch._C._cuda_annotateMemory(1, "nothing")
-
-
 def test_running_out_is_observed_and_recorded() -> None:
     seen: list[tuple[int, ...]] = []
     with torchdevice.simulate(memory=4 * MIB):
@@ -328,13 +315,6 @@ def test_strict_scopes_refuse_what_is_approximate() -> None:
     with torchdevice.simulate(strict=True):
         torch.cuda.memory._record_memory_history()
         assert torch.cuda.memory_snapshot() is not None
-
-
-def test_list_gpu_processes(cuda: torchdevice.Scope) -> None:
-    kept = torch.ones(MIB, device="cuda")
-    text = torch.cuda.list_gpu_processes()
-    assert text.splitlines()[0] == "GPU:0"
-    assert f"process {os.getpid():>10d} uses" in text and "MB GPU memory" in text and kept.numel() == MIB
 
 
 def test_pools_and_allocators_name_the_way_out(cuda: torchdevice.Scope, kind: str) -> None:

@@ -15,7 +15,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, replaced_function, without_original
 from torchdevice.cuda import streams
 from torchdevice.cuda.unsupported import POINTER, POOL
-from torchdevice.devices.private_pools import PoolId, PrivatePools, RawMemory, new_id
+from torchdevice.devices.private_pools import PoolId, PrivatePools, new_id
 from torchdevice.foundation.fidelity import Fidelity
 
 NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))
@@ -117,15 +117,15 @@ def release_pool(context: Context, device: int, mempool_id: PoolId) -> None:
     _pools(context, device).release_private(mempool_id)
 
 
-def _raw(context: Context, device: int, name: str, remedy: str) -> RawMemory:
-    found = context.runtime.raw_memory(context.target_index(device))
-    return found if found is not None else thread_state.refuse(name, remedy)
+def _raw(context: Context, name: str, remedy: str) -> Any:
+    return context.runtime.raw_memory or thread_state.refuse(name, remedy)
 
 
 @supplied_function("_cuda_getCheckpointState", on=NO_POOLS)
 def get_checkpoint_state(context: Context, device: int, id: PoolId) -> object:
     """Return which blocks of a pool are in use."""
-    return _raw(context, device, "torch._C._cuda_getCheckpointState", POOL).checkpoint(id)
+    memory = _raw(context, "torch._C._cuda_getCheckpointState", POOL)
+    return memory.checkpoint(context.target_index(device), id)
 
 
 @supplied_function("_cuda_setCheckpointPoolState", on=NO_POOLS)
@@ -137,8 +137,8 @@ def set_checkpoint_pool_state(
     storages_to_add_deleters_to: Collection[int] = (),
 ) -> None:
     """Use the blocks of a pool that were in use at a checkpoint, and no others."""
-    memory = _raw(context, device, "torch._C._cuda_setCheckpointPoolState", POOL)
-    memory.restore(state, stale_storages, storages_to_add_deleters_to)
+    memory = _raw(context, "torch._C._cuda_setCheckpointPoolState", POOL)
+    memory.restore(context.target_index(device), state, stale_storages, storages_to_add_deleters_to)
 
 
 @supplied_function("_cuda_checkPoolLiveAllocations", on=NO_POOLS)
@@ -146,23 +146,22 @@ def check_pool_live_allocations(
     context: Context, device: int, mempool_id: PoolId, expected_live_allocations: Collection[int]
 ) -> bool:
     """Return whether the blocks of a pool that are in use have these addresses."""
-    memory = _raw(context, device, "torch._C._cuda_checkPoolLiveAllocations", POOL)
-    return memory.live(mempool_id) == set(expected_live_allocations)
+    memory = _raw(context, "torch._C._cuda_checkPoolLiveAllocations", POOL)
+    return memory.live(context.target_index(device), mempool_id) == set(expected_live_allocations)
 
 
 @supplied_function("_cuda_cudaCachingAllocator_raw_alloc", on=NO_ADDRESSES)
 def raw_alloc(context: Context, size: int, cuda_stream: int) -> int:
     """Return the address of new memory of this thread's current device."""
-    device = context.thread.device_index
-    memory = _raw(context, device, "torch.cuda.caching_allocator_alloc", POINTER)
+    memory, device = _raw(context, "torch.cuda.caching_allocator_alloc", POINTER), context.thread.device_index
     stream, _, _ = streams.get_stream_from_external(context, cuda_stream, device)
-    return memory.allocate(size, stream)
+    return memory.allocate(context.target_index(device), size, stream)
 
 
 @supplied_function("_cuda_cudaCachingAllocator_raw_delete", on=NO_ADDRESSES)
 def raw_delete(context: Context, mem_ptr: int) -> None:
     """Free memory that was allocated by its address."""
-    memory = _raw(context, context.thread.device_index, "torch.cuda.caching_allocator_delete", POINTER)
+    memory = _raw(context, "torch.cuda.caching_allocator_delete", POINTER)
     if mem_ptr and not memory.delete(mem_ptr):
         raise RuntimeError(f"invalid device pointer: {mem_ptr:#x}")  # CUDACachingAllocator.cpp
 
@@ -170,13 +169,12 @@ def raw_delete(context: Context, mem_ptr: int) -> None:
 @supplied_function("_construct_storage_from_data_pointer")
 def storage_at(context: Context, data_ptr: int, device: torch.device, size_bytes: int) -> Any:
     """Return a storage with the memory at an address, as torch's trees of CUDA graphs make it."""
-    target = context.redirect(device) or device
+    target, memory = context.redirect(device) or device, context.runtime.raw_memory
     with thread_state.suspended():
         original = torch._C._construct_storage_from_data_pointer
-        memory = context.runtime.raw_memory(target.index or 0) if target.type == context.device_type else None
-        if memory is None:
+        if memory is None or target.type != context.device_type:
             return original(data_ptr, target, size_bytes)
-        return memory.storage_at(original, data_ptr, size_bytes)
+        return memory.storage_at(target.index or 0, original, data_ptr, size_bytes)
 
 
 _BY_VALUE = {
@@ -191,9 +189,9 @@ _BY_VALUE = {
 def patches() -> list[Patch]:
     """Return the patches of pools and allocators."""
     return [
-        replaced_function(torch.cuda.MemPool, "__new__", new_pool, native_to="cuda"),
+        replaced_function(torch.cuda.MemPool, "__new__", new_pool),
         *(
-            replaced_function(torch.cuda.memory, name, without_original(function), native_to="cuda")
+            replaced_function(torch.cuda.memory, name, without_original(function))
             for name, function in _BY_VALUE.items()
         ),
     ]

@@ -25,4 +25,4 @@ def _utilization(context: Context, original: Any, device: Any = None) -> int:
 
 def patches() -> list[Patch]:
     """Return the patch of the reading that has an equivalent."""
-    return [replaced_function(torch.cuda, "utilization", _utilization, native_to="cuda")]
+    return [replaced_function(torch.cuda, "utilization", _utilization)]

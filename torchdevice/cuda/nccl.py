@@ -27,4 +27,4 @@ def nccl_version_suffix(context: Context) -> bytes:
 
 def patches() -> list[Patch]:
     """Return the patch by which torch sums the tensors of several devices without NCCL."""
-    return [replaced_function(torch.cuda.nccl, "is_available", lambda *_: False, native_to="cuda")]
+    return [replaced_function(torch.cuda.nccl, "is_available", lambda *_: False)]

@@ -29,7 +29,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
 
 def _refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
     def refuse(context: Context, *args: Any, **kwargs: Any) -> NoReturn:
-        thread_state.refuse(name.removesuffix(".__init__"), remedy)
+        thread_state.refuse(name.removesuffix(".__init__").removesuffix(".__new__"), remedy)
 
     return refuse
 

@@ -16,7 +16,7 @@ from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps_runtime import says_refused
-from torchdevice.devices.private_pools import PrivatePools, RawMemory
+from torchdevice.devices.private_pools import PrivatePools
 from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Memory, Runtime
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
@@ -76,6 +76,7 @@ class SimulatedRuntime(Runtime):
     has_handles = True
     draws_on_cpu = True
     compiles_ahead = False
+    raw_memory = raw_memory
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
@@ -221,9 +222,6 @@ class SimulatedRuntime(Runtime):
 
     def private_pools(self, index: int) -> PrivatePools:
         return storages.device(index)
-
-    def raw_memory(self, index: int) -> RawMemory:
-        return raw_memory.of_device(index)
 
     def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         return storages.twin(tensor)

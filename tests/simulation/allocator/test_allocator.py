@@ -420,7 +420,10 @@ def test_private_pools() -> None:
     inside = device.allocate(700)
     device.unroute((0, 1))
     outside = device.allocate(700)
-    assert [each.pool for each in device.segments({})] == [(0, 1), (0, 0)] and inside.pool is not outside.pool
+    assert [each.segment_pool_id for each in device.segments({})] == [
+        (0, 1),
+        (0, 0),
+    ] and inside.pool is not outside.pool
     device.freed.append(inside)
     device.empty_cache()
     assert len(device.segments({})) == 2  # in use, so that its segments stay

@@ -68,7 +68,7 @@ class TestAddresses:
         one = device()
         block = one.allocate(700)
         parts = one.segments({block: 5})[0].parts
-        assert [(part.data, part.requested) for part in parts] == [(5, 700), (0, 0)]
+        assert [(part.data_ptr, part.requested_size) for part in parts] == [(5, 700), (0, 0)]
 
 
 class TestOversize:

@@ -16,9 +16,10 @@ from torch._C import DispatchKey
 from torchdevice.core import thread_state
 from torchdevice.cuda import capture_rules
 from torchdevice.simulation import device_generators, machine, policy
-from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant
+from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant, set_storage
 from torchdevice.simulation.kernels import cuda_values, recurrent_cells
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula, view_of
+from torchdevice.simulation.kernels.overloads import overload_of
 from torchdevice.simulation.kernels.pipeline import Pipeline
 from torchdevice.simulation.refusals import attention
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
@@ -161,56 +162,29 @@ def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> tor
     needed = (offset + last + 1) * self.itemsize
     if needed > storage.nbytes():
         resize(storage, int(needed))
-    return _set(self, storage, offset, wanted.shape, wanted.stride())
+    return set_storage(self, storage, offset, wanted.shape, wanted.stride())
 
 
 def _format(memory_format: Any) -> dict[str, Any]:
     return {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor with the device and dtype of ``tensor``."""
-    return fresh(torch.empty(0, dtype=tensor.dtype), index_of(tensor))
-
-
-_set_storage = _aten.set_.source_Storage_storage_offset
-
-
-def _set(self: torch.Tensor, storage: Any, offset: Any, size: Any, stride: Any) -> torch.Tensor:
-    return _set_storage._op_dk(DispatchKey.CPU, self, storage, offset, size, stride)
-
-
 @special("set_.source_Storage_storage_offset")
 def _set_from_storage(self: Any, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
     if not stride:
         stride = torch.empty(size, device="meta").stride()
-    return _set(self, source, storage_offset, size, stride)
-
-
-@special("set_.source_Storage")
-def _set_from_whole_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
-    return _set(self, source, 0, (source.nbytes() // self.itemsize,), (1,))
-
-
-@special("set_.source_Tensor")
-def _set_from_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return _set(self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
+    return set_storage(self, source, storage_offset, size, stride)
 
 
 @special("set_")
 def _set_to_nothing(self: torch.Tensor) -> torch.Tensor:
-    return _set(self, _like(self).untyped_storage(), 0, (0,), (1,))
+    return set_storage(self, fresh(torch.empty(0, dtype=self.dtype), index_of(self)).untyped_storage(), 0, (0,), (1,))
 
 
-@special("is_set_to")
-def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
-    same_memory = self.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    same_view = (self.shape, self.stride(), self.storage_offset()) == (
-        tensor.shape,
-        tensor.stride(),
-        tensor.storage_offset(),
-    )
-    return same_memory and same_view
+# The CPU's kernels look at sizes and storages alone.
+SPECIAL.update(
+    {name: view_of(overload_of(name)) for name in ("set_.source_Storage", "set_.source_Tensor", "is_set_to")}
+)
 
 
 @special("record_stream")
