@@ -62,7 +62,9 @@ def moved(op: Any, inputs: Inputs, place: Any) -> tuple[list[Any], Any] | None:
     Returns:
         None where the CPU has no kernel for float64.
     """
-    precision = _coarsest(inputs)
+    # The relative size of a rounding in the least precise dtype among the inputs.
+    dtypes = [each.dtype for each in tensors((inputs.args, inputs.kwargs)) if each.dtype in WIDE]
+    precision = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
     generator = torch.Generator().manual_seed(0)
 
     def move(values: torch.Tensor) -> torch.Tensor:
@@ -77,9 +79,3 @@ def moved(op: Any, inputs: Inputs, place: Any) -> tuple[list[Any], Any] | None:
     except Exception:
         return None
     return found[1:], found[0]
-
-
-def _coarsest(inputs: Inputs) -> float:
-    """Return the relative size of a rounding in the least precise dtype among the inputs."""
-    dtypes = [each.dtype for each in tensors((inputs.args, inputs.kwargs)) if each.dtype in WIDE]
-    return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
