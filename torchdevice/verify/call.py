@@ -116,7 +116,9 @@ class Call:
     def _reference(self, copies: Copies) -> Any:
         if not self.operator.is_random:
             return reference.run(self.operator.op, copies)
-        with reference.same_random_numbers(self._state):
+        with torch.random.fork_rng(devices=[], device_type="cpu"):
+            if self._state is not None:
+                torch.default_generator.set_state(self._state)
             return reference.run(self.operator.op, copies)
 
     def _by_range(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:

@@ -29,23 +29,6 @@ def unseen() -> Iterator[None]:
             yield
 
 
-@block
-def same_random_numbers(state: torch.Tensor | None) -> Iterator[None]:
-    """Let the CPU draw numbers from a state of its generator, and have its own state afterwards.
-
-    Args:
-        state: The state; None for the generator's own.
-    """
-    generator = torch.default_generator
-    before = generator.get_state()
-    if state is not None:
-        generator.set_state(state)
-    try:
-        yield
-    finally:
-        generator.set_state(before)
-
-
 def run(op: Any, copies: Copies) -> Any:
     """Return what an operator gives on the CPU."""
     return op._op(*copies.args, **copies.kwargs)
