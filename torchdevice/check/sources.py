@@ -240,14 +240,10 @@ def _lines(source: _At | list[_At]) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     unfinished = False
     for part in parts:
-        for number, line in enumerate(part.split("\n")):
-            if number == 0 and unfinished:
-                found[-1] = (found[-1][0], found[-1][1] + line)
-            elif line or number or part:
-                found.append((part.line, line))
-        if part.endswith("\n"):
-            found.pop()
-        unfinished = not part.endswith("\n")
+        for line in re.findall(r"[^\n]*\n|[^\n]+", part):
+            number, before = found.pop() if unfinished else (part.line, "")
+            found.append((number, before + line.removesuffix("\n")))
+            unfinished = not line.endswith("\n")
     return found
 
 

@@ -111,19 +111,10 @@ def batch_norm_gather_stats_with_counts(
 
 
 @_kernel
-def batch_norm_gather_stats(
-    x: torch.Tensor,
-    means: torch.Tensor,
-    invstds: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    momentum: float,
-    eps: float,
-    count: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Statistics of all processes together, where each process has ``count`` elements of a channel."""
-    counts = means.new_full((means.shape[0],), float(count))
-    return batch_norm_gather_stats_with_counts(x, means, invstds, running_mean, running_var, momentum, eps, counts)
+def batch_norm_gather_stats(x: torch.Tensor, means: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, where each process has as many elements of a channel as the last argument says."""
+    *same, count = more
+    return batch_norm_gather_stats_with_counts(x, means, *same, means.new_full((means.shape[0],), float(count)))
 
 
 @_kernel

@@ -51,13 +51,9 @@ class _HasTorchFunction(EntryPoint):
         if not answer or "has_torch_function" in sys._getframe(1).f_globals:
             return answer
         only_ours = all(isinstance(mode, thread_state.ContextMode) for mode in thread_state.stacked_modes())
-        return not only_ours or any(map(_overrides, relevant_args))
-
-
-def _overrides(value: Any) -> bool:
-    """Return whether torch hands calls with a value over to the value's class."""
-    kind = type(value)
-    return kind is not torch.Tensor and getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED
+        # The classes to which torch hands calls over.
+        kinds = {*map(type, relevant_args)} - {torch.Tensor}
+        return not only_ours or any(getattr(each, "__torch_function__", _DISABLED) is not _DISABLED for each in kinds)
 
 
 _DISABLED = torch._C._disabled_torch_function_impl
