@@ -317,7 +317,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     if result.is_meta:
         return _fresh_without_values(result, index)
     address = result.data_ptr()
-    offset = result.storage_offset()
+    offset: Any = result.storage_offset()
     before = offset * result.itemsize if offset else 0
     known = _owners.get(address - before)
     if known is not None:
