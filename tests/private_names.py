@@ -29,7 +29,6 @@ NOT_OF_TORCH = {
     "_ZN2at6detail19getPrivateUse1HooksEv": "C++",
     "_ZN3c1015GetCPUAllocatorEv": "C++",
     "_ZTVN2at25PrivateUse1HooksInterfaceE": "C++",
-    "_actions": "argparse",
     "_adjust_thread_count": "concurrent.futures",
     "_args_from_interpreter_flags": "subprocess",
     "_asdict": "named tuples",
