@@ -19,6 +19,7 @@ from torchdevice.cuda import memory, sleeping
 from torchdevice.devices.device_properties import DeviceProperties
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.lowlevel import lazy_initialization
 
 
 @supplied_function("_cuda_getDeviceCount", denies=True)
@@ -270,6 +271,7 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
 def patches() -> list[Patch]:
     """Return the patches of globals and functions of ``torch.cuda`` that call no supplied name."""
     return [
+        Callback(lambda: None, lazy_initialization.forget),
         Replaced(torch.cuda, "_initialized", InitializedFlag),
         Replaced(torch.cuda, "_cached_device_count", lambda _: None),  # device_count() asks again in a scope
         Replaced(
