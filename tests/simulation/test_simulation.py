@@ -1253,8 +1253,10 @@ class TestOutsideAScope:
 @pytest.mark.parametrize("profile", ["cuda", "mps"])
 def test_what_is_not_compiled_runs_and_is_reported(profile: str) -> None:
     functions: dict[str, tuple[Callable[..., Any], str]] = {
-        "two devices": (lambda x: (x * 2).cpu().sin(), "its tensors are on cpu and simulated:0"),
-        "another graph": (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x * 2,)), "contains another one"),
+        "two generators": (
+            lambda x: x * 2 + torch.rand_like(x).floor() + torch.rand_like(x.cpu()).floor().cuda(),
+            "draws random numbers on cpu and simulated:0",
+        ),
     }
     if profile == "mps":
         functions = {"anything": (lambda x: (x * 2).sin(), "has what 'mps' lacks")}
@@ -1399,12 +1401,6 @@ class TestGraphsForInductor:
                 assert inductor.obstacle(gm) == "there is no C++ compiler (FileNotFoundError)"
             finally:
                 inductor._missing_compiler.cache_clear()
-            for node, device in zip(gm.graph.nodes, ("cuda", "cpu"), strict=False):
-                node.meta["val"] = torch.ones(2, device=device)
-            with torch._C.DisableTorchFunction():
-                assert inductor.obstacle(gm) == "its tensors are on cpu and simulated:0"
-            gm.add_module("inner", torch.fx.symbolic_trace(torch.nn.Identity()))
-            assert inductor.obstacle(gm) == "the graph contains another one"
 
 
 class TestTensorsForOtherProcesses:
