@@ -214,20 +214,23 @@ def replaced_function(
     native_to: str | None = None,
     may_be_absent: bool = False,
 ) -> Replaced:
-    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context.
-
-    A name of an accelerator's module is native to that accelerator.
-    """
-    family = of_module(owner)
+    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context."""
 
     def absent(*args: Any, **kwargs: Any) -> NoReturn:
         kind = "type object" if isinstance(owner, type) else "module"
         raise AttributeError(f"{kind} {owner.__name__!r} has no attribute {name!r}")
 
-    def make(original: Any) -> Callable[..., Any]:
-        return per_context(original or absent, replacement, native_to=native_to or family, family=family)
+    make = routed(owner, replacement, native_to)
+    return Replaced(owner, name, lambda original: make(original or absent), may_be_absent=may_be_absent)
 
-    return Replaced(owner, name, make, may_be_absent=may_be_absent)
+
+def routed(owner: Any, replacement: Callable[..., Any], native_to: str | None) -> Callable[[Any], Any]:
+    """Return what makes the replacement of a function of ``owner``, see :func:`per_context`.
+
+    A name of an accelerator's module is native to that accelerator.
+    """
+    family = of_module(owner)
+    return lambda original: per_context(original, replacement, native_to=native_to or family, family=family)
 
 
 def without_original(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -310,10 +313,7 @@ def replaced_in_importers(
     owner: ModuleType, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
 ) -> ReplacedInImporters:
     """Return the patch that routes a function of torch to ``replacement`` in each module that has imported it."""
-    family = of_module(owner)
-    return ReplacedInImporters(
-        owner, name, lambda original: per_context(original, replacement, native_to=native_to or family, family=family)
-    )
+    return ReplacedInImporters(owner, name, routed(owner, replacement, native_to))
 
 
 def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:
