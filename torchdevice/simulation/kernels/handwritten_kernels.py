@@ -95,10 +95,10 @@ def _name(index: int) -> str:
 
 def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
     """Count a copy between devices. The host waits for one, unless the program asked for another of locked memory."""
-    one, other = index_of(source), index_of(destination)
+    one, other, context = index_of(source), index_of(destination), thread_state.state.context
     if one != other:
         host = source if one < 0 else destination if other < 0 else None
-        if host is not None and not (non_blocking and _is_page_locked(host)):
+        if host is not None and not (non_blocking and context is not None and context.is_pinned(host)):
             capture_rules.not_while_capturing()
             if other < 0:
                 host_waited()
@@ -135,11 +135,6 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if index_of(tensor) < 0 else aliased(tensor)
 
 
-def _is_page_locked(tensor: torch.Tensor) -> bool:
-    context = thread_state.state.context
-    return context is not None and context.is_pinned(tensor)
-
-
 @special("copy_")
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     count_copy(source, self, non_blocking)
@@ -155,7 +150,8 @@ def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
 @special("resize_")
 def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
     """Resize a tensor, and its storage where that is too small. The storage keeps its contents."""
-    wanted = torch.empty(size, dtype=self.dtype, device="meta", **_format(memory_format))
+    layout: dict[str, Any] = {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
+    wanted = torch.empty(size, dtype=self.dtype, device="meta", **layout)
     storage = self.untyped_storage()
     offset = self.storage_offset()
     last = sum((n - 1) * s for n, s in zip(wanted.shape, wanted.stride(), strict=True)) if wanted.numel() else -1
@@ -163,10 +159,6 @@ def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> tor
     if needed > storage.nbytes():
         resize(storage, int(needed))
     return set_storage(self, storage, offset, wanted.shape, wanted.stride())
-
-
-def _format(memory_format: Any) -> dict[str, Any]:
-    return {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
 
 
 @special("set_.source_Storage_storage_offset")
@@ -239,25 +231,25 @@ def attend(
         options = {"scale": scale, "enable_gqa": enable_gqa}
         if not _math_is_enabled() and policy.stands_for_cuda():
             attention.check(attention.Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
-            if attn_mask is not None and attn_mask.dtype is torch.bool:
-                attn_mask = _added(attn_mask, query)
-            return _MATH_KERNEL(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+            return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
             map(_is_real, tensors)
         )
         free = same and not (attn_mask is not None and attn_mask.requires_grad) and policy.provides(_FLASH_KERNEL)
         if free and _chooses_flash(tensors, dropout_p, is_causal, **options):
-            if attn_mask is not None and attn_mask.dtype is torch.bool:
-                attn_mask = _added(attn_mask, query)
-            return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+            return _FLASH_KERNEL(
+                query, key, value, dropout_p, is_causal, attn_mask=_added(attn_mask, query), scale=scale
+            )[0]
         return _aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **options
         )
 
 
-def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return a mask of bools as what is added to scores."""
+def _added(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    """Return a mask as what is added to scores."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)
 
 
