@@ -14,6 +14,7 @@ __all__ = [
     "EngineUnavailableError",
     "FidelityError",
     "IndicesInFlightError",
+    "NativeKernelsError",
     "NoValueError",
     "NotSupportedError",
     "PortabilityWarning",
@@ -74,6 +75,21 @@ class TargetUnavailableError(TorchDeviceError, RuntimeError):
     target: object
     remedy: str
     _text = "The target {target!r} is not available here. {remedy}"
+
+
+@dataclass(eq=False, repr=False)
+class NativeKernelsError(TorchDeviceError, RuntimeError):
+    """The kernels of simulated devices in C++ were demanded and are not there, or cannot be built.
+
+    Attributes:
+        reason: Why.
+    """
+
+    reason: str
+    _text = (
+        "The native kernels of simulated devices cannot be used: {reason}. Run 'torchdevice native build', or use "
+        "native='auto' or 'never'."
+    )
 
 
 class ScopeError(TorchDeviceError, RuntimeError):

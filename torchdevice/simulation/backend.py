@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -159,7 +160,7 @@ def _register_kernels() -> None:
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
-    for name in _VIEWS:
+    for name in VIEWS:
         aten.impl(name, cpu_kernels.view_of(overload_of(name)), "PrivateUse1")
     for name in sorted(_shadowed().difference(handwritten_kernels.SPECIAL, quantized.MAKING, nested.MAKING)):
         aten.impl(name, _made_when_called(name), "PrivateUse1")
@@ -211,7 +212,7 @@ _RUN_WHOLE = frozenset(_WHOLE.split())
 """Composite operators that take another path on the CPU than on an out-of-tree device, or that printing needs."""
 
 
-_VIEWS = ("as_strided", "view", "_reshape_alias")
+VIEWS = ("as_strided", "view", "_reshape_alias")
 """Operators that most views are made of. A kernel of their own takes less time than the fallback."""
 
 
@@ -244,7 +245,16 @@ def run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _kernel_of(op: Any) -> cpu_kernels.Kernel:
+    made.append(op)
+    if on_kernel is not None:
+        on_kernel(op)
     return mps_refusals.guarded(op, guarded(op, cpu_kernels.kernel_of(op)))
 
 
 _kernels_by_op: dict[Any, Any] = {}
+
+made: list[Any] = []
+"""The operators that have been called, and have no handwritten kernel."""
+
+on_kernel: Callable[[Any], None] | None = None
+"""Is told of each of them, while kernels in C++ may serve it."""

@@ -72,12 +72,14 @@ class Policy:
     Attributes:
         profile: The kind of device that is simulated.
         recorders: The recorders of kernels, the innermost first: each has ``run(op, kernel, args, kwargs)``.
+        native: The context as kernels in C++ know it; None where they serve no call of it.
     """
 
     def __init__(self, context: Context, runtime: Any):
         self.profile: Profile = runtime.profile
         self.memory: int | None = runtime.memory_limit
         self.recorders: list[Any] = []
+        self.native: Any = None
         self._context = weakref.proxy(context)
 
     def settle(self) -> None:
@@ -85,6 +87,10 @@ class Policy:
         context = self._context
         lost = context.machine.lost is not None or context.is_in_bad_fork
         context.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)
+        if self.native is not None:
+            self.native.is_initialized = context.is_initialized
+            # Observers are told of each block by Python.
+            self.native.serves = not context.asks and not context.machine.observers
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise the real device's TypeError if the profile does not support the dtype."""

@@ -32,6 +32,7 @@ from torchdevice.simulation import (
 )
 from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
+from torchdevice.simulation.native import serving as native
 from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
 from torchdevice.simulation.profiles import Profile
 from torchdevice.torch_apis import sanitizer
@@ -127,7 +128,9 @@ class SimulatedRuntime(Runtime):
             machine.enter(context)
             context.policy = policy.Policy(context, self)
             _begin(context)
+            native.begin(context)
         context.policy.settle()
+        native.follow_entry()
         sanitizer.begin(context)
 
     def leave_thread(self, entry: Any) -> None:
@@ -311,6 +314,7 @@ def _end(context: Context) -> None:
     """Follow the order no more. May be called again."""
     # First, so that kernels of other threads ask no more.
     context.asks = False
+    native.end(context)
     followers = (stream_uses.StreamUses, *_FOLLOWERS)
     for each in [each for each in context.stream_observers if isinstance(each, followers)]:
         if isinstance(each, async_copies.InFlight):

@@ -31,6 +31,8 @@ class Segments:
     Attributes:
         heads: Address -> the first block of each segment.
         uncached: The bytes that tensors have from the driver directly.
+        first: The address at which the first segment begins.
+        end: The address at which the next one does.
     """
 
     def __init__(self, index: int, number: int, statistics: Statistics, tell: Callable[[str, int, int, int], None]):
@@ -39,7 +41,7 @@ class Segments:
         self.uncached = 0
         self._statistics = statistics
         self._outside: dict[int, Pool] = {}
-        self._end = self._first = _FIRST_ADDRESS + number * _ADDRESSES
+        self.end = self.first = _FIRST_ADDRESS + number * _ADDRESSES
 
     def _has(self, size: int, total: int | None) -> bool:
         """Return whether the driver has so much memory left, of ``total`` bytes or without a limit."""
@@ -56,8 +58,8 @@ class Segments:
             # Statistics of their own, which nobody reads.
             pool = self._outside[stream] = Pool(stream, False, UNCACHED, False, Figures())
         self.uncached += size
-        block = Block(self._end, size, pool, USED)
-        self._end += size
+        block = Block(self.end, size, pool, USED)
+        self.end += size
         return block
 
     def obtain(self, pool: Pool, size: int, total: int | None) -> Block | None:
@@ -74,11 +76,11 @@ class Segments:
         """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
         # Without a segment the addresses begin again, so that equal programs have equal snapshots.
         if not self.heads and not self.uncached:
-            self._end = self._first
+            self.end = self.first
         # Ceiling division: expandable segments map whole units from their beginning.
-        self._end = -(-self._end // unit) * unit
-        block = self.heads[self._end] = Block(self._end, size, pool, state)
-        self._end += size
+        self.end = -(-self.end // unit) * unit
+        block = self.heads[self.end] = Block(self.end, size, pool, state)
+        self.end += size
         return block
 
     def release(self, block: Block) -> None:

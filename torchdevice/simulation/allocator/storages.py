@@ -45,7 +45,8 @@ def device(index: int) -> Device:
     memory = machine.current().memory
     found: Device | None = memory.get(index)
     if found is None:
-        found = Device(index, policy.memory_limits, policy.error_of_mps, machine.current().observers)
+        kind = Device if native is None else native.Device
+        found = kind(index, policy.memory_limits, policy.error_of_mps, machine.current().observers)
         # Before other threads can see it.
         found.live = blocks
         found = memory.setdefault(index, found)
@@ -117,6 +118,33 @@ class AliasRef(StorageRef):
                 del table[self.address]
 
 
+class NativeRef(StorageRef):
+    """The same for a storage that C++ made, and that a kernel in Python was given. C++ has its block.
+
+    Attributes:
+        number: The number of the storage's memory in C++.
+    """
+
+    __slots__ = ("number",)
+    number: int
+
+    @property
+    def block(self) -> memory_blocks.Block | None:  # type: ignore[override]
+        found: memory_blocks.Block | None = self.on.block_of(self.number)  # type: ignore[attr-defined]
+        return found
+
+    @block.setter
+    def block(self, block: memory_blocks.Block | None) -> None:
+        """Do nothing: C++ gives the block back when the storage ends."""
+
+    def free(self) -> None:
+        """Do nothing."""
+
+
+native: Any = None
+"""What knows the storages that C++ makes (``native/serving.py``); None as long as there are none."""
+
+
 class MetaRef(StorageRef):
     """The same for a storage without values.
 
@@ -160,6 +188,7 @@ def observe(observer: Observer, on: Machine) -> Callable[[], None]:
         # What has ended before must not be reported to an observer who has not seen it begin.
         each.release_ended()
     on.observers.append(observer)
+    _settle(on)
     return functools.partial(forget, observer, on)
 
 
@@ -167,6 +196,27 @@ def forget(observer: object, on: Machine) -> None:
     """Remove an observer of a machine's memory. May be called again."""
     # In place, since the allocator holds this very list.
     on.observers[:] = [each for each in on.observers if each is not observer]
+    _settle(on)
+
+
+def _settle(on: Machine) -> None:
+    """Let the contexts of a machine know that there are other observers: kernels in C++ tell them nothing."""
+    for each in [context.policy for context in list(on.contexts)]:
+        if each is not None:
+            each.settle()
+
+
+def _found(storage: Any, dtype: torch.dtype = torch.uint8) -> StorageRef | None:
+    """Return the reference to a storage, also to one that C++ made; None where it has no memory of a device."""
+    owner = _owners.get(storage.data_ptr())
+    known = native.known(storage, dtype) if owner is None and native is not None else None
+    if known is None:
+        return owner
+    memory, number, on = known
+    owner = _reference(storage, on, memory, NativeRef)
+    owner.number, owner.address = number, storage.data_ptr()
+    _owners[owner.address] = owner
+    return owner
 
 
 def _give_up(address: int) -> None:
@@ -192,7 +242,7 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     index = tensor.get_device()
     # A negative index is the CPU's; sparse and quantized tensors have no single storage.
     plain = index >= 0 and tensor.layout is torch.strided
-    owner = _owners.get(tensor.untyped_storage().data_ptr()) if plain else None
+    owner = _found(tensor.untyped_storage()) if plain else None
     if owner is None or owner.on.index != index or isinstance(owner, MetaRef):
         return tensor.detach()
     storage = _twin_storage(owner)
@@ -242,7 +292,7 @@ def owners_of(on: Device, *, with_block: bool = True) -> list[StorageRef]:
 def blocks(on: Device) -> dict[memory_blocks.Block, int]:
     """Return the blocks of a device that are in use, with the address of the values of each."""
     of_storages = {owner.block: owner.address for owner in owners_of(on) if owner.block is not None}
-    return of_storages | {each.block: address for address, each in raw.items() if each.on is on}
+    return of_storages | on.held_blocks() | {each.block: address for address, each in raw.items() if each.on is on}
 
 
 class Raw(NamedTuple):
@@ -270,7 +320,7 @@ def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
 
 def owner_of(storage: Any) -> StorageRef | None:
     """Return the reference to a storage; None where it has no memory of a device."""
-    return _owners.get(storage.data_ptr())
+    return _found(storage)
 
 
 class _Meant(threading.local):
@@ -318,6 +368,10 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         if storage is not None and view.untyped_storage().nbytes() <= storage.nbytes():
             # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
             return set_storage(view, storage, 0, result.shape, result.stride())
+    if native is not None:
+        made = native.fresh(result, index, context)
+        if made is not None:
+            return made  # type: ignore[no-any-return]
     # `device(index)` in short, without a call for the usual case.
     on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
     if on is None:
@@ -419,7 +473,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     device(index).release_ended()  # a storage that ended may have had this one's negative number
     emptied = -storage._cdata
     # An empty storage has the address 0.
-    owner = _owners.get(storage.data_ptr() or emptied)
+    owner = _found(storage) if storage.data_ptr() else _owners.get(emptied)
     on = device(index) if owner is None else owner.on
     # Allocated first: if memory runs out, nothing has changed.
     block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
@@ -430,6 +484,9 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     else:
         old = owner.tensor
         owner.free()
+        if isinstance(owner, NativeRef):
+            native.disown(storage, frees=True)
+            owner = _reference(storage, on, memory)
     address = 0 if block is None else block.address if memory.is_meta else memory.data_ptr()
     if isinstance(owner, MetaRef):
         _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
@@ -465,12 +522,16 @@ def has_no_values(storage: Any) -> bool:
 def forget_values(storage: Any) -> None:
     """Let a storage of the device have no values from now on."""
     address = storage.data_ptr()
-    owner = _owners.get(address)
+    owner = _found(storage)
     if owner is None or isinstance(owner, MetaRef):
         return
     new = _reference(storage, owner.on, _NOTHING, MetaRef)
     new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
-    new.address, new.block, owner.block = address, owner.block, None
+    new.address = address
+    if isinstance(owner, NativeRef):
+        native.disown(storage, frees=False)
+    else:
+        new.block, owner.block = owner.block, None
     _owners[address] = new
     _by_meta[new.meta.untyped_storage()._cdata] = new
 
@@ -503,7 +564,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
         if own.dtype is dtype and own.shape == shape and own.stride() == stride:
             return own
     else:
-        owner = _owners.get(tensor.untyped_storage().data_ptr())
+        owner = _found(tensor.untyped_storage(), dtype)
         if owner is None:  # a storage without memory
             return on_cpu(tensor)
     view = owner.view
@@ -544,7 +605,7 @@ def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
     :data:`CANNOT_GROW`.
     """
     tensor = without_disguise(tensor)
-    owner = _owners.get(tensor.untyped_storage().data_ptr())
+    owner = _found(tensor.untyped_storage(), tensor.dtype)
     if owner is None:
         # A tensor without memory gets memory of its own, which the caller gives to the storage.
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

@@ -76,15 +76,27 @@ dtype_of = torch.Tensor.dtype.__get__
 
 def kernel_of(op: Any) -> Kernel:
     """Return the kernel of an operator."""
-    schema = op._schema
-    written = list(filter(is_written, schema.arguments))
-    if not written and any(r.alias_info is not None for r in schema.returns):
+    kind = kind_of(op)
+    if kind == "view":
         return view_of(op)
-    if not any(_holds_tensors(a.type) for a in schema.arguments):
+    if kind == "factory":
         return without_mode(_factory(op))
+    return _outgoing(op, _resizable(op)) if kind == "out" else _plain(op)
+
+
+def kind_of(op: Any) -> str:
+    """Return the kind of an operator: ``view``, ``factory``, ``out`` or ``plain``."""
+    schema = op._schema
+    if not any(map(is_written, schema.arguments)) and any(r.alias_info is not None for r in schema.returns):
+        return "view"
+    if not any(_holds_tensors(a.type) for a in schema.arguments):
+        return "factory"
+    return "out" if _resizable(op) else "plain"
+
+
+def _resizable(op: Any) -> frozenset[str]:
     # `out=` is a keyword, and an `out` in a list is marked as such; these may be resized.
-    resizable = frozenset(a.name for a in written if a.kwarg_only or a.is_out)
-    return _outgoing(op, resizable) if resizable else _plain(op)
+    return frozenset(a.name for a in filter(is_written, op._schema.arguments) if a.kwarg_only or a.is_out)
 
 
 def view_of(op: Any) -> Kernel:
@@ -507,6 +519,11 @@ class Results:
         self.only_new = bool(self._given) and not any(self._given)
         written = [i for i, a in enumerate(op._schema.arguments) if is_written(a)]
         self._counted = written if op._schema.name.startswith("aten::_foreach_") else []
+
+    @property
+    def positions(self) -> list[int]:
+        """For each result the position of the argument that it is; -1 for a new tensor."""
+        return [-1 if known is None else known[0] for known in self._given]
 
     def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:
         """Return the results of a call: an argument itself where the schema says so, else a new tensor."""

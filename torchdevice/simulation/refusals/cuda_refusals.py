@@ -129,10 +129,9 @@ _ASSERTING = frozenset(
 
 def guarded(op: Any, kernel: Kernel) -> Kernel:
     """Return a kernel that refuses what CUDA refuses of an operator; the kernel itself where that is nothing."""
-    name = op._schema.name.removeprefix("aten::")
-    name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    name = base_name(op)
     checks = _checks(op, name)
-    if name in _ASSERTING:
+    if asserts(op):
         kernel = _asserting(kernel)
     if not checks:
         return kernel
@@ -237,11 +236,40 @@ def _asserting(kernel: Kernel) -> Kernel:
         try:
             return kernel(*args, **kwargs)
         except (IndexError, RuntimeError) as error:
-            text = str(error).split("\n")[0]
-            if not (policy.stands_for_cuda() and _ASSERTED.match(text)):
-                raise
-            why = f"The kernel's assertion was: {text}"
-            policy.lose(why)
-            raise cuda_error(DEVICE_ASSERT, why) from None
+            asserted(str(error))
+            raise
 
     return asserting
+
+
+def asserted(message: str) -> None:
+    """Raise CUDA's error, and lose the device, where CUDA's kernel would assert what an error of the CPU's says."""
+    text = message.split("\n")[0]
+    if policy.stands_for_cuda() and _ASSERTED.match(text):
+        why = f"The kernel's assertion was: {text}"
+        policy.lose(why)
+        raise cuda_error(DEVICE_ASSERT, why) from None
+
+
+# ---- what kernels in C++ must know of an operator --------------------------------------------------------------------
+
+
+def base_name(op: Any) -> str:
+    """Return the name of an operator, and that of ``add`` for ``add_``."""
+    name: str = op._schema.name.removeprefix("aten::")
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def asserts(op: Any) -> bool:
+    """Return whether CUDA's kernel asserts of the values of a tensor."""
+    return base_name(op) in _ASSERTING
+
+
+def may_refuse(op: Any) -> bool:
+    """Return whether there is a check of an operator that depends neither on a dtype nor on determinism."""
+    return _lacks(op) or base_name(op) in _FLOAT8_PRODUCTS
+
+
+def refused_dtypes(op: Any) -> list[torch.dtype]:
+    """Return the dtypes that CUDA refuses in the first tensor of a call."""
+    return [getattr(torch, dtype) for dtype in GAPS.get(base_name(op), ())]
