@@ -26,6 +26,7 @@ from torchdevice.foundation import pypi_conflict
 from torchdevice.foundation.environment import REPORT, SAID, SWITCH
 from torchdevice.foundation.logs import FILE, LEVEL, configure_logging
 from torchdevice.foundation.run_folder import VARIABLE as RUN_FOLDER
+from torchdevice.simulation.native import building
 
 
 class Finding(NamedTuple):
@@ -133,6 +134,15 @@ def _compiler() -> list[Finding]:
     return [Finding("compiler", "warning", said, "install g++ (or set CXX), or use torch.compile(backend='eager')")]
 
 
+def _native() -> list[Finding]:
+    """Say which kernels simulated devices use, and what the others would need."""
+    if building.is_built():
+        return [Finding("native", "ok", f"simulated devices use the kernels in C++ of {building.path()}")]
+    said = "simulated devices use the kernels in Python; those in C++ take a quarter of the time and are not built"
+    reason = building.obstacle()
+    return [Finding("native", "ok", said, f"to build them: {building.BUILD}" if reason is None else reason)]
+
+
 def _patchers() -> list[Finding]:
     """Look for packages that replace parts of torch for the whole process. Nothing is imported for it."""
     installed = sorted({name.partition(".")[0] for name in PATCHERS if _place_of(name.partition(".")[0])})
@@ -231,6 +241,7 @@ _EXAMINATIONS: tuple[Callable[[], list[Finding]], ...] = (
     _memory,
     _speed,
     _compiler,
+    _native,
     _patchers,
     _packages,
     _activation,

@@ -257,14 +257,22 @@ def kind_of(op: Any) -> Drawing | None:
 def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run a kernel with the generator that the program passed, or with the device's."""
     given = kwargs.get("generator")
-    # A generator of the CPU that the program made, given to a kernel of the device.
-    if given is not None and _index_by_identity.get(given._cdata) is None:
-        if index >= 0:
-            raise RuntimeError(
-                f"Expected a {policy.spelled(index).split(':')[0]!r} device type for generator but found 'cpu'"
-            )
+    if given is not None and index < 0 and _index_by_identity.get(given._cdata) is None:
         return run(*args, **kwargs)
-    return run(*args, **{**kwargs, "generator": next_numbers(default_generator(index) if given is None else given)})
+    return run(*args, **{**kwargs, "generator": drawing_for(index, given)})
+
+
+def drawing_for(index: int, given: torch.Generator | None) -> torch.Generator:
+    """Return the CPU's generator from which a kernel draws: that of the device, or the one that the program passed.
+
+    Raises:
+        RuntimeError: The program passed a generator of the CPU that it made itself.
+    """
+    if given is not None and _index_by_identity.get(given._cdata) is None:
+        raise RuntimeError(
+            f"Expected a {policy.spelled(index).split(':')[0]!r} device type for generator but found 'cpu'"
+        )
+    return next_numbers(default_generator(index) if given is None else given)
 
 
 def _from_position(place: int, run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:

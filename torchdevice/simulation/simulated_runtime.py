@@ -32,6 +32,7 @@ from torchdevice.simulation import (
 )
 from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
+from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
 from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
 from torchdevice.simulation.profiles import Profile
@@ -188,6 +189,9 @@ class SimulatedRuntime(Runtime):
 
     def device_count(self) -> int:
         return self._count
+
+    def kernels(self, option: str) -> str:
+        return building.said(option)
 
     def name(self, index: int) -> str:
         return f"simulated {self.profile.name} device {index}"

@@ -469,7 +469,7 @@ class _Outs(CpuAliases):
     def settle(self) -> None:
         for given, own in map(self.pairs.__getitem__, self._outs):
             if own is not given:
-                _settle(given, own)
+                settle(given, own)
 
     def returned(self, result: Any) -> Any:
         return self._results.of(result, self.index, self.args, self.kwargs)
@@ -489,7 +489,7 @@ def _end(tensor: torch.Tensor, offset: Any) -> int:
     return (offset + last + 1) * tensor.itemsize
 
 
-def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
+def settle(given: torch.Tensor, own: torch.Tensor) -> None:
     """Give an ``out`` argument of the device the shape and values of ``own``, the CPU tensor in its place."""
     memory = memory_of(given)
     # The kernel wrote into the memory itself; only the shape may have changed.

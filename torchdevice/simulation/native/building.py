@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -50,18 +51,47 @@ def is_built() -> bool:
     return path().is_file()
 
 
+def said(option: str) -> str:
+    """Return which kernels run in scopes on simulated devices with this option, in a few words."""
+    if option != "never" and is_built():
+        return "native"
+    return "Python" if option == "never" else f"Python ({BUILD!r} makes native ones)"
+
+
+def _compiler() -> str:
+    from torch.utils import cpp_extension
+
+    name: str = cpp_extension.get_cxx_compiler()
+    return name
+
+
 def obstacle() -> str | None:
     """Return why the kernels cannot be compiled here; None where they can."""
     if sys.platform == "win32":
-        return "the kernels are not written for Windows"
-    with torch._C.DisableTorchFunction():
-        from torch.utils import cpp_extension
-    compiler = cpp_extension.get_cxx_compiler()
-    if shutil.which(compiler) is None:
-        return f"there is no C++ compiler {compiler!r}; install one, such as g++ or clang++, or name one by CXX="
+        return "they are not written for Windows"
+    if shutil.which(_compiler()) is None:
+        return f"there is no C++ compiler {_compiler()!r}; install one, such as g++ or clang++, or name one by CXX="
     if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
         return "there is no Python.h; install the development files of this Python"
-    return None if cpp_extension.is_ninja_available() else "there is no ninja; run 'pip install ninja'"
+    return None
+
+
+def _command(result: Path) -> list[str]:
+    """Return the command that compiles the kernels into a file, as torch's own extensions are compiled."""
+    from torch.utils import cpp_extension
+
+    folders = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
+    libraries = [f"-l{name}" for name in ("c10", "torch_cpu", "torch", "torch_python")]
+    shared = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    return [
+        *(_compiler(), "-O2", "-std=c++20", "-fPIC", "-shared", "-w", *shared),
+        *(f"-DTORCH_EXTENSION_NAME={_NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+        *(f"-isystem{folder}" for folder in folders),
+        *(str(_SOURCE), "-o", str(result)),
+        *(f"-L{folder}" for folder in cpp_extension.library_paths("cpu")),
+        *libraries,
+    ]
 
 
 def build() -> Path:
@@ -75,18 +105,14 @@ def build() -> Path:
         return found
     if reason := obstacle():
         raise NativeKernelsError(reason)
-    from torch.utils import cpp_extension
-
     folder().mkdir(parents=True, exist_ok=True)
     # Beside the result, since a file can be renamed within one file system only.
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder()) as work:
-        try:
-            cpp_extension.load(
-                _NAME, [str(_SOURCE)], extra_cflags=["-O2"], build_directory=work, is_python_module=False, verbose=False
-            )
-        except RuntimeError as error:
-            raise NativeKernelsError(f"the compiler failed: {error}") from error
-        os.replace(Path(work, f"{_NAME}.so"), found)
+        result = Path(work, found.name)
+        done = subprocess.run(_command(result), capture_output=True, text=True)
+        if done.returncode:
+            raise NativeKernelsError(f"the compiler {_compiler()!r} failed: {done.stderr.strip()[-2000:]}")
+        os.replace(result, found)
     return found
 
 

@@ -10,11 +10,23 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/bernoulli.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/CPUAllocator.h>
+#include <torch/csrc/Generator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+
+// Up to torch 2.12 tensors may have names.
+#if __has_include(<ATen/core/NamedTensor.h>)
+#include <ATen/core/NamedTensor.h>
+#define HAS_NAMES
+#endif
 
 #include <pthread.h>
 
@@ -46,6 +58,9 @@ PyObject* limit_in_python = nullptr;  // (number of the ledger) -> the bytes tha
 PyObject* stream_in_python = nullptr;  // (index) -> the id of this thread's current stream
 PyObject* asserted_in_python = nullptr;  // (text of an error) -> raises CUDA's error in its place, where it has one
 PyObject* waited_in_python = nullptr;  // () -> notes that the host has waited for the devices
+PyObject* settle_in_python = nullptr;  // (`out` argument, CPU tensor in its place) -> gives it that shape and memory
+PyObject* known_in_python = nullptr;  // (tensor of a device) -> lets Python know its storage
+PyObject* numbers_in_python = nullptr;  // (index, given generator or None) -> the CPU's generator that draws
 PyObject* wrapped_in_python = nullptr;  // (result that is no dense tensor, index) -> the same on the device
 
 // Call a function in Python, and throw its error. The caller holds Python's lock.
@@ -463,6 +478,11 @@ bool is_plain(const TensorImpl* impl) {
 // Whether the kernels here know the memory of a tensor of a device.
 Memory* memory_of(const Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
+#ifdef HAS_NAMES
+  if (at::impl::has_names(impl)) {
+    return nullptr;
+  }
+#endif
   return is_plain(impl)
       ? memory_of(impl->unsafe_storage().unsafeGetStorageImpl())
       : nullptr;
@@ -542,8 +562,8 @@ Tensor made(Tensor tensor, Context& context, int8_t index, bool counts = true) {
 // ---- kernels ---------------------------------------------------------------------------------------------------------
 
 struct Rules {
-  bool accepts_scalars, asserts, nondeterministic, counts_writes, keeps_device;
-  std::vector<bool> out;  // whether each argument is one that the CPU kernel may resize
+  bool accepts_scalars, asserts, nondeterministic, counts_writes, keeps_device, grows;
+  int generator;  // the argument that is a generator, -1 without one
   std::vector<int> given;  // for each result the argument that it is; -1 for a new tensor
   std::vector<at::ScalarType> refused;  // dtypes of the first tensor that CUDA refuses
 };
@@ -554,7 +574,7 @@ enum class Kind { view, factory, general };
 struct Aliases {
   c10::SmallVector<std::pair<Tensor, Tensor>, 8> pairs;
   int index = -1;
-  bool names_device = false;
+  bool grows = false;  // whether the CPU kernel may resize tensors
 
   Tensor of(const Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_privateuseone()) {
@@ -566,10 +586,48 @@ struct Aliases {
         return own;
       }
     }
-    pairs.emplace_back(tensor, alias_of(tensor, *memory_of(tensor)));
+    auto& memory = *memory_of(tensor);
+    pairs.emplace_back(tensor, alias_of(tensor, memory));
+    if (grows && tensor.storage().nbytes() == 0) {
+      // The CPU kernel may give it memory, which the storage of the device gets then.
+      pairs.back().second.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(c10::make_intrusive<StorageImpl>(
+          StorageImpl::use_byte_size_t(), 0, c10::GetCPUAllocator(), true)));
+    }
     return pairs.back().second;
   }
 };
+
+// Dropout in the CPU's arithmetic, so that a seed gives the CPU's results to the bit (`handwritten_kernels.py`).
+void dropout(Stack* stack, const at::Generator& numbers) {
+  const Tensor memory = (*stack)[stack->size() - 3].toTensor();
+  const double p = (*stack)[stack->size() - 2].toDouble();
+  const auto& train = stack->back();
+  const bool keeps = (!train.isNone() && !train.toBool()) || p == 0 || memory.numel() == 0;
+  Tensor result, mask;
+  if (keeps) {
+    result = memory.clone();
+    mask = at::ones_like(memory, memory.options().dtype(c10::kBool));
+  } else if (p == 1) {
+    result = at::zeros_like(memory);
+    mask = at::zeros_like(memory, memory.options().dtype(c10::kBool));
+  } else {
+    Tensor noise = at::empty_like(memory);
+    noise.bernoulli_(1 - p, numbers);
+    mask = noise.to(c10::kBool);
+    result = at::mul(memory, noise.div_(1 - p));
+  }
+  torch::jit::drop(*stack, 3);
+  torch::jit::push(*stack, std::move(result), std::move(mask));
+}
+
+void dropout_backward(Stack* stack, const at::Generator&) {
+  const double scale = stack->back().toDouble();
+  const Tensor memory = (*stack)[stack->size() - 3].toTensor();
+  Tensor noise = (*stack)[stack->size() - 2].toTensor().to(memory.scalar_type());
+  Tensor result = at::mul(memory, scale != 0 ? noise.div_(1 / scale) : noise);
+  torch::jit::drop(*stack, 3);
+  torch::jit::push(*stack, std::move(result));
+}
 
 class Kernel : public c10::OperatorKernel {
  public:
@@ -579,7 +637,10 @@ class Kernel : public c10::OperatorKernel {
         in_python_(op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1)),
         has_cpu_(op.hasKernelForDispatchKey(DispatchKey::CPU)),
         count_(op.schema().arguments().size()),
-        results_(op.schema().returns().size()) {
+        results_(op.schema().returns().size()),
+        formula_(op.schema().name() == "aten::native_dropout"                ? &dropout
+                     : op.schema().name() == "aten::native_dropout_backward" ? &dropout_backward
+                                                                             : nullptr) {
     for (auto& each : op.schema().arguments()) {
       is_device_.push_back(each.real_type()->kind() == c10::TypeKind::DeviceObjType ||
                            each.real_type()->str().find("Device") != std::string::npos);
@@ -637,7 +698,7 @@ class Kernel : public c10::OperatorKernel {
             return false;
           }
         }
-      } else if (value.isGenerator() || value.isStorage() || (is_pin_[i] && !value.isNone() && value.toBool())) {
+      } else if (value.isStorage() || (is_pin_[i] && !value.isNone() && value.toBool())) {
         return false;
       }
     }
@@ -672,11 +733,21 @@ class Kernel : public c10::OperatorKernel {
   void run(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Context& context, Aliases& aliases) const {
     const auto base = stack->size() - count_;
     c10::SmallVector<IValue, 12> given(stack->begin() + base, stack->end());
+    aliases.grows = rules_.grows;
     for (size_t i = 0; i < count_; ++i) {
       put_alias((*stack)[base + i], aliases, is_device_[i]);
     }
+    at::Generator numbers;
+    if (rules_.generator >= 0 || (formula_ == &dropout && draws(given))) {
+      numbers = drawing(aliases.index, rules_.generator < 0 ? IValue() : given[rules_.generator]);
+      if (rules_.generator >= 0) {
+        (*stack)[base + rules_.generator] = numbers;
+      }
+    }
     try {
-      if (has_cpu_) {
+      if (formula_ != nullptr) {
+        formula_(stack, numbers);
+      } else if (has_cpu_) {
         op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
       } else {
         op.callBoxed(stack);
@@ -696,7 +767,7 @@ class Kernel : public c10::OperatorKernel {
       stack->insert(stack->end(), given.begin(), given.end());
       return in_python_.callBoxed(op, keys, stack);
     }
-    settle_outs(given, aliases);
+    settle_outs(context, aliases);
     if (rules_.counts_writes) {
       count_writes(op, given);
     }
@@ -709,6 +780,23 @@ class Kernel : public c10::OperatorKernel {
         result = on_device(std::move(result), context, aliases);
       }
     }
+  }
+
+  static bool draws(const c10::SmallVectorImpl<IValue>& given) {
+    const double p = given[1].toDouble();
+    return (given[2].isNone() || given[2].toBool()) && p != 0 && p != 1 && given[0].toTensor().numel() != 0;
+  }
+
+  // The generator of the CPU from which a call draws.
+  static at::Generator drawing(int index, const IValue& given) {
+    py::gil_scoped_acquire gil;
+    py::object generator = py::none();
+    if (!given.isNone()) {
+      generator = py::reinterpret_steal<py::object>(THPGenerator_Wrap(given.toGenerator()));
+    }
+    auto found = called(numbers_in_python, index, generator);
+    // Not by THPGenerator_Unwrap, which asks for the class that a scope puts in the place of torch.Generator.
+    return reinterpret_cast<THPGenerator*>(found.ptr())->cdata;
   }
 
   static void put_alias(IValue& value, Aliases& aliases, bool is_device) {
@@ -735,16 +823,41 @@ class Kernel : public c10::OperatorKernel {
   }
 
   // Give `out` arguments the shapes that the CPU kernel gave their aliases.
-  void settle_outs(const c10::SmallVectorImpl<IValue>& given, Aliases& aliases) const {
-    if (rules_.out.empty()) {
+  void settle_outs(Context& context, Aliases& aliases) const {
+    if (!rules_.grows) {
       return;
     }
     for (auto& [tensor, own] : aliases.pairs) {
       auto *to = tensor.unsafeGetTensorImpl(), *from = own.unsafeGetTensorImpl();
+      if (tensor.storage().nbytes() == 0 && own.numel() != 0) {
+        grow(tensor, own, context);
+        continue;
+      }
       if (to->sizes() != from->sizes() || to->strides() != from->strides()) {
         to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
       }
     }
+  }
+
+  // Give a storage without memory that of the CPU tensor in the place of its tensor.
+  static void grow(const Tensor& tensor, const Tensor& own, Context& context) {
+    auto *to = tensor.unsafeGetTensorImpl(), *from = own.unsafeGetTensorImpl();
+    auto& ledger = context.ledgers[tensor.device().index()];
+    auto memory = std::make_unique<Memory>();
+    const auto size = extent(from);
+    if (to->storage_offset() != 0 || from->storage_offset() != 0 || !ledger ||
+        !ledger->take(*memory, static_cast<int64_t>(size), current_stream(tensor.device().index()))) {
+      py::gil_scoped_acquire gil;
+      called(settle_in_python, tensor, own);
+      return;
+    }
+    memory->data = const_cast<void*>(from->data());
+    memory->twin = twin_of(from, memory->data);
+    auto* storage = to->unsafe_storage().unsafeGetStorageImpl();
+    void* data = memory->data;
+    storage->set_data_ptr_noswap(at::DataPtr(data, memory.release(), &give_back, tensor.device()));
+    storage->set_nbytes(size);
+    to->set_sizes_and_strides(from->sizes(), from->strides(), 0);
   }
 
   // Autograd counts writes to results only, so CUDA's kernels count those to lists.
@@ -768,6 +881,10 @@ class Kernel : public c10::OperatorKernel {
     const auto index = static_cast<int8_t>(aliases.index);
     if (tensor.layout() != c10::kStrided || !tensor.is_cpu() || !is_plain(tensor.unsafeGetTensorImpl())) {
       py::gil_scoped_acquire gil;
+      // Parts of the result may have the memory of arguments.
+      for (auto& [given, _] : aliases.pairs) {
+        called(known_in_python, given);
+      }
       return called(wrapped_in_python, tensor, aliases.index).cast<Tensor>();
     }
     // The CPU kernel returned the memory of an argument, so the result shares the argument's storage.
@@ -813,6 +930,7 @@ class Kernel : public c10::OperatorKernel {
   const c10::SafeKernelFunction in_python_;
   const bool has_cpu_;
   const size_t count_, results_;
+  void (*const formula_)(Stack*, const at::Generator&);
   std::vector<bool> is_device_, is_pin_;
 };
 
@@ -1000,7 +1118,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("answer_by", [](py::dict functions) {
     const std::pair<const char*, PyObject**> places[] = {
         {"fresh", &fresh_in_python}, {"limit", &limit_in_python}, {"stream", &stream_in_python},
-        {"asserted", &asserted_in_python}, {"waited", &waited_in_python}, {"wrapped", &wrapped_in_python}};
+        {"asserted", &asserted_in_python}, {"waited", &waited_in_python}, {"settle", &settle_in_python}, {"known", &known_in_python}, {"numbers", &numbers_in_python}, {"wrapped", &wrapped_in_python}};
     for (auto& [name, place] : places) {
       *place = functions[name].cast<py::object>().release().ptr();
     }
@@ -1010,9 +1128,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     thread.changes_streams = changes_streams;
   });
   m.def("offer", [](const std::string& name, const std::string& overload, int kind, bool accepts_scalars, bool asserts,
-                    bool nondeterministic, bool counts_writes, bool keeps_device, std::vector<bool> out,
-                    std::vector<int> given, const std::vector<py::object>& refused) {
-    Rules rules{accepts_scalars, asserts, nondeterministic, counts_writes, keeps_device, std::move(out), std::move(given)};
+                    bool nondeterministic, bool counts_writes, bool keeps_device, bool grows,
+                    int generator, std::vector<int> given, const std::vector<py::object>& refused) {
+    Rules rules{accepts_scalars, asserts, nondeterministic, counts_writes, keeps_device, grows, generator, std::move(given)};
     for (auto& each : refused) {
       rules.refused.push_back(each.cast<at::ScalarType>());
     }

@@ -88,14 +88,13 @@ class NativeDevice(Device):
             pool, previous = blocks.pools.pool(stream, is_small, NOBODY), None
             for address, size, requested, number, values in parts:
                 block = Block(address, size, pool, USED if number else FREE)
-                block.previous = previous
+                block.requested, block.previous = requested, previous
                 if previous is None:
                     heads[address] = block
                 else:
                     previous.next = block
                 previous = block
                 if number:
-                    block.requested = requested
                     held[number] = block, values
                 else:
                     free.append(block)
@@ -125,9 +124,7 @@ class NativeDevice(Device):
         if rows is None:
             return False
         segments = blocks.segments
-        figures = [
-            [vars(of)[kind + name] for kind in _KINDS for name in _FIGURES] for of in _all_figures(blocks)
-        ]
+        figures = [[vars(of)[kind + name] for kind in _KINDS for name in _FIGURES] for of in _all_figures(blocks)]
         obtained = blocks.statistics.numbers["num_device_alloc"]
         led: bool = self.ledger.lead(vars(self), (segments.first, segments.end, obtained, tuple(figures), rows))
         return led
@@ -138,6 +135,11 @@ class NativeDevice(Device):
         if blocks.settings != DEFAULT or blocks.pools.has_private:
             return None
         return self.allocate(requested, stream)
+
+    def allocate(self, requested: int, stream: int = 0) -> Block:
+        # The storages that C++ made and that have ended are not in `ended`.
+        self.release_ended()
+        return super().allocate(requested, stream)
 
     def hold(self, number: int, block: Block, values: int) -> None:
         """Note that the memory with this number has a block."""

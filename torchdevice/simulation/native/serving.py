@@ -20,7 +20,10 @@ from torchdevice.simulation.refusals import cuda_refusals, nondeterminism
 
 _VIEW, _FACTORY, _GENERAL = range(3)
 
-_PLAIN = ("clone", "copy_", "_to_copy")
+_FORMULAS = ("native_dropout", "native_dropout_backward")
+"""Operators that C++ computes of others, as the handwritten kernel does."""
+
+_PLAIN = ("clone", "copy_", "_to_copy", *_FORMULAS)
 """Operators with a handwritten kernel that does no more than their CPU kernel where all tensors are on one device."""
 
 _OF_THEIR_OWN = ("empty.memory_format", "empty_strided")
@@ -91,6 +94,9 @@ def _module() -> Any:
                 "stream": lambda index: thread_state.state.context.thread.streams.get(index, 0),
                 "asserted": cuda_refusals.asserted,
                 "waited": storages.host_waited,
+                "settle": cpu_kernels.settle,
+                "known": lambda tensor: storages.owner_of(tensor.untyped_storage()),
+                "numbers": device_generators.drawing_for,
                 "wrapped": cpu_kernels.wrapped,
             }
         )
@@ -108,9 +114,8 @@ def _module() -> Any:
 def offer(op: Any) -> None:
     """Let the kernel in C++ serve an operator whose kernel in Python does no more than it."""
     name = op._schema.name.removeprefix("aten::")
-    if not op._schema.name.startswith("aten::") or device_generators.kind_of(op) is not None:
-        return
-    if cuda_refusals.may_refuse(op):
+    draws_elsewhere = device_generators.kind_of(op) is device_generators.from_default and name not in _FORMULAS
+    if not op._schema.name.startswith("aten::") or draws_elsewhere or cuda_refusals.may_refuse(op):
         return
     kind = cpu_kernels.kind_of(op)
     results = cpu_kernels.Results(op)
@@ -124,10 +129,16 @@ def offer(op: Any) -> None:
         cuda_refusals.base_name(op) in nondeterminism.OPERATORS,
         not op._schema.returns and name.startswith("_foreach_"),
         name == "_to_copy",
-        [True] if kind == "out" else [],
+        kind == "out",
+        _place_of_generator(op),
         results.positions,
         cuda_refusals.refused_dtypes(op),
     )
+
+
+def _place_of_generator(op: Any) -> int:
+    names = [argument.name for argument in op._schema.arguments]
+    return names.index("generator") if "generator" in names else -1
 
 
 class _Storages:
