@@ -9,8 +9,8 @@ from typing import Any
 from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation.environment import switched_off
 
-_EXAMPLES = """Simulated devices compute by kernels in Python, or several times faster by kernels in C++ that are built once for
-each torch and Python. Scopes use them where they are built; the option native= says otherwise.
+_EXAMPLES = """Simulated devices compute by kernels in Python, or several times faster by kernels in C++ that are
+built once for each torch and Python. Scopes use them where they are built; the option native= says otherwise.
 
 examples:
   torchdevice native build

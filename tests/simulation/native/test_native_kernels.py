@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from sweeping import choose
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -307,7 +306,7 @@ class TestUndo:
 class TestOption:
     def test_always_needs_them(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
         monkeypatch.setenv(building.CACHE, str(tmp_path))
-        with pytest.raises(NativeKernelsError, match="not built.*'torchdevice native build'"):
+        with pytest.raises(NativeKernelsError, match=r"not built.*'torchdevice native build'"):
             torchdevice.simulate(native="always").__enter__()
         with torchdevice.simulate(native="auto"):
             assert torch.ones(2, device="cuda").tolist() == [1, 1]

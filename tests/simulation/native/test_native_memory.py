@@ -125,7 +125,7 @@ class TestWhoLeads:
             assert torch.cuda.memory_stats()["num_alloc_retries"] == 2
             held = torch.empty(4, device="cuda")
             assert leading()
-            with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory. Tried to allocate 64.00 MiB"):
+            with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 64.00 MiB".replace(".", r"\.")):
                 torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
             del held
 

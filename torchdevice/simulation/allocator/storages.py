@@ -402,7 +402,7 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
     on = device(index)
     block = None
     try:
-        block = on.allocate(meta.nbytes, _stream(index))
+        block = on.allocate(meta.nbytes, stream(index))
         tensor = without_values(meta, block.address, index)
         owner = _reference(tensor.untyped_storage(), on, _NOTHING, MetaRef)
         owner.meta = meta
@@ -443,7 +443,7 @@ def meta_of(tensor: torch.Tensor) -> torch.Tensor:
 _set_meta = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.Meta)
 
 
-def _stream(index: int) -> int:
+def stream(index: int) -> int:
     """Return the id of this thread's current stream on a device."""
     context = thread_state.state.context
     return context.thread.streams.get(index, 0) if context is not None else 0
@@ -476,7 +476,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     owner = _found(storage) if storage.data_ptr() else _owners.get(emptied)
     on = device(index) if owner is None else owner.on
     # Allocated first: if memory runs out, nothing has changed.
-    block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
+    block = on.allocate(memory.nbytes, stream(index)) if memory.nbytes else None
     if owner is not None:
         _give_up(owner.address)
     if owner is None:

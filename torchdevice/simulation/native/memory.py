@@ -130,7 +130,7 @@ class NativeDevice(Device):
         return led
 
     def take(self, requested: int, stream: int) -> Block | None:
-        """Return a block for a storage that C++ makes; None for one of a private pool, which storages of Python have."""
+        """Return a block for a storage that C++ makes; None where one of Python must have it."""
         blocks = self._blocks
         if blocks.settings != DEFAULT or blocks.pools.has_private:
             return None

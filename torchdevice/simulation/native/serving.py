@@ -91,7 +91,7 @@ def _module() -> Any:
             {
                 "fresh": storages.fresh,
                 "limit": lambda number: devices[number].limit(),
-                "stream": lambda index: thread_state.state.context.thread.streams.get(index, 0),
+                "stream": storages.stream,
                 "asserted": cuda_refusals.asserted,
                 "waited": storages.host_waited,
                 "settle": cpu_kernels.settle,
