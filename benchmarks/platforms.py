@@ -63,7 +63,7 @@ FOOTER = """
 Nothing has run on Apple MPS, on Intel XPU, on a real CUDA device, on macOS or on Windows. The runtime of MPS runs on
 [a simulated Mac](mps.md), the others are tested against torch's signatures, with recorded calls. Workflows for macOS
 with MPS, for Windows and for torch's newest build stand in `.github/workflows`; none of them has run yet.
-`torchdevice doctor --selftest` runs the core of the contract tests on any device.
+`pytest --pyargs torchdevice_selftest` runs the core of the contract tests on the device of `TORCHDEVICE_TARGET`.
 """
 
 

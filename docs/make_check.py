@@ -24,6 +24,7 @@ Made by `python docs/make_check.py` from the rules; do not edit.
 
 ```sh
 torchdevice check train.py                           # files, notebooks, folders
+torchdevice check --all train.py                     # also what runs as it is
 torchdevice check src notebooks --target mps
 torchdevice check . --target mps --json              # a list of findings
 torchdevice check . --target mps --sarif=out.sarif   # SARIF 2.1.0, which code hosts take
@@ -32,8 +33,8 @@ torchdevice doctor train.py                          # the same for the device t
 ```
 
 Your code is parsed, not run or imported, and names are followed through imports and aliases to those of torch. The
-targets are those of `torchdevice run`, available here or not. A source that names a function of torch makes the command
-import torch to look its operator up, which takes a second or two; 20,000 lines take about a second.
+targets are those of `torchdevice run`, available here or not. A source that names a function of torch makes the
+command import torch to look its operator up, which takes a second or two; 20,000 lines take about a second.
 
 | verdict | |
 |---|---|
@@ -41,13 +42,46 @@ import torch to look its operator up, which takes a second or two; 20,000 lines 
 | approximate | the program runs; it may compute or read other numbers, or take another branch |
 | must be changed (`change`) | the line raises an error, or what it asks for is not there |
 
-The exit status is 0 if nothing must be changed, 1 if something must, and 2 for a command line that cannot be
-carried out. A finding has `path`, `line`, `rule`, `verdict`, `remedy`, and beside them `column` and `text`. The
-line of a finding in a notebook is that of the file. Folders that begin with a dot, virtual environments,
-`site-packages`, `node_modules` and `__pycache__` are not searched.
+What must be changed is listed, and `--all` lists the rest. The exit status is 0 if nothing must be changed, 1 if
+something must, and 2 for a command line or a configuration that cannot be carried out. A finding has `path`, `line`,
+`rule`, `verdict`, `remedy`, and beside them `column` and `text`. The line of a finding in a notebook is that of the
+file. Folders that begin with a dot, virtual environments, `site-packages`, `node_modules` and `__pycache__` are not
+searched.
 
 The comment `# torchdevice: ignore` leaves the findings of its statement out, `# torchdevice: ignore[device]` those of
 a rule.
+
+## In a project
+
+`pyproject.toml`, the nearest one at or above the working folder, may say what `check` does. The command line counts
+more.
+
+```toml
+[tool.torchdevice.check]
+target = "mps"
+select = ["device", "dtype"]              # all rules without it
+ignore = ["torch-name"]
+exclude = ["third_party", "*_pb2.py"]     # files and folders, relative to pyproject.toml
+per-file-ignores = {"tests/*" = ["device"]}
+baseline = "torchdevice-baseline.json"    # findings that are known: left out until their line changes
+```
+
+`torchdevice check . --baseline known.json --write-baseline` writes a baseline of what is found today, so that only
+new findings fail. A finding there is a file, a rule and the text of a line, so edits of other lines keep it.
+
+With [pre-commit](https://pre-commit.com) add the repository with the hook `torchdevice-check`. In a GitHub workflow
+the action `.github/actions/check` of the repository installs the package, checks `paths`, and writes SARIF for code
+scanning:
+
+```yaml
+- uses: OWNER/torchdevice/.github/actions/check@main
+  with: {paths: src, target: mps}
+- if: always()
+  uses: github/codeql-action/upload-sarif@v3
+  with: {sarif_file: torchdevice.sarif}
+```
+
+## What it does not find
 
 The check does not find a device or a dtype that comes from the command line or from data, a method of an object of
 unknown type, and calls within a library. `torchdevice run --check` runs the program, and its [report](report.md)

@@ -1,60 +1,59 @@
-"""Write docs/matrix.md, features by devices, from runs of the checks of ``torchdevice doctor --selftest``.
+"""Write docs/matrix.md, features by devices, from runs of the tests of ``torchdevice_selftest``.
 
 With --check one of the devices, drawn by --seed, is run, and its column is compared.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 from generated import write_or_check
-
-from torchdevice.cli import selftest
 
 PAGE = Path(__file__).with_name("matrix.md")
 
 OUT_OF_TREE = "npu_like"
-"""A backend of the tests, for which torch has one place in a process: it runs in a process of its own."""
+"""A backend of the tests."""
 
 TARGETS = ("cpu", "simulated:cuda", "simulated:mps", "mps-on-simulated", OUT_OF_TREE)
 
 HEADER = """# Features by device
 
-Made by `python docs/make_matrix.py`; do not edit. Each cell is the result of a check of
-`torchdevice doctor --selftest` on the device: whether it passed, and whether calls in it ran on the CPU because the
-device cannot make them. `mps-on-simulated` is the runtime of MPS on [a simulated Mac](mps.md). `npu_like` is the
+Made by `python docs/make_matrix.py`; do not edit. Each cell is the result of a test of
+`pytest --pyargs torchdevice_selftest` on the device: whether it passed, and whether calls in it ran on the CPU because
+the device cannot make them. `mps-on-simulated` is the runtime of MPS on [a simulated Mac](mps.md). `npu_like` is the
 runtime of [PrivateUse1 backends](runtimes.md) on a backend of the tests, which computes in CPU memory. No column is of
 a real accelerator, because none has run ([where it has run](platforms.md)).
 
 """
 
 
-def column(target: str) -> dict[str, str]:
-    """Run the checks on a target, and return a cell for each feature."""
-    results = _run_out_of_tree() if target == OUT_OF_TREE else selftest.run(target)
-    return {result.feature: _cell(result) for result in results}
+def column(target: str, tests: str = "torchdevice_selftest") -> dict[str, str]:
+    """Run the tests on a target, in a process of their own, and return a cell for each feature."""
+    folders = [str(PAGE.parents[1] / "tests" / "out_of_tree")] if target == OUT_OF_TREE else []
+    path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, "results.xml")
+        command = [sys.executable, "-m", "pytest", "--pyargs", tests, f"--junitxml={file}", "-p", "no:cacheprovider"]
+        variables = {**os.environ, "PYTHONPATH": path, "TORCHDEVICE_TARGET": target}
+        done = subprocess.run(command, env=variables, cwd=scratch, capture_output=True, text=True, check=False)
+        if not file.exists():
+            raise RuntimeError(f"the tests on {target!r} did not run: {done.stderr}")
+        cases = ElementTree.parse(file).iter("testcase")
+        return dict(_cell(case) for case in cases if case.find("skipped") is None)
 
 
-def _run_out_of_tree() -> list[selftest.Result]:
-    folder = PAGE.parents[1] / "tests" / "out_of_tree"
-    path = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
-    command = [sys.executable, "-m", "torchdevice", "doctor", "--selftest", "--json", "--target", OUT_OF_TREE]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    if not done.stdout:
-        raise RuntimeError(f"the checks on {OUT_OF_TREE!r} did not run: {done.stderr}")
-    return [selftest.Result(**result) for result in json.loads(done.stdout)["results"]]
-
-
-def _cell(result: selftest.Result) -> str:
-    if result.error:
-        return "**failed**"
-    return "in part on the CPU" if result.on_cpu else "passed"
+def _cell(case: ElementTree.Element) -> tuple[str, str]:
+    found = {each.get("name"): each.get("value") for each in case.iter("property")}
+    if case.find("failure") is not None or case.find("error") is not None:
+        return str(found.get("feature", case.get("name"))), "**failed**"
+    return str(found["feature"]), "passed" if found["on_cpu"] == "0" else "in part on the CPU"
 
 
 def page(columns: dict[str, dict[str, str]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -34,6 +35,7 @@ FOOTER = """
 | `TORCHDEVICE` | `1` makes `import torch` enable a scope |
 | `TORCHDEVICE_LOG` | sets the level of the messages: `DEBUG`, `INFO`, `WARNING`; `ERROR` for none, as `run --quiet` |
 | `TORCHDEVICE_LOG_FILE` | names the file to which the messages are written |
+| `TORCHDEVICE_TRACEBACKS` | `full` keeps this package's frames in the tracebacks of a program's errors |
 | `NO_COLOR` | turns colours on a terminal off |
 | `CUDA_VISIBLE_DEVICES` | hides devices, as in CUDA, of a scope with `devices=` or with simulated devices |
 | `PYTORCH_ENABLE_MPS_FALLBACK` | for [what MPS lacks](mps.md): `0` leaves the error, `1` torch's fallback |
@@ -47,9 +49,20 @@ has what its processes share, `TORCHDEVICE_REPORT`, whether there is a report, a
 """
 
 
+def table(record: type = options.Options) -> str:
+    """Return the options as rows of a Markdown table."""
+    rows = ["| option | flag of `run` | variable | pytest | default | what it does |", "|---|---|---|---|---|---|"]
+    defaults = {field.name: field.default for field in dataclasses.fields(record)}
+    for name, declaration in options.declarations(record).items():
+        flags = [options.flag_of(name), options.variable_of(name), options.pytest_flag_of(name)]
+        cells = [name, *flags, repr(defaults[name])]
+        rows.append("| " + " | ".join(f"`{cell}`" for cell in cells) + f" | {declaration.text} |")
+    return "\n".join(rows) + "\n"
+
+
 def main() -> int:
     """Write the page. With --check, return 1 if the file differs from the page."""
-    return write_or_check(PAGE, HEADER + options.table() + FOOTER)
+    return write_or_check(PAGE, HEADER + table() + FOOTER)
 
 
 if __name__ == "__main__":

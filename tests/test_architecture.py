@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,6 +170,32 @@ def test_no_file_is_named_after_nothing() -> None:
     forbidden = {"utils", "helpers", "common", "core", "base", "manager", "handler", "misc"}
     assert not {path.stem for path in MODULES.values()} & forbidden
     assert not [path.name for path in MODULES.values() if path.stem.startswith("_") and not path.stem.endswith("__")]
+
+
+def imported(path: Path) -> set[str]:
+    """Return the packages that a file imports, at its top and in functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def test_memory_at_addresses_is_touched_in_one_folder() -> None:
+    """The docstring of ``lowlevel`` says what each of its files relies on."""
+    users = {name for name, path in MODULES.items() if imported(path) & {"ctypes", "_ctypes", "cffi"}}
+    assert {room_of(name) for name in users} == {"lowlevel"}
+    described = importlib.import_module("torchdevice.lowlevel").__doc__
+    files = {name.partition(".")[2] for name in MODULES if room_of(name) == "lowlevel"} - {""}
+    assert files == set(re.findall(r"^``(\w+)``$", str(described), re.MULTILINE))
+
+
+def test_an_import_is_found_in_any_spelling(tmp_path: Path) -> None:
+    path = tmp_path / "example.py"
+    path.write_text("import os, ctypes.util as c\ndef f():\n    from _ctypes import PyObj_FromPtr\n")
+    assert imported(path) == {"os", "ctypes", "_ctypes"}
 
 
 def _strings(node: ast.AST) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,15 +72,44 @@ class TestForTheSession:
         [
             ("vax", "'vax' is not a target"),
             ("cpu --memory much", "memory='much' is not a size"),
-            ("cpu --bogus", "unrecognized arguments: --bogus. Use %torchdevice TARGET"),
+            ("cpu --bogus", "unrecognized arguments: --bogus. %torchdevice --help lists"),
             ("cpu --target mps", "'cpu' and 'mps' are both given"),
         ],
     )
-    def test_a_wrong_line_is_an_error_and_changes_nothing(self, line: str, message: str, session: Any) -> None:
+    def test_a_wrong_line_is_one_line_of_error_and_changes_nothing(
+        self, line: str, message: str, session: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         scope = run(session, "%torchdevice cpu")
+        capsys.readouterr()
         with pytest.raises(Exception, match=message):
             run(session, f"%torchdevice {line}")
+        assert len(capsys.readouterr().err.splitlines()) == 1
         assert torchdevice.current() is scope
+
+    def test_on_is_the_best_device(self, session: Any) -> None:
+        assert run(session, "%torchdevice on").options.target is None
+        run(session, "%torchdevice off")
+
+    def test_help(self, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        run(session, "%torchdevice --help")
+        said = capsys.readouterr().out
+        assert "%%torchdevice TARGET" in said and "--memory" in said and torchdevice.current() is None
+
+    def test_the_package_has_its_name(self, session: Any) -> None:
+        assert run(session, "torchdevice") is torchdevice
+
+    @pytest.mark.parametrize("cell", ["%%torchdevice simulated:cuda\n{}", "%torchdevice simulated:cuda\n{}"])
+    def test_an_error_has_the_frames_of_the_cell(
+        self, session: Any, cell: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        program = "import torch\ndef f():\n    return torch.ones(2).cuda() + torch.ones(2)\nf()"
+        with pytest.raises(RuntimeError, match="same device"):
+            run(session, cell.format(program))
+        shown = capsys.readouterr().out
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+        assert "in f()" in shown and "same device" in shown and os.path.dirname(torchdevice.__file__) not in shown
+        run(session, "%torchdevice off")
+        assert not session.custom_exceptions
 
 
 class TestForACell:

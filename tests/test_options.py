@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from places import ROOT
 import torchdevice
 from torchdevice import options as record
 from torchdevice.options import Options
+
+sys.path.append(str(ROOT / "docs"))
+import make_options
 
 pytestmark = pytest.mark.one_engine
 
@@ -81,7 +85,9 @@ class TestOneMore:
 
     def test_in_the_key_and_in_the_table(self) -> None:
         assert Extended(flavour="sweet").key != Extended().key
-        assert "`--flavour` | `TORCHDEVICE_FLAVOUR` | `--torchdevice-flavour` | `'plain'`" in record.table(Extended)
+        assert "`--flavour` | `TORCHDEVICE_FLAVOUR` | `--torchdevice-flavour` | `'plain'`" in make_options.table(
+            Extended
+        )
 
 
 OTHER_VALUES: dict[str, Any] = {
@@ -190,7 +196,6 @@ def test_a_variable_that_contradicts_the_target_of_a_call_is_left_out(monkeypatc
     ("options", "message"),
     [
         ({"target": "cpu", "identity": "program"}, "identity='program' needs a target"),
-        ({"target": "cpu", "identity": "cuda"}, "identity='program' needs a target"),
         ({"target": "cpu", "memory": "8GiB"}, "memory=8589934592 limits simulated devices"),
         ({"target": "simulated:cuda:2", "devices": 4}, "devices=4 contradicts target='simulated:cuda:2'"),
     ],
@@ -250,4 +255,4 @@ def test_sizes_as_people_write_them() -> None:
 
 
 def test_the_page_of_options_is_up_to_date() -> None:
-    assert record.table() in (ROOT / "docs" / "options.md").read_text(), "run python docs/make_options.py"
+    assert make_options.table() in (ROOT / "docs" / "options.md").read_text(), "run python docs/make_options.py"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -445,3 +446,33 @@ class TestSummary:
         assert sum(row["count"] for row in report["rows"]) == 8
         code, output = run_pytest(tmp_path, REPORTED, "--torchdevice=cpu", "--torchdevice-report=found.txt")
         assert code == 4 and "'found.txt' is neither FILE.html nor FILE.json" in output, output
+
+
+POISONED = """
+import torch
+
+
+def test_out_of_range():
+    torch.nn.functional.embedding(torch.tensor([7]).cuda(), torch.ones(4, 1).cuda())
+
+
+def test_after_it():
+    assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_wrong_device():
+    torch.ones(2, device="cuda") + torch.ones(2)
+"""
+
+
+@pytest.mark.parametrize("isolation", ["test", "session"])
+def test_a_failed_device_and_frames_of_errors(isolation: str, tmp_path: Path) -> None:
+    flag = f"torchdevice_isolation={isolation}"
+    _, output = run_pytest(tmp_path, POISONED, "--torchdevice=simulated:cuda", "-o", flag)
+    if isolation == "test":
+        assert "2 failed, 1 passed" in output and "cuda:0 and cpu!" in output
+    else:
+        assert "3 failed" in output
+        assert output.count("An earlier call failed at ") >= 2
+        assert "test_project.py:6 in test_out_of_range, and CUDA runs nothing after that." in output
+    assert f"torchdevice{os.sep}simulation" not in output and f"torchdevice{os.sep}engines" not in output

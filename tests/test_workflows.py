@@ -17,6 +17,10 @@ from torchdevice.cli import main
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
+ACTION = ROOT / ".github" / "actions" / "check" / "action.yml"
+
+HOOKS = ROOT / ".pre-commit-hooks.yaml"
+
 
 def steps(path: Path) -> Iterator[dict[str, Any]]:
     for job in yaml.safe_load(path.read_text())["jobs"].values():
@@ -65,8 +69,14 @@ def test_pytest_has_their_flags(pytestconfig: pytest.Config) -> None:
 
 
 def test_the_command_line_takes_their_arguments() -> None:
-    calls = [words[1:] for _, words in commands() if words[0] == "torchdevice"]
-    assert calls
+    runs = [step["run"] for step in yaml.safe_load(ACTION.read_text())["runs"]["steps"]]
+    of_action = [shlex.split(re.sub(r"\$\{TARGET.*?\}", "--target mps", run)) for run in runs]
+    of_hooks = [[*shlex.split(hook["entry"]), "train.py"] for hook in yaml.safe_load(HOOKS.read_text())]
+    given = [*(words for _, words in commands()), *of_action, *of_hooks]
+    calls = [
+        [word.replace("$SARIF", "out.sarif") for word in words[1:]] for words in given if words[0] == "torchdevice"
+    ]
+    assert len(calls) >= 2
     for arguments in calls:
         given = main.parser().parse_args(arguments)
         target = getattr(given, "target", None)

@@ -17,6 +17,7 @@ from torchdevice.core.patching import do_all
 from torchdevice.core.thread_state import Entry, state, undo
 from torchdevice.engines import held_functions
 from torchdevice.errors import ScopeError
+from torchdevice.foundation.uncaught_errors import Hooks
 from torchdevice.options import Options
 from torchdevice.scope import Joining, Scope, leave
 
@@ -160,10 +161,14 @@ def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run")
     scope = Scope(options, auto=held_functions.engine() if whole_process else "mode")
     try:
         scope.__enter__(enabled_by)
+        entry = scope._entry_to_leave()
         if propagate:
-            _options.set_environment(variables_of(scope), scope._entry_to_leave().environment)
-        for cells in _cells():
-            cells.register("pre_run_cell", _before_cell)
+            _options.set_environment(variables_of(scope), entry.environment)
+        shell = _shell()
+        entry.hooks = Hooks(shell)
+        entry.hooks.begin()
+        if shell is not None:
+            shell.events.register("pre_run_cell", _before_cell)
         return scope
     except BaseException:
         _end([entry for entry in state.entries if entry.owner is scope])
@@ -174,20 +179,24 @@ def _end(entries: Sequence[Entry]) -> None:
     """Undo what :func:`enable_chosen` has made, the last first."""
     for entry in reversed(entries):
         undo(_undo_all, entry)
-    for cells in _cells():
-        if _before_cell in cells.callbacks["pre_run_cell"]:
-            cells.unregister("pre_run_cell", _before_cell)
+    shell = _shell()
+    if shell is not None and _before_cell in shell.events.callbacks["pre_run_cell"]:
+        shell.events.unregister("pre_run_cell", _before_cell)
 
 
 def _undo_all(entry: Entry) -> None:
-    # Both steps, also if one fails or is interrupted: without its entry nothing would restore the variables.
-    do_all((lambda entry: _options.set_environment(entry.environment), leave), entry)
+    # All steps, also if one fails or is interrupted: without its entry nothing would restore the variables.
+    do_all((lambda entry: _options.set_environment(entry.environment), _end_hooks, leave), entry)
 
 
-def _cells() -> list[Any]:
-    """Return the events of IPython's session in a list, which is empty in other programs."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return [] if shell is None else [shell.events]
+def _end_hooks(entry: Entry) -> None:
+    if entry.hooks is not None:
+        entry.hooks.end()
+
+
+def _shell() -> Any:
+    """Return IPython's session; None in other programs."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 def _before_cell(_: Any) -> None:

@@ -177,14 +177,16 @@ class TorchVersionError(TorchDeviceError, ImportError):
     """The installed torch lacks a private name that this package uses.
 
     Attributes:
-        name: The missing dotted name.
+        name: The missing dotted name, or several of them with commas.
         version: The version of the installed torch.
+        affected: What does not work without the name.
     """
 
     name: str
     version: str
+    affected: str
     _text = (
-        "torch {version} has no {name!r}, which torchdevice uses. "
+        "torch {version} has no {name!r}, which torchdevice needs for {affected}. "
         "Install a release of torchdevice that supports torch {version}."
     )
 

@@ -1,120 +1,39 @@
-"""The list of all patches that are installed while a scope is active, in the order of installation."""
+"""The patches that are installed while a scope is active, gathered from the modules that have a function ``patches()``.
+
+A file in ``cuda/``, ``accelerators/`` or ``torch_apis/`` is found by itself. It may also only supply names, which it
+registers when it is imported.
+"""
 
 from __future__ import annotations
 
+import pkgutil
 from importlib import import_module
 
-from torchdevice.accelerators import accelerator_api
+from torchdevice import accelerators, cuda, torch_apis
 from torchdevice.compile import torch_compile
 from torchdevice.core import bindings
 from torchdevice.core.importing import Refusing
 from torchdevice.core.patching import Installation, Patch
-from torchdevice.cuda import (
-    comm,
-    cudart,
-    cudnn,
-    device_queries,
-    gds,
-    graphs,
-    green_contexts,
-    memory,
-    memory_history,
-    memory_pools,
-    monitoring,
-    nccl,
-    nvtx,
-    random,
-    settings,
-    streams,
-    unsupported,
-    versions,
-)
-from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.errors import PATCHERS, AnotherPatcherError
-from torchdevice.torch_apis import (
-    autocast,
-    autograd,
-    batch_norm,
-    cpp_extension,
-    default_device,
-    factories,
-    flex_attention,
-    generator,
-    jit,
-    legacy_types,
-    library,
-    library_patches,
-    modules,
-    optimizers,
-    profiler,
-    sanitizer,
-    serialization,
-    storage,
-    subclasses,
-    tensor_cycles,
-    test_case,
-    threads,
-    warning_locations,
-)
 from torchdevice.torch_apis.distributed import data_parallel, dtensor, process_groups, sharded_attention
 
-FAMILY_MODULES = tuple(import_module(f"torchdevice.accelerators.{family}") for family in FAMILIES if family != "cuda")
-"""Each file of ``accelerators/`` has the name of its family. CUDA has a folder, listed below."""
+# The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
+_OF_LARGE_FOLDERS = (torch_compile, data_parallel, dtensor, process_groups, sharded_attention)
 
 AREAS = (
-    device_queries,
-    cudart,
-    nvtx,
-    monitoring,
-    settings,
-    memory,
-    memory_pools,
-    cudnn,
-    random,
-    comm,
-    green_contexts,
-    streams,
-    *FAMILY_MODULES,
-    graphs,
-    accelerator_api,
-    generator,
-    legacy_types,
-    storage,
-    factories,
-    subclasses,
-    flex_attention,
-    default_device,
-    modules,
-    batch_norm,
-    optimizers,
-    autocast,
-    autograd,
-    library,
-    cpp_extension,
-    test_case,
-    serialization,
-    threads,
-    warning_locations,
-    torch_compile,
-    profiler,
-    sanitizer,
-    tensor_cycles,
-    jit,
-    data_parallel,
-    process_groups,
-    dtensor,
-    sharded_attention,
-    library_patches,
+    *(
+        import_module(f"{folder.__name__}.{found.name}")
+        for folder in (cuda, accelerators, torch_apis)
+        for found in pkgutil.iter_modules(folder.__path__)
+    ),
+    *_OF_LARGE_FOLDERS,
 )
-"""The modules of this package with a function ``patches()``."""
-
-ONLY_SUPPLYING = (gds, memory_history, nccl, unsupported, versions)
-"""The modules of this package that only register supplied names and rewriters when they are imported."""
+"""The modules that change names of torch or supply them. No two change the same name, so their order means nothing."""
 
 
 def _patches() -> list[Patch]:
-    rivals = Refusing(PATCHERS, AnotherPatcherError)
-    return [rivals, *bindings.patches(), *(patch for area in AREAS for patch in area.patches())]
+    found = [patch for area in AREAS if hasattr(area, "patches") for patch in area.patches()]
+    return [Refusing(PATCHERS, AnotherPatcherError), *bindings.patches(), *found]
 
 
 INSTALLATION = Installation(_patches)

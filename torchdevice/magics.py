@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import shlex
 from typing import Any, NoReturn
 
-from torchdevice import activation
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import MagicArgumentParser
+
+import torchdevice as _package
+from torchdevice import activation, target_selection
 from torchdevice import options as _options
+from torchdevice.errors import TorchDeviceError
 from torchdevice.scope import Scope
 
-_NAME = "torchdevice"
+_NAME = _package.__name__
 
-_OFF = "off"
+_ON, _OFF, _HELP = "on", "off", "--help"
 
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that raises instead of ending the session."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}. Use %{_NAME} TARGET, with options such as --memory 8GiB, or %{_NAME} {_OFF}.")
+_USAGE = f"""%{_NAME} TARGET [options]    run the rest of the session in a scope, in place of one before
+       %%{_NAME} TARGET [options]   run the rest of the cell in a scope
+       %{_NAME} {_ON}                  use the best device here: MPS, XPU or the CPU
+       %{_NAME} {_OFF}                 leave the scope of the session"""
 
 
 def add(ipython: Any) -> None:
-    """Add the commands to a session.
+    """Add the commands, and the name of the package, to a session.
 
     Args:
         ipython: The ``InteractiveShell``.
@@ -34,28 +36,34 @@ def add(ipython: Any) -> None:
         """Run the rest of the session, or with ``%%`` the rest of the cell, in a scope.
 
         ``%torchdevice simulated:cuda:2 --memory 8GiB`` enters it, in place of one before; ``%torchdevice off`` leaves
-        it.
+        it, and ``%torchdevice --help`` lists the options.
         """
+        words = shlex.split(line)
+        if _HELP in words:
+            print(_parser().format_help())
+            return None
         if cell is None:
-            return _for_session(line)
-        with Scope(_chosen(line)):
+            return _for_session(words)
+        with Scope(_chosen(words)):
             return _run(ipython, cell)
 
     ipython.register_magic_function(torchdevice, "line_cell", _NAME)
+    ipython.push({_NAME: _package})
 
 
 def remove(ipython: Any) -> None:
     """Leave the scope of ``%torchdevice``, and remove the commands."""
     _leave()
+    ipython.drop_by_id({_NAME: _package})
     for kind in ("line", "cell"):
         ipython.magics_manager.magics[kind].pop(_NAME, None)
 
 
-def _for_session(line: str) -> Scope | None:
-    if line.strip() == _OFF:
+def _for_session(words: list[str]) -> Scope | None:
+    if words == [_OFF]:
         _leave()
         return None
-    return activation.enable_again(_chosen(line), propagate=True)
+    return activation.enable_again(_chosen(words), propagate=True)
 
 
 def _leave() -> None:
@@ -73,15 +81,36 @@ def _run(ipython: Any, cell: str) -> Any:
     return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), ipython.user_ns)
 
 
-def _chosen(line: str) -> _options.Options:
-    """Return the options that a line gives: the target first or by its flag, and the others by their flags."""
-    parser = _Parser(prog=f"%{_NAME}", add_help=False, allow_abbrev=False)
-    parser.add_argument("first", nargs="?", metavar="TARGET")
+class _Parser(MagicArgumentParser):  # type: ignore[misc]
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. %{_NAME} {_HELP} lists the options.")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog=f"%{_NAME}", usage=_USAGE.replace("%", "%%"))
+    parser.allow_abbrev = False
+    parser.add_argument("first", nargs="?", metavar="TARGET", help=f"the target, or {_ON}, or {_OFF}")
+    parser.add_argument(_HELP, action="store_true", help="list the options")
     _options.add_flags(parser.add_argument)
-    given = vars(parser.parse_args(shlex.split(line)))
+    return parser
+
+
+def _chosen(words: list[str]) -> _options.Options:
+    """Return the options that a line gives: the target first or by its flag, and the others by their flags.
+
+    Raises:
+        UsageError: An option is none, or has no such value, or the target cannot be had. IPython shows one line.
+    """
+    given = vars(_parser().parse_args(words))
+    del given["help"]
     first = given.pop("first")
     if first is not None and given["target"] is not None:
-        parser.error(f"{first!r} and {given['target']!r} are both given as the target")
-    given["target"] = first if first is not None else given["target"]
-    found: _options.Options = _options.chosen(given)
+        raise UsageError(f"{first!r} and {given['target']!r} are both given as the target. Name one.")
+    if first != _ON:
+        given["target"] = first or given["target"]
+    try:
+        found: _options.Options = _options.chosen(given)
+        target_selection.resolve(found)
+    except (TorchDeviceError, ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error
     return found

@@ -62,11 +62,14 @@ def _option(default: Any, text: str, check: Callable[[Any], Any], **more: Any) -
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _one_of(name: str, *choices: str) -> dict[str, Any]:
-    def check(value: Any) -> str:
+def _one_of(name: str, *choices: str, optional: bool = False) -> dict[str, Any]:
+    listed = " or ".join(filter(None, [", ".join(map(repr, choices[:-1])), repr(choices[-1])]))
+
+    def check(value: Any) -> str | None:
+        if optional and (value is None or value is False):
+            return None
         if not isinstance(value, str) or value not in choices:
-            listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
-            raise ValueError(f"{name}={value!r} is not known. Use {listed}.")
+            raise ValueError(f"{name}={value!r} is not known. Use {listed}{', or leave it out' if optional else ''}.")
         return value
 
     return {"check": check, "choices": choices}
@@ -104,23 +107,6 @@ def _target(value: Any) -> Any:
 
 def _devices(value: Any) -> int | None:
     return None if value is None else checked_count("devices", value)
-
-
-def _identity(value: Any) -> str | None:
-    # "cuda" is an older spelling of "program".
-    if value not in (None, "target", "program", "cuda"):
-        raise ValueError(f"identity={value!r} is not known. Use 'target' or 'program'.")
-    return "program" if value == "cuda" else value
-
-
-def _races(value: Any) -> str | None:
-    return None if value is None or value is False else _one_of("races", "error", "warn")["check"](value)
-
-
-def _compute(value: Any) -> str | None:
-    if value not in (None, "meta"):
-        raise ValueError(f"compute={value!r} is not known. Use 'meta', or leave compute out for values.")
-    return value
 
 
 def _switch(name: str) -> dict[str, Any]:
@@ -252,12 +238,11 @@ class Options:
         _devices,
         parse=_parse_number,
     )
-    identity: Literal["target", "program", "cuda"] | None = _option(
+    identity: Literal["target", "program"] | None = _option(
         None,
         "The device that tensors report: target, or program for the accelerator that the program is written for. Left "
         "out, program on simulated devices, and target elsewhere.",
-        _identity,
-        choices=("target", "program"),
+        **_one_of("identity", "target", "program", optional=True),
     )
     strict: bool = _option(
         False,
@@ -312,8 +297,7 @@ class Options:
         None,
         "What is done where kernels on different streams of a simulated device use the same memory and nothing orders "
         "them: error, or warn. Left out, nothing is looked for.",
-        _races,
-        choices=("error", "warn"),
+        **_one_of("races", "error", "warn", optional=True),
     )
     asynchronous: bool = _option(
         False,
@@ -325,8 +309,7 @@ class Options:
         None,
         "meta: tensors of simulated devices have shapes and memory, but no values, so that a program is planned that "
         "is too large for this machine. Left out, values are computed.",
-        _compute,
-        choices=("meta",),
+        **_one_of("compute", "meta", optional=True),
     )
     verify: bool | str | None = _option(
         None,
@@ -618,13 +601,3 @@ def takes_options(
         return function
 
     return complete
-
-
-def table(record: type = Options) -> str:
-    """Return the options as rows of a Markdown table."""
-    rows = ["| option | flag of `run` | variable | pytest | default | what it does |", "|---|---|---|---|---|---|"]
-    defaults = {field.name: field.default for field in dataclasses.fields(record)}
-    for name, declaration in declarations(record).items():
-        cells = [name, flag_of(name), variable_of(name), pytest_flag_of(name), repr(defaults[name])]
-        rows.append("| " + " | ".join(f"`{cell}`" for cell in cells) + f" | {declaration.text} |")
-    return "\n".join(rows) + "\n"

@@ -10,6 +10,7 @@ scope.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ _MARK = "torchdevice"
 
 _REPORT = "--torchdevice-report"
 
+_ISOLATION = "torchdevice_isolation"
+
 _scopes = pytest.StashKey["Scope"]()
 
 _scopes_of_marks = pytest.StashKey["Scope"]()
@@ -43,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=report_file,
         help="say at the end what each line asked for and what was done; with =FILE.html or =FILE.json write it",
     )
+    parser.addini(_ISOLATION, "what a failed device ends: the 'test', or the 'session' as on a GPU", default="test")
     for name in _options.declarations():
         parser.addini(_options.pytest_key_of(name), f"the same as {_options.pytest_flag_of(name)}", default="")
 
@@ -101,9 +105,29 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Leave the scope of a test's mark, after its fixtures are gone."""
+    """Leave the scope of a test's mark, after its fixtures are gone, and replace devices that failed in the test."""
     yield
     _leave_scope_of_mark(item)
+    policy = sys.modules.get("torchdevice.simulation.policy")
+    if policy is not None and item.config.getini(_ISOLATION) == "test":
+        policy.replace_lost()
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Show a test's error without this package's frames."""
+    if call.excinfo is not None and _is_in_scope(item):
+        from torchdevice.foundation.tracebacks import trim
+
+        trim(call.excinfo.value)
+        call.excinfo = pytest.ExceptionInfo.from_exception(call.excinfo.value)
+    yield
+
+
+def _is_in_scope(item: pytest.Item) -> bool:
+    """Return whether this plugin has entered a scope for a test."""
+    by_fixture = {torchdevice_scope.__name__, simulated_accelerator.__name__} & {*getattr(item, "fixturenames", ())}
+    return _scopes in item.config.stash or _scopes_of_marks in item.stash or bool(by_fixture)
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)

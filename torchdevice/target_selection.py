@@ -22,7 +22,6 @@ from torchdevice.devices.registry import registered, runtime
 from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
 from torchdevice.foundation import garbage_collection
-from torchdevice.foundation.torch_internals import require
 from torchdevice.options import Options
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ _REMEDIES = {
 
 SIMULATED = device_models.SIMULATED
 
-_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 _ALLOCATING = "aten::empty.memory_format"
 

@@ -559,6 +559,14 @@ def test_a_comment_leaves_a_line_out(code: str, count: int) -> None:
     assert len(findings(f"import torch\n{code}", rules={"torch-name"})) == count
 
 
+TABLE = """
+[tool.torchdevice.check]
+target = "mps"
+ignore = ["device"]
+exclude = ["old"]
+per-file-ignores = {"tests/*" = ["torch-name"]}
+"""
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -571,6 +579,8 @@ class TestCommand:
         path = tmp_path / "a.py"
         path.write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
         status, out = self.run(capsys, path, "--target", "mps")
+        assert "--all lists" in out and "torch.cuda.synchronize()" not in out
+        status, out = self.run(capsys, path, "--target", "mps", "--all")
         first, *rest = out.split("\n")
         assert status == 1 and first == "torchdevice: 1 file checked for mps"
         assert rest[:2] == ["  must be changed: 1", "  handled: 1"] and f"{path}\n  2: torch.cuda.synchronize()" in out
@@ -584,14 +594,14 @@ class TestCommand:
         (tmp_path / "a.py").write_text(CUDA + "x = '[bold]'; torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
         found = check([str(tmp_path)], Target.named("mps"))
         console = io.StringIO()
-        lines = listing.rendered(found, 1, "mps")
+        lines = listing.rendered(found, found, 1, "mps")
         Console(file=console, width=200, force_terminal=True).print(styled_text.coloured(lines))
         plain = re.sub(r"\x1b\[[\d;]*m", "", console.getvalue())
         assert plain != console.getvalue() and plain == f"{styled_text.plain(lines)}\n"
 
     def test_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "a.py").write_text(CUDA)
-        status, out = self.run(capsys, tmp_path, "--json")
+        status, out = self.run(capsys, tmp_path, "--json", "--all")
         (found,) = json.loads(out)
         assert status == 0 and list(found)[:5] == ["path", "line", "rule", "verdict", "remedy"]
         assert found["path"] == str(tmp_path / "a.py") and found["text"] == "torch.cuda.synchronize()"
@@ -599,7 +609,7 @@ class TestCommand:
     def test_sarif(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "a é.py").write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
-        status, out = self.run(capsys, ".", "--sarif")
+        status, out = self.run(capsys, ".", "--sarif", "--all")
         data = json.loads(out)
         (run,) = data["runs"]
         driver = run["tool"]["driver"]
@@ -609,8 +619,75 @@ class TestCommand:
             assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"] and result["message"]["text"]
             place = result["locations"][0]["physicalLocation"]
             assert place["artifactLocation"]["uri"] == "a%20%C3%A9.py" and place["region"]["startLine"] in (2, 3)
-        assert self.run(capsys, tmp_path, "--sarif=out.sarif") == (1, "")
+        assert self.run(capsys, tmp_path, "--sarif=out.sarif", "--all") == (1, "")
         assert json.loads((tmp_path / "out.sarif").read_text()) == data
+
+    def test_only_what_must_be_changed_is_shown(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "a.py").write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
+        for flag in ("--json", "--sarif"):
+            _, out = self.run(capsys, tmp_path, flag)
+            assert "CUDAPluggableAllocator" in out and "torch.cuda.synchronize()" not in out
+
+    def test_the_table_of_a_project(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("a.py", "old/b.py", "tests/c.py"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\nimport flash_attn\n")
+        (tmp_path / "pyproject.toml").write_text(TABLE)
+        monkeypatch.chdir(tmp_path / "tests")
+        status, out = self.run(capsys, "..")
+        assert status == 1 and "2 files checked for mps" in out and "old/b.py" not in out
+        assert out.count("CUDAPluggableAllocator(1") == 1 and out.count("import flash_attn") == 2
+        status, out = self.run(capsys, "..", "--select", "device", "--target", "cpu")
+        assert status == 0 and "checked for cpu" in out
+
+    @pytest.mark.parametrize(
+        ("table", "said"),
+        [
+            ("rules = []", "'rules' in [tool.torchdevice.check], which is not known. Use keys among target, select"),
+            ("select = 'device'", "select = 'device' in [tool.torchdevice.check], which is not a list of texts"),
+            ("ignore = ['devise']", "there is no rule 'devise' (did you mean 'device'?)"),
+            ("per-file-ignores = {a = 1}", "which is not a table of lists of texts"),
+            ("baseline = 'none.json'", "No such file or directory"),
+            ("target = ", "cannot be parsed"),
+        ],
+    )
+    def test_a_wrong_table(
+        self,
+        table: str,
+        said: str,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a.py").write_text(CUDA)
+        (tmp_path / "pyproject.toml").write_text(f"[tool.torchdevice.check]\n{table}\n")
+        with pytest.raises(SystemExit) as ended:
+            main.main(["check", "a.py"])
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+
+    def test_a_baseline(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        known, program = tmp_path / "known.json", tmp_path / "a.py"
+        call = "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n"
+        program.write_text(CUDA + call)
+        assert self.run(capsys, program, "--baseline", known, "--write-baseline") == (0, "")
+        assert self.run(capsys, program, "--baseline", known)[0] == 0
+        program.write_text("# moved\n" + CUDA + call)
+        assert self.run(capsys, program, "--baseline", known)[0] == 0
+        program.write_text(CUDA + call * 2)
+        status, out = self.run(capsys, program, "--baseline", known)
+        assert status == 1 and "must be changed: 1" in out
+        known.write_text("[1]")
+        with pytest.raises(SystemExit):
+            self.run(capsys, program, "--baseline", known)
+
+    def test_a_baseline_without_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "a.py").write_text(CUDA)
+        with pytest.raises(SystemExit):
+            main.main(["check", str(tmp_path / "a.py"), "--write-baseline"])
+        assert "--write-baseline names no file" in capsys.readouterr().err
 
     def test_rules_are_listed(self, capsys: pytest.CaptureFixture[str]) -> None:
         status, out = self.run(capsys, "--rules")

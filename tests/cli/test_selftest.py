@@ -1,10 +1,10 @@
-"""``torchdevice doctor --selftest``: its checks, its text, and its experiments on a simulated Mac."""
+"""The tests of one's own device: that they pass, their page, and their experiments on a simulated Mac."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from typing import Any
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,55 +12,21 @@ from places import ROOT
 from test_mps_workarounds import PLANTED, planted
 
 import torchdevice
-from torchdevice.cli import main, mps_probes, selftest
-from torchdevice.cli.selftest_checks import CHECKS
+import torchdevice_selftest
 from torchdevice.mps_workarounds.table import FAULTS
 from torchdevice.simulation.profiles import PROFILES
+from torchdevice_selftest import GUARDED
 
-TARGETS = ("cpu", "simulated:cuda", "simulated:mps", "mps-on-simulated")
-
-
-@pytest.mark.parametrize("target", [pytest.param(target, marks=pytest.mark.sampled(1)) for target in TARGETS])
-def test_all_checks_pass(target: str) -> None:
-    assert [result for result in selftest.run(target) if result.error] == []
+sys.path.append(str(ROOT / "docs"))
+import make_matrix
 
 
-def selftested(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], check: Callable[[], None], *flags: str
-) -> tuple[int, str]:
-    monkeypatch.setattr(selftest, "CHECKS", {"something": check})
-    status = main.main(["doctor", "--selftest", "--target", "cpu", *flags])
-    return status, capsys.readouterr().out
-
-
-def fails() -> None:
-    raise ValueError(f"two lines\nof {torch.ones(1, device='cuda').tolist()}")
-
-
-def passes() -> None:
-    assert torch.cuda.is_available()
-
-
-def test_the_text_for_an_issue(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = selftested(monkeypatch, capsys, fails)
-    assert status == 1 and "0 passed, 1 failed" in text and "FAILED  something" in text
-    assert "ValueError: two lines" in text and "of [1.0]" in text and f"torch {torch.__version__}" in text
-    status, text = selftested(monkeypatch, capsys, passes)
-    assert status == 0 and "1 passed, 0 failed" in text and "passed  something" in text
-
-
-def test_the_results_as_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = selftested(monkeypatch, capsys, fails, "--json")
-    data = json.loads(text)
-    assert status == 1 and data["ok"] is False and data["target"] == "cpu"
-    assert data["results"][0]["feature"] == "something" and data["results"][0]["error"].startswith("ValueError")
-    assert data["experiments"] == {}, "there is nothing to decide on a CPU"
-
-
-def test_it_takes_no_paths(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main.main(["doctor", "--selftest", "train.py"])
-    assert "--selftest takes no PATH" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "target", [pytest.param(target, marks=pytest.mark.sampled(1)) for target in make_matrix.TARGETS]
+)
+def test_all_features_work(target: str) -> None:
+    written = make_matrix.columns_of(make_matrix.PAGE.read_text())
+    assert make_matrix.column(target) == written[target], "docs/matrix.md is made of these results"
 
 
 CHOSEN_ON_A_MAC = {"_scaled_dot_product_attention_math_for_mps"}
@@ -74,52 +40,67 @@ class TestExperiments:
         with torchdevice.simulate("mps", written_for="mps"):
             yield
 
-    def test_what_the_simulated_mac_answers(self) -> None:
-        answers, aten = dict(mps_probes.decide()), torch.ops.aten
-        for name, operator in (("svd", aten._linalg_svd), ("lu_solve", aten.linalg_lu_solve)):
+    def test_what_the_simulated_mac_answers(self, capsys: pytest.CaptureFixture[str]) -> None:
+        aten, experiments = torch.ops.aten, torchdevice_selftest.TestWhatWaitsForAMac()
+        for name, operator in (("linalg_svd", aten._linalg_svd), ("linalg_lu_solve", aten.linalg_lu_solve)):
             lacks_it = PROFILES["mps"].missing(operator.default) is not None  # svd until torch 2.14
+            experiments.test_whether_mps_has(name)
             answer = "no; in a scope it runs on the CPU" if lacks_it else "yes"
-            assert answers[f"does MPS have linalg_{name}?"] == answer
-        assert answers["does MPS have linalg_qr?"] in ("yes", "no; in a scope it runs on the CPU")
-        assert answers["is the wrong result of addcmul_ present here?"] == "no"
-        assert answers["does a device's index matter in x.device?"] == "mps:0"
-        raised = [question for question, answer in answers.items() if "raises" in answer]
+            assert capsys.readouterr().out == f"does MPS have {name}? {answer}\n"
+        assert torchdevice_selftest.has("linalg_qr") in (True, False)
+        experiments.test_whether_a_fault_is_present("addcmul_")
+        experiments.test_how_a_device_is_spelled()
+        assert capsys.readouterr().out == (
+            "is the wrong result of addcmul_ present here? no\ndoes a device's index matter in x.device? mps:0\n"
+        )
         # Its backward is lacked with linalg_lu_solve, until torch 2.14.
-        lacks_backward = PROFILES["mps"].missing(torch.ops.aten.linalg_lu_solve.default) is not None
-        assert raised == ["is the wrong result of _linalg_solve_ex present here?"] * lacks_backward
+        if PROFILES["mps"].missing(aten.linalg_lu_solve.default) is not None:
+            with pytest.raises(NotImplementedError):
+                experiments.test_whether_a_fault_is_present("_linalg_solve_ex")
 
     @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
     @pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
-    @pytest.mark.parametrize("operator", sorted(mps_probes.GUARDED.keys() - CHOSEN_ON_A_MAC))
+    @pytest.mark.parametrize("operator", sorted(GUARDED.keys() - CHOSEN_ON_A_MAC))
     def test_a_fault_that_is_there_is_found(self, operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # the backward of a solution
         fault = next(each for each in PLANTED.values() if operator in each.operators)
-        assert mps_probes._is_present(mps_probes.GUARDED[operator]) == "no"
+        assert not torchdevice_selftest.is_present(operator)
         with planted(fault.operators, fault.kernel):
-            answers: dict[str, Any] = dict(mps_probes.decide())
-        question = "is the wrong result of {} present here?"
-        assert answers[question.format(operator)] == "yes"
-        others = mps_probes.GUARDED.keys() - {operator}
-        assert all(answers[question.format(other)] == "no" for other in others)
+            assert [name for name in GUARDED if torchdevice_selftest.is_present(name)] == [operator]
 
     def test_every_experiment_on_a_guard_is_of_a_guard(self) -> None:
-        assert mps_probes.GUARDED.keys() <= {name for fault in FAULTS for name in fault.operators}
+        assert GUARDED.keys() <= {name for fault in FAULTS for name in fault.operators}
 
 
-def test_the_page_of_features_is_made_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import make_matrix
+TESTS = """
+import pytest
 
-    written = make_matrix.columns_of(make_matrix.PAGE.read_text())
-    assert tuple(written) == make_matrix.TARGETS and all(list(cells) == list(CHECKS) for cells in written.values())
-    monkeypatch.setattr(selftest, "CHECKS", {"one": passes, "other": fails})
-    cells = make_matrix.column("cpu")
-    assert cells == {"one": "passed", "other": "**failed**"}
+def test_of_one(record_property):
+    record_property("feature", "one")
+    record_property("on_cpu", 0)
+
+def test_of_other(record_property):
+    record_property("feature", "other")
+    record_property("on_cpu", 2)
+
+def test_of_third(record_property):
+    record_property("feature", "third")
+    assert False
+
+def test_of_fourth():
+    pytest.skip("is not there")
+"""
+
+
+def test_the_page_of_features_is_made_of_results(tmp_path: Path) -> None:
+    tests = tmp_path / "test_features.py"
+    tests.write_text(TESTS)
+    cells = make_matrix.column("cpu", str(tests))
+    assert cells == {"one": "passed", "other": "in part on the CPU", "third": "**failed**"}
     assert make_matrix.columns_of(make_matrix.page({"cpu": cells})) == {"cpu": cells}
 
 
-def test_the_table_of_tested_lines_names_what_is_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+def test_the_table_of_tested_lines_names_what_is_below() -> None:
     import make_tested
 
     def measured(ran: int, lines: int, taken: int, branches: int) -> dict[str, dict[str, int]]:

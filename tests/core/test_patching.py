@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from torchdevice import installed
 from torchdevice.core import patching
 from torchdevice.core.patching import Callback, Guarded, Installation, Replaced, ReplacedItem, Together
 from torchdevice.errors import TorchVersionError
@@ -511,3 +512,9 @@ def test_every_step_is_done_and_the_first_error_is_raised() -> None:
         patching.do_all([step(name) for name in "abcd"], 7)
     assert done == [(name, 7) for name in "abcd"]
     patching.do_all([step("a")], 1)
+
+
+def test_no_two_patches_change_one_name() -> None:
+    """The patches are installed in the order in which their files are found."""
+    found = [place for patch in installed._patches() for place in getattr(patch, "places", tuple)()]
+    assert len(found) > 100 and len({(id(each.owner), each.name) for each in found}) == len(found)

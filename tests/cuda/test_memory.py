@@ -136,9 +136,9 @@ def test_the_history_has_stacks_of_cpp(cuda: torchdevice.Scope) -> None:
         assert not any(f"torchdevice{os.sep}cuda" in frame["filename"] for frame in frames)
     name = test_the_history_has_stacks_of_cpp.__name__
     assert name in found["python"] and not any("::mul" in each for each in found["python"])
-    # Torch cannot always unwind the stack of C++ as far as the interpreter. It has no frames of Python then.
-    end = found["all"].index(name) if name in found["all"] else None
-    assert any("::mul" in each for each in found["all"][:end])
+    # Nothing more can be said: torch may fail to unwind as far as the interpreter, and where Dynamo has set its
+    # evaluator of frames, torch places Python's frames too far inside, counting the interpreter's.
+    assert any("::mul" in each for each in found["all"])
 
 
 @pytest.mark.one_engine

@@ -198,10 +198,3 @@ def test_bad_models(
         Path(name).write_text(text)
     with pytest.raises(error, match=message), torchdevice.simulate(model):
         pass
-
-
-def test_toml_on_a_python_that_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.toml").write_text('base = "cuda"')
-    monkeypatch.setitem(sys.modules, "tomllib", None)
-    with pytest.raises(ValueError, match=r"Python 3\.10 reads no TOML\. Write the device as JSON\."):
-        torchdevice.simulate(str(tmp_path / "mine.toml")).__enter__()

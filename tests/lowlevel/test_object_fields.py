@@ -8,6 +8,7 @@ import pytest
 
 from torchdevice.errors import TorchVersionError
 from torchdevice.lowlevel import object_fields
+from torchdevice.lowlevel.pointers import word_at
 
 pytestmark = pytest.mark.one_engine
 
@@ -24,7 +25,7 @@ def test_a_field_is_where_each_object_has_its_value() -> None:
 
 def test_a_field_can_be_set() -> None:
     made = (ctypes.c_uint64 * 2)(1, 2)
-    object_fields.field(ctypes.addressof(made), 8).value = 3
+    word_at(ctypes.addressof(made) + 8).value = 3
     assert list(made) == [1, 3]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import html.parser
 import io
@@ -26,7 +27,7 @@ from torchdevice.cli import main, reports
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.journal import callers, journal
 from torchdevice.journal.journal import Journal
-from torchdevice.report import Report, formatting, plot, rows, source
+from torchdevice.report import Report, formatting, rows, source
 from torchdevice.report.content import Content, Process
 from torchdevice.report.rows import Group, Row
 
@@ -433,10 +434,9 @@ class TestPage:
         frame = report._repr_html_()
         assert structure(frame).open == [] and frame.startswith("<iframe srcdoc=")
 
-    def test_the_plot_draws_the_longest(self) -> None:
-        from torchdevice.report.content import Totals
-
-        drawn = plot.bars({f"aten::op{n}": Totals(1, 1, 20 - n, 8) for n in range(20)})
+    def test_the_plot_draws_the_longest(self, report: Report) -> None:
+        off = [dataclasses.replace(report.rows[0], asked=f"aten::op{n}", seconds=20 - n) for n in range(20)]
+        drawn = dataclasses.replace(report, rows=tuple(off)).to_html()
         assert drawn.count("<rect") == 15 and "5 more operators not drawn" in drawn
         widths = [float(width) for width in re.findall(r'width="([0-9.]+)%"', drawn)]
         assert widths[0] == 100 and widths == sorted(widths, reverse=True)

@@ -14,6 +14,7 @@ import torch
 
 import torchdevice
 from torchdevice.core.thread_state import state
+from torchdevice.simulation import machine
 
 MIB = 1 << 20
 
@@ -214,8 +215,8 @@ def test_a_machine_ends_with_its_last_user() -> None:
 
 
 def test_copies_and_fallbacks_are_counted_by_machine() -> None:
-    with torchdevice.portable("simulated:mps") as scope:
+    with torchdevice.portable("simulated:mps"):
         torch.linalg.eig(torch.eye(2).cuda())
-        assert scope.runtime.fallbacks and scope.runtime.copies  # type: ignore[attr-defined]
-    with torchdevice.portable("simulated:mps") as scope:
-        assert not scope.runtime.fallbacks and not scope.runtime.copies  # type: ignore[attr-defined]
+        assert machine.current().fallbacks and machine.current().copies
+    with torchdevice.portable("simulated:mps"):
+        assert not machine.current().fallbacks and not machine.current().copies

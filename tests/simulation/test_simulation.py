@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
 from torchdevice.errors import FidelityError, PortabilityWarning, ScopeError, UnknownTargetError
-from torchdevice.simulation import inductor
+from torchdevice.simulation import inductor, machine
 
 
 @pytest.fixture
@@ -691,18 +691,18 @@ class TestMoves:
         assert torch.empty(3, 2, device="meta").copy_(x).is_meta
 
     def test_copies_are_counted(self, devices: torchdevice.Scope) -> None:
-        before = devices.runtime.copies.copy()  # type: ignore[attr-defined]
+        before = machine.current().copies.copy()
         x = torch.ones(1000).cuda()
         x.to("cuda:1").cpu()
         x.cpu()
-        counted = devices.runtime.copies - before  # type: ignore[attr-defined]
+        counted = machine.current().copies - before
         assert counted == {
             ("cpu", "simulated:0"): 1,
             ("simulated:0", "simulated:1"): 1,
             ("simulated:1", "cpu"): 1,
             ("simulated:0", "cpu"): 1,
         }
-        assert devices.runtime.copied_bytes["simulated:0", "cpu"] >= 4000  # type: ignore[attr-defined]
+        assert machine.current().copied_bytes["simulated:0", "cpu"] >= 4000
 
     def test_a_move_does_not_share_memory(self, devices: torchdevice.Scope) -> None:
         x = torch.zeros(3)
@@ -1059,7 +1059,7 @@ class TestMps:
         with torchdevice.simulate("mps") as scope:
             x = torch.randn(3, 3, device="cuda")
             assert torch.linalg.eig(x)[0].shape == (3,)
-            assert scope.runtime.fallbacks["aten::linalg_eig"] >= 1  # type: ignore[attr-defined]
+            assert machine.current().fallbacks["aten::linalg_eig"] >= 1
             assert any("linalg_eig" in entry.requested for entry in scope.journal.degraded)
 
     def test_a_missing_operator_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.bindings import supplied_as, supplied_function, supplied_value
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function, replaced_in_importers
 from torchdevice.cuda import device_queries, graphs, memory, memory_history, memory_pools, monitoring, random, streams
@@ -88,50 +87,22 @@ def default_generators(context: Context) -> Any:
     return random.default_generators(context)
 
 
-_LIKE_CUDA: dict[str, Callable[..., Any]] = {
-    "_xpu_init": device_queries.init,
-    "_xpu_isInBadFork": device_queries.is_in_bad_fork,
-    "_xpu_getDevice": device_queries.get_device,
-    "_xpu_setDevice": device_queries.set_device,
-    "_xpu_exchangeDevice": device_queries.exchange_device,
-    "_xpu_maybeExchangeDevice": device_queries.maybe_exchange_device,
-    "_xpu_canDeviceAccessPeer": device_queries.can_device_access_peer,
-    "_xpu_sleep": device_queries.sleep,
-    "_xpu_setStream": streams.set_stream,
-    "_xpu_getCurrentRawStream": streams.get_current_raw_stream,
-    "_xpu_emptyCache": memory.empty_cache,
-    "_xpu_getMemoryInfo": memory.mem_get_info,
-    "_xpu_memoryStats": memory.memory_stats,
-    "_xpu_resetPeakMemoryStats": memory.reset_peak_memory_stats,
-    "_xpu_resetAccumulatedMemoryStats": memory.reset_accumulated_memory_stats,
-    "_xpu_getMemoryFraction": memory.get_memory_fraction,
-    "_xpu_setMemoryFraction": memory.set_memory_fraction,
-    "_xpu_memorySnapshot": memory_history.memory_snapshot,
-    "_xpu_beginAllocateToPool": memory_pools.begin_allocate_to_pool,
-    "_xpu_beginAllocateCurrentThreadToPool": memory_pools.begin_allocate_current_thread_to_pool,
-    "_xpu_endAllocateToPool": memory_pools.end_allocate_to_pool,
-    "_xpu_releasePool": memory_pools.release_pool,
-    "_xpu_graph_pool_handle": graphs.graph_pool_handle,
-    "_xpu_isCurrentStreamCapturing": streams.is_current_stream_capturing,
-    "torch.xpu._exchange_device": device_queries.exchange_device,
-    "torch.xpu._maybe_exchange_device": device_queries.maybe_exchange_device,
-}
-"""Names of XPU, and the function of CUDA's name that has the same meaning."""
+_LIKE_CUDA = """
+    init isInBadFork getDevice setDevice exchangeDevice maybeExchangeDevice canDeviceAccessPeer sleep setStream
+    getCurrentRawStream isCurrentStreamCapturing emptyCache memoryStats resetPeakMemoryStats
+    resetAccumulatedMemoryStats getMemoryFraction setMemoryFraction memorySnapshot beginAllocateToPool
+    beginAllocateCurrentThreadToPool endAllocateToPool releasePool
+"""
+"""The functions of ``torch._C`` that do what CUDA's of that name does."""
 
+for _name in _LIKE_CUDA.split():
+    supplied_as(f"torch._C._xpu_{_name}", f"torch._C._cuda_{_name}", native_to=XPU)
 
-_ON = {
-    "_xpu_memoryStats": memory.APPROXIMATE_FIGURES,
-    "_xpu_setMemoryFraction": memory.LIMITS,
-    "_xpu_memorySnapshot": memory_history.APPROXIMATE_SNAPSHOT,
-    "_xpu_beginAllocateToPool": memory_pools.NO_POOLS,
-    "_xpu_beginAllocateCurrentThreadToPool": memory_pools.NO_POOLS,
-    "_xpu_endAllocateToPool": memory_pools.NO_POOLS,
-    "_xpu_releasePool": memory_pools.NO_POOLS,
-}
+for _name in ("_exchange_device", "_maybe_exchange_device"):
+    supplied_as(f"torch.xpu.{_name}", f"torch.cuda.{_name}", native_to=XPU)
 
-
-for _name, _function in _LIKE_CUDA.items():
-    supplied_function(_name, native_to=XPU, on=_ON.get(_name))(_function)
+supplied_as("torch._C._xpu_graph_pool_handle", "torch._C._graph_pool_handle", native_to=XPU)
+supplied_function("_xpu_getMemoryInfo", native_to=XPU)(memory.mem_get_info)
 
 
 for _name in ("_xpu_changeCurrentAllocator", "_xpu_customAllocator", "_xpu_getAllocator"):

@@ -181,20 +181,8 @@ def _wide(node: ast.AST, view: View, depth: int = 0) -> str:
     return found[0] if found and all(found) else ""
 
 
-_KEEP_DTYPE = frozenset(
-    [
-        "view",
-        "reshape",
-        "unsqueeze",
-        "squeeze",
-        "transpose",
-        "permute",
-        "clone",
-        "detach",
-        "contiguous",
-        "requires_grad_",
-    ]
-)
+_KEEP = "view reshape unsqueeze squeeze transpose permute clone detach contiguous requires_grad_"
+_KEEP_DTYPE = frozenset(_KEEP.split())
 """Methods whose result has the dtype of its tensor."""
 
 _FROM_NUMPY = ("torch.from_numpy", "torch.tensor", "torch.as_tensor", "torch.asarray")

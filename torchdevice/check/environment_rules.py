@@ -10,40 +10,11 @@ from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
 from torchdevice.check.source_view import View, argument
 from torchdevice.errors import PATCHERS
+from torchdevice.foundation import data_files
 
-_ATTENTION = "use torch.nn.functional.scaled_dot_product_attention"
-_READINGS = "leave the readings out, or use psutil"
-_NUMPY = "use torch or NumPy"
-_LAYERS = "use the layers of torch.nn"
-_OWN_FALLBACK = "choose the library's own fallback"
+_TABLES: Mapping[str, Mapping[str, str]] = data_files.read(__file__, "environment.json")
 
-PACKAGES: Mapping[str, str] = {
-    "flash_attn": _ATTENTION,
-    "flash_attn_interface": _ATTENTION,
-    "xformers": _ATTENTION,
-    "triton": "use functions of torch in place of the kernels",
-    "bitsandbytes": "load the model without quantization, and use torch.optim",
-    "apex": "use torch.amp, torch.optim and torch.nn in its place",
-    "amp_C": "use torch.optim",
-    "deepspeed": "run without its engine, or use torch.distributed",
-    "transformer_engine": _LAYERS,
-    "pynvml": _READINGS,
-    "py3nvml": _READINGS,
-    "nvidia_smi": _READINGS,
-    "GPUtil": _READINGS,
-    "gpustat": _READINGS,
-    "cupy": _NUMPY,
-    "cupyx": _NUMPY,
-    "numba.cuda": _NUMPY,
-    "pycuda": _NUMPY,
-    "cudf": "use pandas",
-    "cuml": "use scikit-learn",
-    "nvidia.dali": "use torch.utils.data",
-    "tensorrt": _OWN_FALLBACK,
-    "torch_tensorrt": "use torch.compile",
-    "mamba_ssm": _OWN_FALLBACK,
-    "causal_conv1d": "use torch.nn.functional.conv1d",
-}
+PACKAGES = _TABLES["packages"]
 """Packages that run on CUDA only, and what to use in their place."""
 
 
@@ -226,17 +197,6 @@ def _says_cuda(value: ast.expr) -> bool:
 
 # ---- variables -------------------------------------------------------------------------------------------------------
 
-_VARIABLES: Mapping[str, tuple[Verdict, str]] = {
-    "CUDA_VISIBLE_DEVICES": (
-        Verdict.HANDLED,
-        "CUDA_VISIBLE_DEVICES hides simulated devices, and those that --devices advertises.",
-    ),
-    "TORCH_CUDA_ARCH_LIST": (Verdict.HANDLED, "TORCH_CUDA_ARCH_LIST has no effect: no code for CUDA is built."),
-    "CUDA_HOME": (Verdict.HANDLED, "CUDA_HOME has no effect: no code for CUDA is built."),
-    "CUDA_LAUNCH_BLOCKING": (Verdict.HANDLED, "CUDA_LAUNCH_BLOCKING has no effect on other devices."),
-    "CUDA_DEVICE_ORDER": (Verdict.HANDLED, "CUDA_DEVICE_ORDER has no effect on other devices."),
-}
-
 
 @rule("variable", ast.Assign, ast.Call)
 def _variable(node: ast.Assign | ast.Call, view: View) -> Iterator[Found]:
@@ -245,8 +205,8 @@ def _variable(node: ast.Assign | ast.Call, view: View) -> Iterator[Found]:
     if view.target.native in _CUDA:
         return
     for name in _written(node, view):
-        if name in _VARIABLES:
-            yield Found(*_VARIABLES[name], leaves_trace=False)
+        if name in _TABLES["variables"]:
+            yield Found(Verdict.HANDLED, _TABLES["variables"][name], leaves_trace=False)
 
 
 def _written(node: ast.Assign | ast.Call, view: View) -> Iterator[str]:

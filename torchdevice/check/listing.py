@@ -19,16 +19,19 @@ SAID = {
 _COLOURS = {Verdict.CHANGE: "bold red", Verdict.APPROXIMATE: "yellow", Verdict.HANDLED: "green"}
 
 
-def rendered(findings: Sequence[Finding], files: int, target: str) -> list[Line]:
+def rendered(findings: Sequence[Finding], shown: Sequence[Finding], files: int, target: str) -> list[Line]:
     """Return the lines of findings.
 
     Args:
-        findings: What was found.
+        findings: What was found, of which the totals are shown.
+        shown: What of it is listed.
         files: How many files were read.
         target: The name of the target.
     """
     first, *rest = _heading(findings, files, target)
-    return [((first, "bold"),), *rest, *_by_file(findings)]
+    if len(shown) < len(findings):
+        rest.append("  --all lists what need not be changed")
+    return [((first, "bold"),), *rest, *_by_file(shown)]
 
 
 def _heading(findings: Sequence[Finding], files: int, target: str) -> list[str]:

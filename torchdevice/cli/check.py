@@ -6,6 +6,8 @@ import argparse
 import json
 import textwrap
 from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdevice.cli.parsing import did_you_mean
@@ -16,12 +18,16 @@ from torchdevice.foundation.environment import switched_off
 
 if TYPE_CHECKING:
     from torchdevice.check import Finding
+    from torchdevice.check.configuration import Configuration
 
 _EXAMPLES = """The status is 1 if something must be changed. A comment '# torchdevice: ignore' leaves a line out, and
-'# torchdevice: ignore[rule]' a rule on that line.
+'# torchdevice: ignore[rule]' a rule on that line. [tool.torchdevice.check] in pyproject.toml has target, select,
+ignore, exclude, per-file-ignores and baseline; what the command line says counts more.
 
 examples:
   torchdevice check train.py
+  torchdevice check --all train.py
+  torchdevice check src --baseline known.json --write-baseline
   torchdevice check src notebooks --target mps
   torchdevice check . --target mps --ignore device --sarif=findings.sarif
   torchdevice check --rules"""
@@ -37,6 +43,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks, and folders of them")
     parser.add_argument("--rules", action="store_true", help="list the rules")
+    parser.add_argument("--write-baseline", action="store_true", help="write what is found to the baseline")
     add_flags(parser, "cpu")
     parser.set_defaults(action=lambda options: _check(parser, options))
 
@@ -44,7 +51,10 @@ def add(commands: Any) -> None:
 def add_flags(parser: argparse.ArgumentParser, default: str | None) -> None:
     """Add the flags that say what is looked for, and how it is shown."""
     said = f"default: {default}" if default else "left out, the one that would be chosen"
-    parser.add_argument("--target", default=default, help=f"mps, cpu, cuda, simulated:mps and such; {said}")
+    parser.add_argument("--target", help=f"mps, cpu, cuda, simulated:mps and such; {said}")
+    parser.set_defaults(default_target=default, write_baseline=False)
+    parser.add_argument("--all", action="store_true", help="also show what runs as it is, and what is approximate")
+    parser.add_argument("--baseline", metavar="FILE", help="leave out what this file says is known")
     for flag, said in (("--select", "apply only these rules"), ("--ignore", "do not apply these rules")):
         parser.add_argument(flag, action="append", default=[], metavar="RULE", help=f"{said}, separated by commas")
     parser.add_argument("--json", action="store_true", help="print data")
@@ -82,19 +92,39 @@ def _list_rules() -> int:
 
 def check(paths: Sequence[str], options: argparse.Namespace) -> int:
     """Check sources, show what was found, and return the exit status."""
-    from torchdevice.check import Target, Verdict, sources
+    from torchdevice.check import Target, Verdict, configuration, sources
     from torchdevice.check.checker import check_file
 
     with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
-        target, rules = Target.named(options.target), _chosen_rules(options)
-        files = sources.found(paths)
-        findings = [finding for file in track(files, "files") for finding in check_file(file, target, rules)]
+        project = configuration.of_project(Path.cwd())
+        options.target = options.target or project.target or options.default_target
+        target, rules = Target.named(options.target), _chosen_rules(options, project)
+        files = [file for file in sources.found(paths) if not project.excludes(file)]
+        findings = [
+            finding
+            for file in track(files, "files")
+            for finding in check_file(file, target, rules - project.ignored_in(file))
+        ]
+        baseline = options.baseline or (project.baseline and project.folder / project.baseline)
+        if options.write_baseline:
+            return _write_baseline(baseline, findings)
+        if baseline:
+            findings = configuration.without_known(Path(baseline), findings)
         _show(findings, len(files), options)
     return int(any(finding.verdict is Verdict.CHANGE for finding in findings))
 
 
-def _chosen_rules(options: argparse.Namespace) -> set[str]:
-    """Return the names of the rules to apply.
+def _write_baseline(baseline: str | Path | None, findings: Sequence[Finding]) -> int:
+    from torchdevice.check import Verdict, configuration
+
+    if not baseline:
+        raise ValueError("--write-baseline names no file. Add --baseline FILE, or 'baseline' in pyproject.toml.")
+    configuration.write_baseline(Path(baseline), [each for each in findings if each.verdict is Verdict.CHANGE])
+    return 0
+
+
+def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[str]:
+    """Return the names of the rules to apply: those of the command line, else those of the project.
 
     Raises:
         ValueError: A rule does not exist.
@@ -102,9 +132,10 @@ def _chosen_rules(options: argparse.Namespace) -> set[str]:
     from torchdevice.check import RULES
 
     selected, ignored = (
-        {name for given in each for name in given.split(",")} for each in (options.select, options.ignore)
+        {name for given in on_command_line for name in given.split(",")} or {*in_project}
+        for on_command_line, in_project in ((options.select, project.select), (options.ignore, project.ignore))
     )
-    for name in sorted((selected | ignored) - set(RULES)):
+    for name in sorted((selected | ignored | {*chain(*project.per_file_ignores.values())}) - set(RULES)):
         raise ValueError(
             f"there is no rule {name!r}{did_you_mean(name, RULES)}. 'torchdevice check --rules' lists them."
         )
@@ -112,17 +143,20 @@ def _chosen_rules(options: argparse.Namespace) -> set[str]:
 
 
 def _show(findings: list[Finding], files: int, options: argparse.Namespace) -> None:
+    from torchdevice.check import Verdict
+
+    shown = findings if options.all else [each for each in findings if each.verdict is Verdict.CHANGE]
     if options.json:
-        print(json.dumps([finding.to_dict() for finding in findings], indent=1))
+        print(json.dumps([finding.to_dict() for finding in shown], indent=1))
     elif options.sarif:
         from torchdevice.check import sarif
 
-        document = json.dumps(sarif.document(findings), indent=1)
+        document = json.dumps(sarif.document(shown), indent=1)
         _write(document, options.sarif)
     else:
         from torchdevice.check import listing
 
-        styled_text.show(listing.rendered(findings, files, options.target))
+        styled_text.show(listing.rendered(findings, shown, files, options.target))
 
 
 def _write(document: str, file: str | bool) -> None:

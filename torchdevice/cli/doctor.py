@@ -19,9 +19,7 @@ examples:
   torchdevice doctor
   torchdevice doctor --target simulated:mps
   torchdevice doctor train.py
-  torchdevice doctor --json
-  torchdevice doctor --selftest
-  torchdevice doctor --selftest --target mps-on-simulated"""
+  torchdevice doctor --json"""
 
 
 def add(commands: Any) -> None:
@@ -34,17 +32,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="check these sources, as 'torchdevice check'")
     check.add_flags(parser, None)
-    parser.add_argument(
-        "--selftest",
-        action="store_true",
-        help="run the core of the contract tests on the device, and print a text for an issue; status 1 if one fails",
-    )
     parser.set_defaults(action=functools.partial(_doctor, parser))
 
 
 def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    if options.selftest:
-        return _selftest(parser, options)
     if options.paths:
         return _check(options)
     if options.select or options.ignore or options.sarif:
@@ -65,15 +56,6 @@ def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
         rows += [("", "", f"-> {finding.remedy}")] if finding.remedy else []
     columns.show(rows, indent="  ")
     return int(not well)
-
-
-def _selftest(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    if options.paths or options.select or options.ignore or options.sarif:
-        parser.error("--selftest takes no PATH, --select, --ignore and --sarif")
-    with refusals(), switched_off():
-        from torchdevice.cli import selftest
-
-        return selftest.selftest(options.target, as_json=options.json)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torchdevice.devices.device_models import TARGET
+from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.options import variable_of
 
 
@@ -28,8 +33,45 @@ def launched(options: argparse.Namespace) -> list[str]:
         ValueError: The program is one that the launcher cannot start.
     """
     _give_devices(options)
+    if options.ranks > 1:  # else the launcher says in five lines that it sets one thread
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.ranks)))
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
     return [*launcher, *_program(options.rest)]
+
+
+@block
+def failing() -> Iterator[None]:
+    """Say in a few lines which ranks failed, in place of the launcher's traceback.
+
+    Raises:
+        SystemExit: With status 1, where a rank failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        failures = getattr(error, "failures", None)
+        if type(error).__name__ != "ChildFailedError" or not failures:
+            raise
+        print(*_told(failures), sep="\n", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _told(failures: Mapping[int, Any]) -> Iterator[str]:
+    """Yield a line for the rank that failed first, and one for each way in which others ended."""
+    first = min(failures, key=lambda rank: failures[rank].timestamp)
+    yield f"torchdevice: rank {first} failed first: {_end(failures[first])}."
+    others = defaultdict(list)
+    for rank in sorted(failures.keys() - {first}):
+        others[_end(failures[rank])].append(str(rank))
+    for end, ranks in others.items():
+        yield f"torchdevice: {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}: {end}."
+
+
+def _end(failure: Any) -> str:
+    if failure.exitcode >= 0:
+        return f"exit code {failure.exitcode}"
+    name = signal.Signals(-failure.exitcode).name
+    return f"ended by {name}" + (", which the launcher sends to the others" if name == "SIGTERM" else "")
 
 
 def _number(text: str) -> int:

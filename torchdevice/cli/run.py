@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -122,7 +123,8 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     main = _new_main(program)
     with refusals(), garbage_collection.paused():
         _activate(options, program)
-    _execute(program, main, options.check)
+    with contextlib.nullcontext() if options.ranks is None else ranks.failing():
+        _execute(program, main, options.check)
     return 0
 
 

@@ -15,7 +15,6 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.patching import Replaced
 from torchdevice.devices.runtime import Runtime
-from torchdevice.foundation.torch_internals import require
 
 
 class Interfaces:
@@ -29,11 +28,11 @@ class Interfaces:
         registry = _registry()
         # Outside the scope: torch registers an interface for each device that `torch.cuda` counts.
         with thread_state.suspended():
-            if not require(registry, "_device_initialized"):
-                require(registry, "init_device_reg")()
+            if not registry._device_initialized:
+                registry.init_device_reg()
         # A copy, taken once: what other scopes add later is to be removed too.
         if self._before is None:
-            self._before = dict(require(registry, "device_interfaces"))
+            self._before = dict(registry.device_interfaces)
         # Torch bound these methods when Dynamo was imported; in a build without CUDA they only raise.
         if not self._exchanges:
             self._exchanges = [Replaced(registry.CudaInterface, name, _late(name)) for name in _EXCHANGES]

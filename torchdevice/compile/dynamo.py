@@ -29,8 +29,8 @@ from torchdevice.cuda.streams import StreamStandIn, new_stream
 from torchdevice.devices.device_properties import DeviceProperties
 from torchdevice.engines import traced
 from torchdevice.errors import FidelityError
+from torchdevice.foundation import torch_internals
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 from torchdevice.foundation.tracebacks import PACKAGE
 from torchdevice.torch_apis import autocast_lists
 from torchdevice.torch_apis.autocast import dtype_on_target
@@ -49,7 +49,7 @@ class _Skipped:
 
     def install(self) -> None:
         trace_rules = torch._dynamo.trace_rules
-        before = require(trace_rules, "SKIP_DIRS_RE")
+        before = trace_rules.SKIP_DIRS_RE
         # The expression is another one if Dynamo or the program has added a folder since, or at the first time.
         if before is not self._with_us and (self._with_us is None or before is not self._before):
             self._before = before
@@ -92,8 +92,9 @@ class _DynamoPatches:
             self._in_place = True
         # Inductor is imported at the first compilation, perhaps after this scope was entered.
         if self._inductor is None and "torch._inductor.output_code" in sys.modules:
-            graph = require(sys.modules["torch._inductor.output_code"], "CompiledFxGraph")
-            self._inductor = replaced_function(graph, "__call__", _run_compiled)
+            torch_internals.check("later", "torch._inductor.output_code")
+            code = sys.modules["torch._inductor.output_code"]
+            self._inductor = replaced_function(code.CompiledFxGraph, "__call__", _run_compiled)
         if self._inductor is not None:
             self._inductor.install()
         context = thread_state.state.context
@@ -106,10 +107,11 @@ class _DynamoPatches:
         # The exact class is a key of Dynamo's table.
         if cls is not torch.Generator:
             builder: Any = torch._dynamo.variables.builder.VariableBuilder
-            require(builder, "_type_dispatch")()[cls] = require(builder, "wrap_user_defined")
+            builder._type_dispatch()[cls] = builder.wrap_user_defined
             self._seen_generators.add(cls)
 
     def _make(self) -> list[Patch]:
+        torch_internals.check("later", "torch._dynamo")
         output_graph = sys.modules["torch._dynamo.output_graph"]
         return [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
@@ -117,7 +119,7 @@ class _DynamoPatches:
             *_stream_patches(),
             replaced_function(torch._dynamo, "reset", truthfully),
             self._skipped,
-            Replaced(require(torch._dynamo, "trace_rules"), "is_torch_inline_allowed", _inline),
+            Replaced(torch._dynamo.trace_rules, "is_torch_inline_allowed", _inline),
             Replaced(
                 torch._dynamo.variables.ctx_manager.AutocastModeVariable,
                 "create",
@@ -126,7 +128,7 @@ class _DynamoPatches:
             replaced_function(torch._dynamo.variables.tensor.TensorVariable, "method_attr_device", _read_device),
             replaced_function(torch._dynamo.variables.tensor.TensorVariable, "method_attr_is_cuda", _read_is_cuda),
             replaced_function(
-                require(torch._dynamo.variables.torch_function, "SymbolicTorchFunctionState"),
+                torch._dynamo.variables.torch_function.SymbolicTorchFunctionState,
                 "call_torch_function_mode",
                 _call_higher_order,
             ),
@@ -256,22 +258,22 @@ def _call_higher_order(context: Context, original: Any, self: Any, tx: Any, fn: 
     torch takes a mode off the stack while the mode handles a call. The functions that a higher-order operator traces
     in that time, such as the branches of ``torch.cond``, would be traced without it.
     """
-    higher_order = require(torch._dynamo.variables.higher_order_ops, "TorchHigherOrderOperatorVariable")
+    higher_order = torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable
     # The mode that handles the call is still the last one in Dynamo's picture of the stack.
     serves = isinstance(self.mode_stack[-1].realize().value, ContextMode)
     if serves and isinstance(fn, higher_order) and not types.items:
-        return require(fn, "_call_function")(tx, *call)
+        return fn._call_function(tx, *call)
     return original(self, tx, fn, types, *call)
 
 
 def _add_constants() -> None:
     """Let Dynamo fold values that do not change in a scope, and pass all factories to modes (2.10 omits some)."""
     tracing = torch._dynamo.variables.torch
-    constants: Any = require(tracing, "constant_fold_functions")
+    constants: Any = tracing.constant_fold_functions
     # Folded as a constant: the number is a part of the key that guards the code.
     constants[torch.cuda.device_count] = None
-    require(torch._dynamo.utils, "common_constant_types").add(DeviceProperties)
-    overridable = require(tracing, "get_overridable_functions")()
+    torch._dynamo.utils.common_constant_types.add(DeviceProperties)
+    overridable = tracing.get_overridable_functions()
     # Those that are absent in this release; only these are taken out again.
     _shown.update(_device_constructors() - overridable)
     overridable.update(_shown)
@@ -303,7 +305,7 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
     _forget_unused_stream(gm)
-    by_inductor = isinstance(compiler, require(torch, "_TorchCompileInductorWrapper"))
+    by_inductor = isinstance(compiler, torch._TorchCompileInductorWrapper)
     instead = _instead_of_inductor(context, gm) if by_inductor else None
     if isinstance(instead, str):
         try:
@@ -343,7 +345,7 @@ def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:
     From 2.13 on, Dynamo registers an accelerator's current stream before it traces anything else.
     """
     registry: Any = torch._dynamo.graph_bytecode_inputs
-    registered = require(registry, "index_to_bytecode_constructor")
+    registered = registry.index_to_bytecode_constructor
     graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
     names = (str(node.target) for graph in graphs for node in graph.nodes)
     only_current = hasattr(registry, "CURRENT_STREAM_INDEX") and len(registered) == 1

@@ -19,7 +19,6 @@ from torchdevice.core.patching import Callback, Patch, Replaced, ReplacedItem, r
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.engines import wrap
 from torchdevice.errors import FidelityError
-from torchdevice.foundation.torch_internals import require
 
 _state = thread_state.state
 
@@ -50,7 +49,7 @@ def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
         raise
     except FidelityError as error:
         # Dynamo then runs the frame by Python, where the program's own line raises.
-        raise require(torch._dynamo.exc, "Unsupported")(str(error)) from error
+        raise torch._dynamo.exc.Unsupported(str(error)) from error
     finally:
         _state.mode, _state.traced = before
 
@@ -135,15 +134,15 @@ def _set_stack(context: Context, original: Any, stack: list[Any]) -> None:
 
 def names_in_guards() -> dict[str, Any]:
     """Return the names that guard expressions can use; torch collects them once in a process."""
-    return require(torch._dynamo.guards, "_get_closure_vars")()
+    return torch._dynamo.guards._get_closure_vars()
 
 
 def _show_originals() -> None:
     """Let Dynamo trace entry points as their original functions."""
     builder = torch._dynamo.variables.builder
-    variable_builder: Any = require(builder, "VariableBuilder")
-    sourceless: Any = require(builder, "SourcelessBuilder")
-    dispatch, handlers = require(variable_builder, "_type_dispatch")(), require(sourceless, "_type_handlers")
+    variable_builder: Any = builder.VariableBuilder
+    sourceless: Any = builder.SourcelessBuilder
+    dispatch, handlers = variable_builder._type_dispatch(), sourceless._type_handlers
     for cls in _classes():
         dispatch[cls] = lambda self, entry: self._wrap(entry.original)
         handlers[cls] = lambda tx, entry: sourceless.create(tx, entry.original)
@@ -165,14 +164,14 @@ def _show_nothing() -> None:
 def patches() -> list[Patch]:
     """Return the patches of Dynamo, once it is imported."""
     dynamo: Any = torch._dynamo
-    modes = require(dynamo.variables, "torch_function")
+    modes = dynamo.variables.torch_function
     return [
         ReplacedItem(names_in_guards(), "___get_torch_function_mode_stack_at", _mode_at),
         replaced_function(dynamo.convert_frame, "trace_frame", _trace_frame),
-        replaced_function(require(modes, "SymbolicTorchFunctionState"), "__init__", _see_mode),
+        replaced_function(modes.SymbolicTorchFunctionState, "__init__", _see_mode),
         *(Replaced(module, "get_torch_function_mode_stack_at", _mode_at) for module in (dynamo.utils, dynamo.guards)),
         replaced_function(dynamo.utils, "set_torch_function_mode_stack", _set_stack),
         Replaced(torch.utils._device, "CURRENT_DEVICE", _DefaultDevice),
-        Replaced(require(dynamo.guards, "GuardBuilder"), "DEFAULT_DEVICE", _guard_default_device),
+        Replaced(dynamo.guards.GuardBuilder, "DEFAULT_DEVICE", _guard_default_device),
         Callback(_show_originals, _show_nothing),
     ]

@@ -29,6 +29,7 @@ class Supplied(NamedTuple):
         fidelity: How close that value comes to the accelerator's own.
         note: A description of the value, in a few words.
         on: Target -> fidelity and note, for the targets where these differ.
+        function: The function that is the name's value, without its context; None for other values.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Supplied(NamedTuple):
     fidelity: Fidelity
     note: str
     on: Mapping[str, tuple[Fidelity, str]] = {}
+    function: Callable[..., Any] | None = None
 
 
 SUPPLIED: dict[str, Supplied] = {}
@@ -87,10 +89,16 @@ def supplied_function(
         dotted = ""
         for each in names:
             dotted = each if "." in each else _C + each
-            add(Supplied(dotted, value, fidelity, note or first_line(function), on or {}))
+            add(Supplied(dotted, value, fidelity, note or first_line(function), on or {}, function))
         return function
 
     return register
+
+
+def supplied_as(name: str, other: str, *, native_to: str) -> None:
+    """Register, by the dotted ``name`` of an accelerator, the exact function that is supplied as ``other``."""
+    known = SUPPLIED[other]
+    supplied_function(name, native_to=native_to, on=known.on)(known.function)
 
 
 def supplied_value(

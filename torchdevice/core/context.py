@@ -26,7 +26,6 @@ from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.errors import FidelityError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger, warn_once
-from torchdevice.foundation.torch_internals import require
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options
 
@@ -467,7 +466,7 @@ def _computed_in_float32(options: Options, runtime: Runtime) -> frozenset[torch.
     return HALF if options.half_products == "float32" and runtime.shares_host_memory else frozenset()
 
 
-_parse_visible_devices = require(torch.cuda, "_parse_visible_devices")
+_parse_visible_devices = torch.cuda._parse_visible_devices
 
 
 def visible_ordinals() -> list[int] | None:

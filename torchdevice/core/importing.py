@@ -11,6 +11,7 @@ from typing import Any
 
 from torchdevice.core import thread_state
 from torchdevice.core.patching import Patch, together
+from torchdevice.foundation import torch_internals
 
 
 class Importing:
@@ -109,6 +110,7 @@ class WhenImported:
 
     def _put_in(self) -> None:
         if self._patches is None:
+            torch_internals.check("later", self._name)
             # Made once: the module stays the same object for the process.
             self._patches = together(self._make(sys.modules[self._name]))
         for patch in self._patches:

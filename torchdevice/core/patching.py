@@ -18,16 +18,14 @@ wanted.
 from __future__ import annotations
 
 import functools
-import os
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
 from torchdevice.core import thread_state
 from torchdevice.devices.accelerators import of_module
-from torchdevice.foundation import garbage_collection
+from torchdevice.foundation import forks, garbage_collection
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.torch_internals import require
 
@@ -486,12 +484,7 @@ class Installation:
         self._holders: set[object] = set()
         self._in_place: bool | None = False  # None while patches are being installed or removed
         self._round: object = None
-        self._lock = threading.RLock()
-        if hasattr(os, "register_at_fork"):  # not on Windows
-            os.register_at_fork(after_in_child=self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.RLock()  # another thread of the parent may have held it, and does not exist here
+        self._lock = forks.lock(vars(self))
 
     def hold(self, holder: object) -> None:
         """Put everything in place. If that fails or is interrupted, the caller calls :meth:`drop`."""

@@ -24,19 +24,20 @@ from torch.overrides import TorchFunctionMode
 from torchdevice.core.context import Context
 from torchdevice.devices.accelerators import conventional_modules, of_module
 from torchdevice.errors import NotSupportedError
+from torchdevice.foundation import forks
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import Exit, LeavingBy
-from torchdevice.foundation.torch_internals import require
+from torchdevice.foundation.uncaught_errors import Hooks
 
 T = TypeVar("T")
 
-_stack_length = require(torch._C, "_len_torch_function_stack")
-_stack_at = require(torch._C, "_get_function_stack_at")
-_push = require(torch._C, "_push_on_torch_function_stack")
-_pop = require(torch._C, "_pop_torch_function_stack")
+_stack_length = torch._C._len_torch_function_stack
+_stack_at = torch._C._get_function_stack_at
+_push = torch._C._push_on_torch_function_stack
+_pop = torch._C._pop_torch_function_stack
 
 # Torch's `_tls` objects are per thread, so they can say "initialising" of one thread alone.
-_initializing = {str(of_module(module)): require(module, "_tls") for module in conventional_modules()}
+_initializing = {str(of_module(module)): module._tls for module in conventional_modules()}
 
 
 class ContextMode(TorchFunctionMode):
@@ -75,6 +76,7 @@ class Entry:
         enabled_by: Who made an entry that lasts until :func:`disable`: ``"program"``, whose next call of :func:`enable`
             takes its place, or ``"run"`` for the activation of a whole run; empty for other entries.
         environment: The environment variables to restore by :func:`disable`.
+        hooks: The hooks for uncaught errors, in force until :func:`disable`.
     """
 
     __slots__ = (
@@ -83,6 +85,7 @@ class Entry:
         "during_call",
         "enabled_by",
         "environment",
+        "hooks",
         "mode",
         "owner",
         "parts",
@@ -110,6 +113,7 @@ class Entry:
         self.parts: list[Any] = []
         self.enabled_by = ""
         self.environment: dict[str, str | None] = {}
+        self.hooks: Hooks | None = None
 
 
 class ThreadState(threading.local):
@@ -318,8 +322,7 @@ def _after_fork() -> None:
         settle()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork)
+forks.in_child(_after_fork)
 
 
 def stacked_modes() -> list[Any]:

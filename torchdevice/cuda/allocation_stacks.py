@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from torchdevice.foundation.torch_internals import require
 from torchdevice.foundation.tracebacks import PACKAGE
 
-_gather = require(torch._C._profiler, "gather_traceback")
-_look_up = require(torch._C._profiler, "symbolize_tracebacks")
+_gather = torch._C._profiler.gather_traceback
+_look_up = torch._C._profiler.symbolize_tracebacks
 
 _KERNEL = "torch::impl::dispatch::PythonKernelHolder"
 """The C++ frame that calls a kernel in Python. The frames inside of it are this package's and the interpreter's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import enum
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,8 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, Replaced
 from torchdevice.cuda.memory import mem_get_info
 from torchdevice.cuda.streams import create_external, destroy_external
+from torchdevice.foundation import data_files
+from torchdevice.lowlevel.pointers import word_at
 
 
 class CudaError(enum.IntEnum):
@@ -30,22 +31,7 @@ class CudaError(enum.IntEnum):
         return code
 
 
-_TEXTS = {
-    0: "no error",
-    1: "invalid argument",
-    2: "out of memory",
-    3: "initialization error",
-    100: "no CUDA-capable device is detected",
-    101: "invalid device ordinal",
-    400: "invalid resource handle",
-    600: "device not ready",
-    700: "an illegal memory access was encountered",
-    710: "device-side assert triggered",
-    712: "part or all of the requested memory range is already mapped",
-    713: "pointer does not correspond to a registered memory region",
-    719: "unspecified launch failure",
-    900: "operation not permitted when stream is capturing",
-}
+_TEXTS: dict[str, str] = data_files.read(__file__, "cudart_errors.json")
 """The texts of ``cudaGetErrorString`` (driver_types.h of the CUDA toolkit)."""
 
 _INVALID_HANDLE, _ALREADY_REGISTERED, _NOT_REGISTERED = CudaError(400), CudaError(712), CudaError(713)
@@ -76,7 +62,7 @@ class Cudart:
 
 
 def _get_error_string(context: Context, error: int) -> str:
-    return _TEXTS.get(int(error), "unrecognized error code")
+    return _TEXTS.get(str(int(error)), "unrecognized error code")
 
 
 def _success(context: Context, *args: Any) -> CudaError:
@@ -100,7 +86,7 @@ def _stream_create(context: Context, place: int) -> CudaError:
     """Write the handle of a new stream to an address."""
     if not context.runtime.has_handles:
         thread_state.refuse("torch.cuda.cudart().cudaStreamCreate", "There is no cudaStream_t. Use torch.cuda.Stream.")
-    ctypes.c_uint64.from_address(int(place)).value = create_external(context)
+    word_at(int(place)).value = create_external(context)
     return CudaError.success
 
 

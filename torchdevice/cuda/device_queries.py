@@ -19,7 +19,6 @@ from torchdevice.cuda import memory, sleeping
 from torchdevice.devices.device_properties import DeviceProperties
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 
 
 @supplied_function("_cuda_getDeviceCount", denies=True)
@@ -269,7 +268,7 @@ def patches() -> list[Patch]:
             may_be_absent=True,
         ),
         # Its cached answers are those of the target, so they are dropped with the last scope.
-        Callback(lambda: None, require(torch.cuda, "_check_bf16_tensor_supported").cache_clear),
+        Callback(lambda: None, torch.cuda._check_bf16_tensor_supported.cache_clear),
         replaced_function(torch.cuda, "_is_in_bad_fork", _is_in_bad_fork, native_to="cuda"),
         replaced_function(torch.cuda, "init", _init, native_to="cuda"),
         replaced_function(torch._utils, "_get_current_device_index", _current_index, native_to="cuda"),

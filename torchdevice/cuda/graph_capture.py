@@ -21,7 +21,7 @@ from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation import dispatch_modes
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.stand_ins import StandIns, is_written, same_bits, tensors, written
-from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, require
+from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 
 _aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ _INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_
 _UNINITIALISED = frozenset({_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default})
 
 
-_below_autograd = require(torch._C, "_AutoDispatchBelowAutograd")
+_below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 # The key that counts versions of tensors. A replay writes below it, as CUDA's kernels do.

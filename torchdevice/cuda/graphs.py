@@ -21,7 +21,6 @@ from torchdevice.cuda import streams
 from torchdevice.cuda.graph_capture import Capture, invalidated, not_permitted
 from torchdevice.devices.private_pools import PrivatePools, new_id
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 from torchdevice.journal.callers import program_line, warn_at
 
 
@@ -98,7 +97,7 @@ class GraphStandIn:
         global_moment = moment.removeprefix("post_")
         global_hooks = getattr(torch.cuda.graphs, f"_global_{global_moment}_hooks", None)
         if global_hooks:
-            require(torch.cuda.graphs, "_run_global_hooks")(global_hooks, self)
+            torch.cuda.graphs._run_global_hooks(global_hooks, self)
         for hook in list(getattr(self, f"_{moment}_hooks").values()):
             hook(self)
 

@@ -21,7 +21,6 @@ from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import MEMORY_FRACTION, Stat
 from torchdevice.engines.error_texts import class_for_out_of_memory
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 
 _BYTES = ("active_bytes", "allocated_bytes", "inactive_split_bytes", "requested_bytes", "reserved_bytes")
 
@@ -165,7 +164,7 @@ def set_allocator_settings(context: Context, env: str) -> None:
     if not context.runtime.set_allocator(env):
         context.report("torch.cuda.memory._set_allocator_settings", "checked, not used", Fidelity.INERT)
         with thread_state.suspended():
-            require(torch._C, "_accelerator_setAllocatorSettings")(env)
+            torch._C._accelerator_setAllocatorSettings(env)
 
 
 @supplied_function("_cuda_cudaCachingAllocator_enable", on=NO_CACHE)

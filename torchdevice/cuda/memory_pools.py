@@ -17,7 +17,6 @@ from torchdevice.cuda import streams
 from torchdevice.cuda.unsupported import POINTER, POOL
 from torchdevice.devices.private_pools import PoolId, PrivatePools, RawMemory, new_id
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 
 NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))
 """The fidelity of memory pools on targets that have another allocator."""
@@ -186,7 +185,7 @@ def storage_at(context: Context, data_ptr: int, device: torch.device, size_bytes
     """Return a storage with the memory at an address, as torch's trees of CUDA graphs make it."""
     target = context.redirect(device) or device
     with thread_state.suspended():
-        original = require(torch._C, "_construct_storage_from_data_pointer")
+        original = torch._C._construct_storage_from_data_pointer
         memory = context.runtime.raw_memory(target.index or 0) if target.type == context.device_type else None
         if memory is None:
             return original(data_ptr, target, size_bytes)

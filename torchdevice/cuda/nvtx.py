@@ -11,9 +11,8 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.patching import Patch, Replaced
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 
-_profiler_enabled = require(torch._C._autograd, "_profiler_enabled")
+_profiler_enabled = torch._C._autograd._profiler_enabled
 
 
 class Nvtx(threading.local):

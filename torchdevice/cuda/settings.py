@@ -15,41 +15,23 @@ from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback, Patch
 from torchdevice.engines.rewriters import rewrites
+from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
 _NOTHING_TUNED = "TunableOp tunes products of GPU matrices"
 
-
 _NO_WORKSPACE = "there are no cuBLAS workspaces"
-
 
 _STORED: dict[str, dict[str, Any]] = {
     "the target has one linear algebra library": {
         "_set_linalg_preferred_backend": torch._C._LinalgBackend.Default,
     },
     "the target has one BLAS": {"_set_blas_preferred_backend": torch._C._BlasBackend.Default},
-    "nothing is checked": {"_cuda_set_sync_debug_mode": 0},
-    "there is no cuDNN": {
-        "_cuda_set_cudnn_benchmark_limit": 10,
-        "_cudnn_set_conv_benchmark_empty_cache": True,
-    },
-    _NO_WORKSPACE: {
-        # ``:4096:2:16:8`` of CUBLAS_WORKSPACE_CONFIG, the default of aten/src/ATen/cuda/CublasHandlePool.cpp.
-        "_cuda_setCublasWorkspaceSize": 8_519_680,
-        "_cuda_setCublasLtWorkspaceSize": 1_048_576,
-    },
-    _NOTHING_TUNED: {
-        "_cuda_tunableop_enable": False,
-        "_cuda_tunableop_tuning_enable": True,
-        "_cuda_record_untuned_enable": False,
-        "_cuda_tunableop_wildcard_fallback_enable": False,
-        "_cuda_tunableop_set_max_tuning_duration": 30,
-        "_cuda_tunableop_set_max_tuning_iterations": 100,
-        "_cuda_tunableop_set_rotating_buffer_size": 0,
-        "_cuda_tunableop_set_cublaslt_requested_algo_count": 8,
-    },
+    **data_files.read(__file__, "settings.json"),
 }
-"""Why a value is only stored -> its setter in ``torch._C`` -> what the getter returns before the setter was called."""
+"""Why a value is only stored -> its setter in ``torch._C`` -> what the getter returns before the setter was called.
+
+The size of cuBLAS's workspace is that of ``:4096:2:16:8``, the default of aten/src/ATen/cuda/CublasHandlePool.cpp."""
 
 
 def _getter_of(setter: str) -> str:

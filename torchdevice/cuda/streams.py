@@ -10,7 +10,6 @@ stand-in instead. A stand-in is a ``torch.Stream`` or ``torch.Event`` whose ``__
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import time
@@ -36,6 +35,7 @@ from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import Mark
 from torchdevice.devices.stream_order import Stream
+from torchdevice.lowlevel.pointers import Pointer
 
 CUDA_DEVICE_TYPE = 1
 """``c10::DeviceType::CUDA``."""
@@ -188,8 +188,8 @@ class StreamStandIn(torch.Stream):
         return self.native_handle
 
     @property
-    def _as_parameter_(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self.native_handle)
+    def _as_parameter_(self) -> Pointer:
+        return Pointer(self.native_handle)
 
     @classmethod
     def priority_range(cls) -> tuple[int, int]:
@@ -316,8 +316,8 @@ class EventStandIn(torch.Event):
         thread_state.refuse(name, f"There is no {self.pointer}. Use the event's methods.")
 
     @property
-    def _as_parameter_(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self.cuda_event)
+    def _as_parameter_(self) -> Pointer:
+        return Pointer(self.cuda_event)
 
     def record(self, stream: Any = None) -> None:
         """Record a point in the stream, or in the current stream if None.

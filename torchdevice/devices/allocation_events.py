@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice.foundation import dispatch_modes
-from torchdevice.foundation.torch_internals import require
 
 
 class Block(NamedTuple):
@@ -156,7 +155,7 @@ def _memory(tree: Any, device_type: str) -> Iterator[tuple[torch.UntypedStorage,
                     yield storage, Block(leaf.device.index or 0, address, size, size)
 
 
-_is_wrapped = require(torch._C._functorch, "is_functorch_wrapped_tensor")
-_unwrapped = require(torch._C._functorch, "get_unwrapped")
-_is_functional = require(torch, "_is_functional_tensor")
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_unwrapped = torch._C._functorch.get_unwrapped
+_is_functional = torch._is_functional_tensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -13,7 +13,6 @@ from torchdevice.devices.cpu_memory import ProcessMemory
 from torchdevice.devices.processor_name import processor_name
 from torchdevice.devices.runtime import Memory, Runtime, device_of
 from torchdevice.foundation.byte_sizes import written
-from torchdevice.foundation.torch_internals import require
 
 
 @functools.cache
@@ -21,22 +20,18 @@ def computes_in_bfloat16() -> bool:
     """Return whether the CPU has instructions that multiply matrices in bfloat16; without them float32 is faster."""
     if platform.machine().lower() in ("x86_64", "amd64"):
         # oneDNN also says yes where it converts to float32 and back, and no where ONEDNN_MAX_CPU_ISA forbids it.
-        return bool(_has_avx512_bf16() or _has_amx()) and _by_onednn("bf16")
-    return torch.backends.mkldnn.is_available() and _by_onednn("bf16")
+        return bool(_has_avx512_bf16() or _has_amx()) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @functools.cache
 def computes_in_float16() -> bool:
     """Return whether the CPU has instructions that multiply matrices in float16; without them float32 is faster."""
-    return torch.backends.mkldnn.is_available() and _by_onednn("fp16")
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def _by_onednn(name: str) -> bool:
-    return bool(require(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
-
-
-_has_avx512_bf16 = require(torch.cpu, "_is_avx512_bf16_supported")
-_has_amx = require(torch.cpu, "_is_amx_tile_supported")
+_has_avx512_bf16 = torch.cpu._is_avx512_bf16_supported
+_has_amx = torch.cpu._is_amx_tile_supported
 
 
 class CpuRuntime(Runtime):

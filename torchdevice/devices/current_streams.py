@@ -17,12 +17,11 @@ from typing import Any
 import torch
 
 from torchdevice.foundation.interrupt_safe_exit import block
-from torchdevice.foundation.torch_internals import require
 
-_next_number = require(torch.autograd, "_get_sequence_nr")
+_next_number = torch.autograd._get_sequence_nr
 """Returns the number of the node that autograd makes next in this thread."""
 
-_current_node = require(torch._C, "_current_autograd_node")
+_current_node = torch._C._current_autograd_node
 """Returns the node that the engine runs in this thread, also while its hooks run; None between nodes."""
 
 _metadata_of = operator.attrgetter("_input_metadata")

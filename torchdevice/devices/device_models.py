@@ -13,12 +13,13 @@ sheet's, because the driver and error correction keep a part.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from torchdevice.foundation.toml import toml
 
 SIMULATED = "simulated"
 
@@ -122,14 +123,7 @@ def _read(path: str) -> Any:
         raise ValueError(f"{path!r} cannot be read: {error.strerror}. Name a file with a device's figures.") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path!r} is not UTF-8: {error}. Write the file in UTF-8.") from None
-    return _parsed(json.loads if path.endswith(".json") else _toml(path), text, repr(path))
-
-
-def _toml(path: str) -> Any:
-    try:
-        return importlib.import_module("tomllib").loads
-    except ModuleNotFoundError:
-        raise ValueError(f"{path!r} cannot be read: Python 3.10 reads no TOML. Write the device as JSON.") from None
+    return _parsed(json.loads if path.endswith(".json") else toml.loads, text, repr(path))
 
 
 def _parsed(parse: Any, text: str, name: str) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torchdevice.devices import parameter_data
 from torchdevice.devices.runtime import Mark, Memory, Runtime, device_of
 from torchdevice.errors import NotSupportedError
+from torchdevice.foundation import torch_internals
 
 
 class ModuleRuntime(Runtime):
@@ -37,6 +38,7 @@ class ModuleRuntime(Runtime):
     def compiler(self, gm: torch.fx.GraphModule, *, computes: bool) -> Callable[..., Any] | str | None:
         from torch._inductor.codegen import common  # takes long, and is imported already where a graph is compiled
 
+        torch_internals.check("later", "torch._inductor.codegen.common")
         common.init_backend_registration()
         if common.get_scheduling_for_device(self.device_type) is None:
             return f"Inductor makes no code for {self.device_type!r}"

@@ -6,14 +6,13 @@ otherwise train parameters that the module no longer has.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from typing import Any
 
 import torch
 
-from torchdevice.foundation.torch_internals import require
-from torchdevice.lowlevel.object_fields import field, offset_of
+from torchdevice.lowlevel.object_fields import offset_of
+from torchdevice.lowlevel.pointers import Word, word_at
 
 _WORDS = 24
 """The words of a tensor that are looked at."""
@@ -46,12 +45,12 @@ def _set_data(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
             raise
 
 
-_keys = require(torch._C, "_dispatch_keys")
+_keys = torch._C._dispatch_keys
 
 
-def keys_of(tensor: torch.Tensor) -> ctypes.c_uint64:
+def keys_of(tensor: torch.Tensor) -> Word:
     """Return the dispatch keys of a tensor, as bits that can be set."""
-    return field(tensor._cdata, _offset_of_keys())
+    return word_at(tensor._cdata + _offset_of_keys())
 
 
 @functools.cache
@@ -71,6 +70,6 @@ def _changes_kind(device_type: str, one: torch.Tensor, other: torch.Tensor) -> b
 
 
 REWRITERS = {
-    require(torch, "_has_compatible_shallow_copy_type"): _is_compatible,
+    torch._has_compatible_shallow_copy_type: _is_compatible,
     torch.Tensor.data.__set__: _set_data,
 }

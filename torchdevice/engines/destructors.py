@@ -19,9 +19,9 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.engines.mode import DeviceMode, of_this_thread
-from torchdevice.foundation.torch_internals import is_torch_function_all_disabled, require
+from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
-_enable = require(torch._C, "_EnableTorchFunction")
+_enable = torch._C._EnableTorchFunction
 
 
 class _Thread(threading.local):

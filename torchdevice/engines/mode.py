@@ -11,11 +11,11 @@ from torchdevice.core.context import Context
 from torchdevice.core.thread_state import ContextMode, Entry
 from torchdevice.engines import lookup, retries, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, reword
-from torchdevice.foundation.torch_internals import is_torch_function_all_disabled, require
+from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
 _UNSEEN = object()
 
-_enable = require(torch._C, "_EnableTorchFunction")
+_enable = torch._C._EnableTorchFunction
 
 
 def _find_nothing(func: Any, default: Any = None) -> None:

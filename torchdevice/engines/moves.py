@@ -29,7 +29,6 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from torchdevice.core.context import Context
-from torchdevice.foundation.torch_internals import require
 
 
 class Side(enum.Enum):
@@ -49,9 +48,9 @@ _UNKNOWN = Side.UNKNOWN
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
-_is_tracing = require(torch._C, "_is_tracing")
-_is_wrapped = require(torch._C._functorch, "is_functorch_wrapped_tensor")  # functorch's wrappers report is_leaf too
-_use_count = require(torch._C, "_storage_Use_Count")
+_is_tracing = torch._C._is_tracing
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # functorch's wrappers report is_leaf too
+_use_count = torch._C._storage_Use_Count
 
 
 # ---- what is known of memory -----------------------------------------------------------------------------------------

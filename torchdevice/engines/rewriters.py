@@ -22,7 +22,6 @@ from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.device_strings import FORCE_CPU, forces_cpu
 from torchdevice.engines import float64_policy, moves
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 
 Rewriter = Callable[[Context, Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -294,7 +293,7 @@ def _blocking(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs
 
 
-@rewrites(torch.Tensor.copy_, require(torch, "_foreach_copy_"), table=COPIES)
+@rewrites(torch.Tensor.copy_, torch._foreach_copy_, table=COPIES)
 def _copy_into(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.copy_(src, non_blocking)``, as a blocking copy."""
     return func(*args[:2], **_blocking(kwargs))  # both overloads have at most two arguments before `non_blocking`

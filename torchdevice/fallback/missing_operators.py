@@ -19,7 +19,6 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback, Installation
 from torchdevice.fallback.cpu_fallback import run
 from torchdevice.fallback.kernel_registration import Registrations
-from torchdevice.foundation.torch_internals import require
 
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
 """torch's own switch. A program's setting is respected: ``0`` leaves torch's error, ``1`` torch's own fallback."""
@@ -29,8 +28,8 @@ _COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "Composi
 _LEFT_OUT = frozenset({"c10d"})
 """Namespaces whose operators talk to other processes, by the device of their tensors."""
 
-_names = require(torch._C, "_dispatch_get_all_op_names")
-_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+_names = torch._C._dispatch_get_all_op_names
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 def error_text(operator: str) -> str:

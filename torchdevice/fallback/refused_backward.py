@@ -20,7 +20,6 @@ from torchdevice.core.patching import Callback, Installation
 from torchdevice.fallback.cpu_fallback import run
 from torchdevice.fallback.kernel_registration import Registrations
 from torchdevice.fallback.missing_operators import VARIABLE, overload
-from torchdevice.foundation.torch_internals import require
 
 _NONE = -1
 """What torch answers instead of a number where no ``backward`` runs."""
@@ -40,10 +39,10 @@ _TAKING_LONG = (
 _COSTLY = frozenset(_TAKING_LONG.split())
 """Operators that formulas of derivatives call and that take long, without the ``_`` of those in place."""
 
-_names = require(torch._C, "_dispatch_get_all_op_names")
-_schema = require(torch._C, "_get_schema")
-_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
-_backward_that_runs = require(torch._C, "_current_graph_task_id")
+_names = torch._C._dispatch_get_all_op_names
+_schema = torch._C._get_schema
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+_backward_that_runs = torch._C._current_graph_task_id
 
 
 def is_refusal(context: Context, error: BaseException) -> bool:
@@ -90,7 +89,7 @@ def kernels(key: str) -> Mapping[str, Callable[..., Any]]:
 
 
 def _kernel(name: str, key: str) -> Callable[..., Any]:
-    original = require(torch.library, "get_kernel")(name, key)
+    original = torch.library.get_kernel(name, key)
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         try:

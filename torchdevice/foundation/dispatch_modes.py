@@ -7,34 +7,22 @@ modes of this package together.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils import _python_dispatch
 
+from torchdevice.foundation import forks
 from torchdevice.foundation.interrupt_safe_exit import block
-from torchdevice.foundation.torch_internals import require
 
-_stack = require(_python_dispatch, "_get_current_dispatch_mode_stack")
-_pop = require(_python_dispatch, "_pop_mode")
-_push = require(_python_dispatch, "_push_mode")
+_stack = _python_dispatch._get_current_dispatch_mode_stack
+_pop = _python_dispatch._pop_mode
+_push = _python_dispatch._push_mode
 
-_function_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+_function_mode_enabled = torch._C._is_torch_function_mode_enabled
 
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """Make a new lock in a forked child: another thread of the parent may have held it at the fork."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_lock)
+_lock = forks.lock(globals())
 
 _entered: set[_python_dispatch.TorchDispatchMode] = set()
 _variables = _python_dispatch.TorchDispatchMode()
@@ -78,9 +66,6 @@ _KEPT = (
     "old_without_ignore_compile_internals_dispatch_mode_flags",
 )
 """The attributes in which a mode keeps what it restores, the last entry last."""
-
-for _name in _KEPT:
-    require(_variables, _name)
 
 
 def _inherit(above: list[_python_dispatch.TorchDispatchMode]) -> None:

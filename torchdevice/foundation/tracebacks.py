@@ -1,6 +1,7 @@
 """Tracebacks without the frames of this package, so that an error of torch's ends at the program's line.
 
-A call that succeeds pays nothing: an error is looked at where it leaves a scope, and at the top of ``torchdevice run``.
+A call that succeeds pays nothing: an error is looked at where it leaves a scope, and where nobody catches it.
+``TORCHDEVICE_TRACEBACKS=full`` keeps all frames.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from types import TracebackType
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 """The folder of this package, whose frames are not the program's."""
+FRAMES = "TORCHDEVICE_TRACEBACKS"
 _ASKING = os.path.join("torch", "overrides.py")
 
 _OF_DEFECTS = (AttributeError, NameError, LookupError, AssertionError)
@@ -35,6 +37,8 @@ def without_ours(error: BaseException) -> TracebackType | None:
     the two frames of one function the second is kept.
     """
     entries = _entries(error.__traceback__)
+    if os.environ.get(FRAMES) == "full":
+        return error.__traceback__
     if entries and _is_ours(entries[-1]) and isinstance(error, _OF_DEFECTS) and not isinstance(error, IndexError):
         return error.__traceback__
     kept: list[TracebackType] = []

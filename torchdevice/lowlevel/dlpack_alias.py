@@ -14,13 +14,12 @@ import ctypes
 import torch
 
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.torch_internals import require
 from torchdevice.lowlevel.object_fields import offset_of
 
-_export = require(torch._C, "_to_dlpack")
+_export = torch._C._to_dlpack
 
 
-_import = require(torch._C, "_from_dlpack")
+_import = torch._C._from_dlpack
 
 
 _CPU = 1

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from torchdevice.errors import TorchVersionError
+from torchdevice.lowlevel.pointers import Word
 
-_WORD = ctypes.sizeof(ctypes.c_uint64)  # fields are looked for word by word, as the compiler aligns them
+_WORD = ctypes.sizeof(Word)  # fields are looked for word by word, as the compiler aligns them
 
 
 def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: int) -> int:
@@ -38,10 +39,5 @@ def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: i
     ]
     # Two offsets with the same values are no answer: writing at the wrong one would damage the object.
     if len(found) != 1:
-        raise TorchVersionError(name, torch.__version__)
+        raise TorchVersionError(name, torch.__version__, "simulated devices")
     return found[0]
-
-
-def field(address: int, offset: int) -> ctypes.c_uint64:
-    """Return a field of an object, whose ``value`` can be set."""
-    return ctypes.c_uint64.from_address(address + offset)

@@ -16,11 +16,10 @@ from torchdevice.core.patching import Callback, Installation
 from torchdevice.fallback.kernel_registration import Registrations
 from torchdevice.fallback.missing_operators import overload
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 from torchdevice.mps_workarounds import guards
 from torchdevice.mps_workarounds.table import FAULTS, Fault, Version
 
-_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 def version(text: str) -> Version | None:
@@ -49,7 +48,7 @@ def kernels(key: str, faults: Iterable[Fault]) -> Mapping[str, Callable[..., Any
 
 def _guarded(name: str, key: str, fault: Fault) -> Callable[..., Any]:
     """Return the kernel of an operator that computes, in a scope, what torch's kernel computes wrongly."""
-    op, original = overload(name), require(torch.library, "get_kernel")(name, key)
+    op, original = overload(name), torch.library.get_kernel(name, key)
     issues = ", ".join(map(str, fault.issues))
     done = f"{fault.guard.__name__.replace('_', ' ')} (pytorch issues {issues})"
 

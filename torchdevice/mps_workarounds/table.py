@@ -1,4 +1,4 @@
-"""The operators that MPS is known to compute wrongly, as data.
+"""The operators that MPS is known to compute wrongly, which ``faults.json`` lists.
 
 Numbers are those of issues of https://github.com/pytorch/pytorch. A version is given where the issue, or what is known
 of it, says which one has the fault. Everywhere else the guard is always on.
@@ -7,7 +7,9 @@ of it, says which one has the fault. Everywhere else the guard is always on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from torchdevice.foundation import data_files
 from torchdevice.mps_workarounds import guards
 
 Version = tuple[int, ...]
@@ -40,46 +42,10 @@ class Fault:
         return self.macos_before is None or macos_version is None or macos_version < self.macos_before
 
 
-FAULTS = (
-    Fault(
-        ("addcmul_", "addcmul.out", "addcdiv_", "addcdiv.out", "random_", "random_.from", "random_.to"),
-        (131736, 139006, 146085),
-        "in-place results are not written to tensors that are not contiguous",
-        guards.contiguous_output,
-        macos_before=(15,),
-    ),
-    Fault(
-        ("_scaled_dot_product_attention_math_for_mps",),
-        (181133, 163597, 174861),
-        "attention of arguments that are not contiguous, or of grouped heads, is wrong",
-        guards.expanded_groups,
-    ),
-    Fault(("linear",), (161641,), "arguments that are not contiguous give wrong results", guards.contiguous_arguments),
-    Fault(
-        ("native_layer_norm", "native_layer_norm_backward"),
-        (190054,),
-        "arguments of several dtypes give wrong results, or end the process in backward",
-        guards.one_dtype,
-    ),
-    Fault(
-        ("_linalg_solve_ex", "_linalg_solve_ex.result"),
-        (175192,),
-        "gradients of linalg.solve are wrong",
-        guards.on_the_cpu,
-    ),
-    Fault(("bmm", "bmm.out"), (197636,), "products of 2^32 elements or more are wrong", guards.in_parts),
-)
-"""Every known fault with a guard."""
+def _fault(row: dict[str, Any]) -> Fault:
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Fault(**{**values, "guard": getattr(guards, row["guard"])})
 
-NOT_GUARDED = {
-    "masked attention": (184180,),
-    "a CPU tensor written to a slice": (86975, 108978),
-    "isfinite": (183419,),
-    "gradients of more than 32K elements": (177116,),
-    "backward of stacked LSTMs with dropout": (190056,),
-    "an index out of range reads 0": (144824,),
-    "sparse tensors": (87886, 157238),
-    "complex numbers": (188864,),
-    "torch.compile": (188970,),
-}
-"""What is known to be wrong and has no guard -> issues."""
+
+FAULTS = tuple(map(_fault, data_files.read(__file__, "faults.json")))
+"""Every known fault with a guard."""

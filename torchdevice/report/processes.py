@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import current_process, util
 from pathlib import Path
 
-from torchdevice.foundation import run_folder
+from torchdevice.foundation import forks, run_folder
 from torchdevice.foundation.environment import REPORT
 from torchdevice.journal.journal import Journal
 from torchdevice.report.content import Process
@@ -67,8 +67,7 @@ class _Member:
         self._token = secrets.token_hex(4)
         journal.began = self.begin
         _members.append(self)  # multiprocessing holds it weakly
-        if hasattr(os, "register_at_fork"):  # not on Windows
-            os.register_at_fork(after_in_child=self._forked)
+        forks.in_child(self._forked)
         util.register_after_fork(self, _Member._started)
 
     def begin(self) -> None:

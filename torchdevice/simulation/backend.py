@@ -6,8 +6,6 @@ This is done once in a process, and torch cannot undo it. Nothing of it is used 
 from __future__ import annotations
 
 import functools
-import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +15,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.errors import BackendTakenError
 from torchdevice.fallback import refused_backward
-from torchdevice.foundation import garbage_collection
-from torchdevice.foundation.torch_internals import require
+from torchdevice.foundation import forks, garbage_collection
 from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import installing
 from torchdevice.simulation import device_guard, policy, printing, sharing, storage_resizing
@@ -31,7 +28,7 @@ from torchdevice.simulation.kernels import (
     sparse,
 )
 from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
-from torchdevice.simulation.policy import KIND
+from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.simulation.refusals import mps_refusals
 from torchdevice.simulation.refusals.cuda_refusals import guarded
 from torchdevice.torch_apis import autocast_lists
@@ -39,17 +36,7 @@ from torchdevice.torch_apis import autocast_lists
 _libraries: list[torch.library.Library] = []
 
 
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """Make a new lock in a forked child: the parent may fork while another thread registers the device."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_lock)
+_lock = forks.lock(globals())
 
 
 class Module:
@@ -87,13 +74,13 @@ class Module:
     def __getattr__(self, name: str) -> Any:
         context = _scope()
         if context is None:
-            raise AttributeError(f"torch.{KIND} has no {name!r} where no scope on a simulated device is active")
+            raise AttributeError(f"torch.{DEVICE_TYPE} has no {name!r} where no scope on a simulated device is active")
         return getattr(getattr(torch, context.program), name)
 
 
 def _scope() -> Context | None:
     context = thread_state.state.context
-    return context if context is not None and context.device_type == KIND else None
+    return context if context is not None and context.device_type == DEVICE_TYPE else None
 
 
 def register() -> None:
@@ -113,9 +100,9 @@ def _register() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone" or hasattr(torch, name):
         raise BackendTakenError(name)
-    setup = require(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend")
+    setup = torch.utils.backend_registration._setup_privateuseone_for_python_backend
     with garbage_collection.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
-        setup(KIND, Module(), device_guard.Hooks(), device_guard.Guard())
+        setup(DEVICE_TYPE, Module(), device_guard.Hooks(), device_guard.Guard())
         _guard_storage()
         storage_resizing.register()
         page_locked.register()
@@ -137,7 +124,7 @@ def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwar
         return original(cls, *args, **kwargs)
     with torch._C.DisableTorchFunction():
         device = torch.device(device)
-        if device.type != KIND:
+        if device.type != DEVICE_TYPE:
             return original(cls, *args, device=device, **kwargs)
         policy.check_scope()
         size = args[0] if args else kwargs.get("size", 0)
@@ -175,7 +162,7 @@ def _register_kernels() -> None:
             fallback,
             aten,
             quantized.register(aten),
-            *autocast_lists.register(KIND, "AutocastPrivateUse1"),
+            *autocast_lists.register(DEVICE_TYPE, "AutocastPrivateUse1"),
             *sparse.register(),
         )
     )

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchdevice.foundation import torch_internals
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, without_mode
-from torchdevice.simulation.policy import KIND
+from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.torch_apis import library
 
 _CPU = torch.device("cpu")
@@ -32,8 +33,8 @@ def obstacle(gm: torch.fx.GraphModule) -> str:
         target = getattr(node.target, "default", node.target)
         if isinstance(target, torch._ops.OpOverload) and library.serves(target):
             return f"{target} has a kernel of the program's for the accelerator"
-    devices = {each.device for each in _tensors(gm) if each.device.type == KIND or each.dim()}
-    if len(devices) > 1 or any(each.type != KIND for each in devices):
+    devices = {each.device for each in _tensors(gm) if each.device.type == DEVICE_TYPE or each.dim()}
+    if len(devices) > 1 or any(each.type != DEVICE_TYPE for each in devices):
         return f"its tensors are on {' and '.join(sorted(map(str, devices)))}"
     return _missing_compiler()
 
@@ -57,6 +58,7 @@ def compile_graph(options: dict[str, Any], gm: torch.fx.GraphModule, inputs: Seq
         inputs: Its example inputs.
     """
     fx = importlib.import_module("torch._inductor.compile_fx")
+    torch_internals.check("later", "torch._functorch.config")
     with torch._functorch.config.patch(enable_autograd_cache=False):  # it stores Inductor's own results only
         compiled: Compiled = fx.compile_fx(gm, inputs, inner_compile=_compile_one, config_patches=options)
     return compiled
@@ -65,7 +67,7 @@ def compile_graph(options: dict[str, Any], gm: torch.fx.GraphModule, inputs: Seq
 def _compile_one(gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Compiled:
     """Compile a graph of ATen operators, forward or backward. The result takes a list of the device's tensors."""
     fx = importlib.import_module("torch._inductor.compile_fx")
-    index = next((each.device.index or 0 for each in _tensors(gm) if each.device.type == KIND), 0)
+    index = next((each.device.index or 0 for each in _tensors(gm) if each.device.type == DEVICE_TYPE), 0)
     draws = any(_draws(node.target) for node in gm.graph.nodes)
     examples = [_example(each) for each in inputs]
     compiled = fx.compile_fx_inner(_for_cpu(gm, examples), examples, **options)
@@ -98,7 +100,7 @@ def _draws(target: Any) -> bool:
 
 def _example(value: Any) -> Any:
     """Return a CPU tensor of the compiler's with the shape, strides and dtype of an example of the device."""
-    if not isinstance(value, torch.Tensor) or value.device.type != KIND:
+    if not isinstance(value, torch.Tensor) or value.device.type != DEVICE_TYPE:
         return value
     with _fake_mode(value):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_CPU)
@@ -125,4 +127,4 @@ def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.Grap
 
 
 def _on_cpu(value: Any) -> Any:
-    return _CPU if isinstance(value, torch.device) and value.type == KIND else value
+    return _CPU if isinstance(value, torch.device) and value.type == DEVICE_TYPE else value

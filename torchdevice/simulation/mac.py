@@ -39,7 +39,7 @@ class MacRuntime(MpsRuntime):
         machine: The context of the simulated Mac.
     """
 
-    device_type = policy.KIND
+    device_type = policy.DEVICE_TYPE
     shown_as = "mps"
     torch_knows_current = False
     compiles = False

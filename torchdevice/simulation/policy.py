@@ -18,14 +18,17 @@ from torchdevice.core.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fallback import missing_operators
 from torchdevice.fallback.cpu_fallback import counted
+from torchdevice.foundation import forks
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.stand_ins import tensors
+from torchdevice.journal.callers import program_line, site_of
+from torchdevice.simulation.machine import Machine
 from torchdevice.simulation.profiles import Profile
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 
-KIND = "simulated"
+DEVICE_TYPE = "simulated"
 """The name of the device type."""
 
 
@@ -186,8 +189,7 @@ def _after_fork() -> None:
         context.policy.settle()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork)
+forks.in_child(_after_fork)
 
 
 def stands_for_cuda() -> bool:
@@ -199,7 +201,7 @@ def stands_for_cuda() -> bool:
 def capability() -> tuple[int, int] | None:
     """Return the compute capability of this thread's scope; None outside scopes on the device."""
     context = thread_state.state.context
-    return None if context is None or context.device_type != KIND else context.options.capability
+    return None if context is None or context.device_type != DEVICE_TYPE else context.options.capability
 
 
 def stands_for_mps() -> bool:
@@ -212,8 +214,22 @@ def lose(why: str, kind: tuple[str, str] = DEVICE_ASSERT) -> None:
     """Let every later call on the machine of this thread's scope fail, as after an error of a kernel of CUDA's."""
     context = thread_state.state.context
     assert context is not None
-    context.machine.lost = kind, why
-    for each in context.machine.contexts:
+    _set_lost(
+        context.machine,
+        (kind, f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. {why}"),
+    )
+
+
+def replace_lost() -> None:
+    """Put working devices in the place of those of this thread's scope that failed."""
+    context = thread_state.state.context
+    if context is not None and context.machine is not None and context.machine.lost is not None:
+        _set_lost(context.machine, None)
+
+
+def _set_lost(machine: Machine, lost: tuple[tuple[str, str], str] | None) -> None:
+    machine.lost = lost
+    for each in machine.contexts:
         each.policy.settle()
 
 
@@ -228,7 +244,7 @@ def check_alive() -> None:
         return
     if context.machine.lost is not None:
         kind, why = context.machine.lost
-        raise cuda_error(kind, f"An earlier call failed, and CUDA runs nothing after that. {why}")
+        raise cuda_error(kind, why)
     if context.is_in_bad_fork:
         raise cuda_error(INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'.")
 
@@ -239,15 +255,15 @@ def check_scope() -> None:
     The scope's accelerator counts as initialised from here on.
     """
     state = thread_state.state
-    if state.context is not None and state.context.device_type == KIND:
+    if state.context is not None and state.context.device_type == DEVICE_TYPE:
         state.context.initialize()
         if state.context.asks:
             check_alive()
         return
     away = state.context is None and not state.compiling
-    if away or all(entry.context is None or entry.context.device_type != KIND for entry in state.entries):
+    if away or all(entry.context is None or entry.context.device_type != DEVICE_TYPE for entry in state.entries):
         raise RuntimeError(
-            f"no scope on a {KIND} device is active in this thread, so no tensor can be made on one. Enter "
+            f"no scope on a {DEVICE_TYPE} device is active in this thread, so no tensor can be made on one. Enter "
             f"torchdevice.simulate(), or copy the remaining tensors to the CPU."
         )
 
@@ -256,7 +272,7 @@ def spelled(index: int) -> str:
     """Return the device as messages name it: as ``tensor.device`` reads in the active scope, such as ``cuda:0``."""
     context = thread_state.state.context
     shown_as = context.shown_as if context is not None else None
-    return f"{shown_as or KIND}:{index}"
+    return f"{shown_as or DEVICE_TYPE}:{index}"
 
 
 def memory_limits(index: int) -> tuple[int | None, int | None]:

@@ -6,12 +6,11 @@ import functools
 
 import torch
 
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation.allocator.storages import has_no_values
-from torchdevice.simulation.policy import KIND
+from torchdevice.simulation.policy import DEVICE_TYPE
 
-_shown = require(torch._tensor_str, "_str_intern")
-_contents = require(torch._tensor_str, "_tensor_str")
+_shown = torch._tensor_str._str_intern
+_contents = torch._tensor_str._tensor_str
 _torchs_format = torch.Tensor.__format__
 
 
@@ -47,7 +46,7 @@ def formatted(self: torch.Tensor, format_spec: str) -> str:
 
 def _lacks_values(tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
-        if tensor.device.type != KIND or tensor.layout is not torch.strided or tensor.is_nested:
+        if tensor.device.type != DEVICE_TYPE or tensor.layout is not torch.strided or tensor.is_nested:
             return False
         from torch._subclasses.fake_tensor import FakeTensor  # not above: it takes long, and printing imports it
 

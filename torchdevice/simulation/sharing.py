@@ -15,10 +15,9 @@ import torch.multiprocessing.reductions
 from torchdevice.core import thread_state
 from torchdevice.errors import ScopeError
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import policy
 
-_reduce_tensor = require(torch.multiprocessing.reductions, "reduce_tensor")
+_reduce_tensor = torch.multiprocessing.reductions.reduce_tensor
 
 
 def register() -> None:
@@ -30,7 +29,7 @@ def register() -> None:
 
 def _reduce(tensor: torch.Tensor) -> Any:
     with torch._C.DisableTorchFunction():
-        if tensor.device.type != policy.KIND:
+        if tensor.device.type != policy.DEVICE_TYPE:
             return _reduce_tensor(tensor)
         if tensor.requires_grad and not tensor.is_leaf:
             return _reduce_tensor(tensor.cpu())  # which torch refuses

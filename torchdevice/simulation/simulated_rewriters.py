@@ -22,7 +22,7 @@ def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     with policy.lifted():  # the device may lack float64
         text = func(*args, **kwargs)
     named = f"device='{context.shown_as}:"
-    return text.replace(f"device='{policy.KIND}:", named) if context.shown_as is not None else text
+    return text.replace(f"device='{policy.DEVICE_TYPE}:", named) if context.shown_as is not None else text
 
 
 def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -39,7 +39,7 @@ def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: di
 def _is_shared(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """``Tensor.is_shared``, which CUDA answers with True for each of its tensors."""
     with torch._C.DisableTorchFunction():
-        return args[0].device.type == policy.KIND or func(*args)
+        return args[0].device.type == policy.DEVICE_TYPE or func(*args)
 
 
 def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -68,7 +68,7 @@ def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries refuse."""
     with torch._C.DisableTorchFunction():
         device = args[0].device
-    return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.KIND else func(*args, **kwargs)
+    return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.DEVICE_TYPE else func(*args, **kwargs)
 
 
 _NAMING_DEVICES = (

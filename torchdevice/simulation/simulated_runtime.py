@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps_runtime import says_refused
 from torchdevice.devices.private_pools import PrivatePools, RawMemory
 from torchdevice.devices.runtime import MEMORY_FRACTION, Mark, Memory, Runtime
-from torchdevice.foundation.torch_internals import require
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
     backend,
@@ -38,10 +36,10 @@ from torchdevice.simulation.observe import async_copies, host_waits, meta_kernel
 from torchdevice.simulation.profiles import Profile
 from torchdevice.torch_apis import sanitizer
 
-_set_multithreading = require(torch._C, "_set_multithreading_enabled")
+_set_multithreading = torch._C._set_multithreading_enabled
 
 
-_is_multithreading = require(torch._C, "_is_multithreading_enabled")
+_is_multithreading = torch._C._is_multithreading_enabled
 
 
 class _ThreadEntries(threading.local):
@@ -70,7 +68,7 @@ class SimulatedRuntime(Runtime):
         memory_limit: The memory of each device in bytes, or None for no limit.
     """
 
-    device_type = policy.KIND
+    device_type = policy.DEVICE_TYPE
     takes_device_ids = True
     torch_knows_current = False
     is_torch_accelerator = False
@@ -171,21 +169,6 @@ class SimulatedRuntime(Runtime):
     def mark(self, index: int, *, timing: bool) -> Mark:
         policy.check_alive()
         return super().mark(index, timing=timing)
-
-    @property
-    def copies(self) -> Counter[tuple[str, str]]:
-        """Copies between devices of the thread's machine: (source, destination) -> number."""
-        return machine.current().copies
-
-    @property
-    def copied_bytes(self) -> Counter[tuple[str, str]]:
-        """Copies between devices of the thread's machine: (source, destination) -> bytes."""
-        return machine.current().copied_bytes
-
-    @property
-    def fallbacks(self) -> Counter[str]:
-        """Operators that the profile's device lacks and that ran on the CPU: name -> number of calls."""
-        return machine.current().fallbacks
 
     def device_count(self) -> int:
         return self._count

@@ -8,24 +8,23 @@ Source: ``c10::StorageImpl`` of c10/core/StorageImpl.h.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from typing import Any
 
 import torch
 
-from torchdevice.foundation.torch_internals import require
 from torchdevice.lowlevel.dlpack_alias import on_device
-from torchdevice.lowlevel.object_fields import field, offset_of
+from torchdevice.lowlevel.object_fields import offset_of
+from torchdevice.lowlevel.pointers import copy, word_at
 from torchdevice.simulation.allocator import storages
-from torchdevice.simulation.policy import KIND
+from torchdevice.simulation.policy import DEVICE_TYPE
 
 _WORDS = 9
 """The words of a storage that are searched: reference counts, address, deleter, device, size, flags."""
 
 _resize_cpu = torch._C.StorageBase.resize_
 _resizable = torch._C.StorageBase.resizable
-_device = require(torch._C.StorageBase, "device").__get__
+_device = torch._C.StorageBase.device.__get__
 
 
 def resize(storage: Any, size: int) -> Any:
@@ -50,10 +49,10 @@ def resize(storage: Any, size: int) -> Any:
         has_values = not storages.has_no_values(storage)
         memory = torch.empty(size, dtype=torch.uint8, device="cpu" if has_values else "meta")
         if has_values:
-            ctypes.memmove(memory.data_ptr(), storage.data_ptr(), min(size, before))
+            copy(memory.data_ptr(), storage.data_ptr(), min(size, before))
         old, address = storages.take_memory(storage, _device(storage).index, memory)
-        field(storage._cdata, address_at).value = address
-        field(storage._cdata, size_at).value = size
+        word_at(storage._cdata + address_at).value = address
+        word_at(storage._cdata + size_at).value = size
         if old is not None:
             _free(old, before)
     return storage
@@ -84,11 +83,11 @@ def register() -> None:
 
     @functools.wraps(_resize_cpu)
     def resize_(self: torch.UntypedStorage, size: int) -> Any:
-        return resize(self, size) if _device(self).type == KIND else _resize_cpu(self, size)
+        return resize(self, size) if _device(self).type == DEVICE_TYPE else _resize_cpu(self, size)
 
     @functools.wraps(_resizable)
     def resizable(self: torch.UntypedStorage) -> bool:
-        return _device(self).type == KIND or _resizable(self)
+        return _device(self).type == DEVICE_TYPE or _resizable(self)
 
     torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
     torch.UntypedStorage.resizable = resizable  # type: ignore[method-assign, assignment]

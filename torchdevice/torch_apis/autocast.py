@@ -26,7 +26,6 @@ from torchdevice.core.patching import Patch, Replaced, replaced_function
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import float64_policy
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 from torchdevice.torch_apis import autocast_lists
 
 _IS_COMPANION = "_torchdevice_is_companion"
@@ -35,7 +34,7 @@ _IS_COMPANION = "_torchdevice_is_companion"
 _COMPANIONS = "_torchdevice_companions"
 
 # The function by which graphs of Dynamo enter autocast. Only torch 2.11 and later make objects of a class of their own.
-_ENTER_IN_GRAPH = require(autocast_mode, "_enter_autocast").__code__
+_ENTER_IN_GRAPH = autocast_mode._enter_autocast.__code__
 
 # torch.is_autocast_enabled() without a device asks about torch's accelerator, which is an out-of-tree backend where one
 # is registered, even if the target is another device. Before torch 2.14 it asks about CUDA.

@@ -27,7 +27,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.devices.runtime import Runtime
 from torchdevice.fallback.missing_operators import overload
-from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, registrations_for_dispatch_key, require
+from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, registrations_for_dispatch_key
 
 SPARE = "ipu"
 """The device type whose autocast stands for CUDA's lists on the CPU and on MPS, also in graphs of Dynamo."""
@@ -50,10 +50,10 @@ In this case, combine the two layers using torch.nn.functional.binary_cross_entr
 or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are
 safe to autocast."""
 
-_set_included = require(torch._C, "_dispatch_tls_set_dispatch_key_included")
-_has_fallback = require(torch._C, "_dispatch_has_backend_fallback")
-_is_cached_tensor = require(torch._C, "_is_cached_tensor")
-_below_autocast = require(torch._C, "_dispatch_keyset_full_after")(torch._C.DispatchKey.AutocastCPU)
+_set_included = torch._C._dispatch_tls_set_dispatch_key_included
+_has_fallback = torch._C._dispatch_has_backend_fallback
+_is_cached_tensor = torch._C._is_cached_tensor
+_below_autocast = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)
 
 
 # ---- regions ---------------------------------------------------------------------------------------------------------

@@ -22,11 +22,10 @@ from torchdevice.devices.current_streams import following_nodes
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.engines.mode import with_mode
 from torchdevice.engines.rewriters import rewrites
-from torchdevice.foundation.torch_internals import require
 
-_is_multithreading = require(torch._C, "_is_multithreading_enabled")
+_is_multithreading = torch._C._is_multithreading_enabled
 
-_Node = require(torch.autograd.function, "BackwardCFunction")
+_Node = torch.autograd.function.BackwardCFunction
 
 _STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
 """What a program writes in a custom function."""
@@ -108,7 +107,7 @@ def _run_node(context: Context, original: Any, self: Any, *args: Any) -> Any:
     return original(self, *args)
 
 
-@rewrites(require(torch._functorch.autograd_function, "custom_function_call"))
+@rewrites(torch._functorch.autograd_function.custom_function_call)
 def _transformed(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A custom function under ``torch.func``, which torch treats as a torch function whose Python it calls itself."""
     function, *operands = args

@@ -19,7 +19,6 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.engines.rewriters import rewrites
-from torchdevice.foundation.torch_internals import require
 
 KERNELS: dict[str, Callable[..., Any]] = {}
 """The parts by the names of their operators."""
@@ -176,7 +175,7 @@ def batch_norm_backward_elemt(
 class _OnAccelerator(torch.Tensor):
     """The input of a ``SyncBatchNorm``, which looks whether its input says that it is on an accelerator."""
 
-    __torch_function__ = require(torch._C, "_disabled_torch_function_impl")
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

@@ -15,10 +15,9 @@ from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
 from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.errors import ExtensionRefusedError
-from torchdevice.foundation.torch_internals import require
 
-_DEVICE_TYPES = {"cuda": "cuda", "sycl": "xpu"}
-"""On which devices the code of a language runs."""
+_LANGUAGES = {"cuda": ("cuda", "_is_cuda_file"), "sycl": ("xpu", "_is_sycl_file")}
+"""On which devices the code of a language runs, and torch's function that finds its files."""
 
 _NAME = "torch.utils.cpp_extension"
 
@@ -27,10 +26,10 @@ def _jit_compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
     """The function by which ``load`` and ``load_inline`` build."""
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     module = original.__globals__
-    for language, device_type in _DEVICE_TYPES.items():
+    for language, (device_type, is_written_in) in _LANGUAGES.items():
         wanted = given[f"with_{language}"]
         if wanted is None:
-            wanted = any(map(module[f"_is_{language}_file"], given["sources"]))
+            wanted = any(map(module[is_written_in], given["sources"]))
         if wanted and context.device_type != device_type:
             raise ExtensionRefusedError(given["name"])
     return original(*args, **kwargs)
@@ -42,8 +41,6 @@ def _extension(context: Context, original: Any, name: str, sources: Any, *args: 
 
 
 def _patches_of(module: ModuleType) -> list[Patch]:
-    for name in ("_is_cuda_file", "_is_sycl_file"):
-        require(module, name)
     return [
         replaced_function(module, "_jit_compile", _jit_compile),
         replaced_function(module, "CUDAExtension", _extension, native_to="cuda"),

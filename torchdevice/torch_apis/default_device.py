@@ -8,12 +8,11 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, replaced_function
-from torchdevice.foundation.torch_internals import require
 
 DEFAULT_TYPE = "default tensor type"
 """Setting: the legacy tensor type that is the default, until one of the CPU's is; see ``legacy_types``."""
 
-_contexts = require(torch, "_GLOBAL_DEVICE_CONTEXT")
+_contexts = torch._GLOBAL_DEVICE_CONTEXT
 
 
 def _default() -> torch.device | None:

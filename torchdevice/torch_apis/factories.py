@@ -16,7 +16,6 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers
 from torchdevice.engines import float64_policy, lookup, moves
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
-from torchdevice.foundation.torch_internals import require
 from torchdevice.torch_apis.storage import with_device
 
 
@@ -81,6 +80,6 @@ def patches() -> list[Patch]:
         replaced_function(torch, "range", with_device),
         replaced_function(torch.nested, "nested_tensor", _nested),
         replaced_function(torch.nested, "as_nested_tensor", _nested),
-        replaced_function(require(torch._C, "_nested"), "nested_tensor", _nested),  # where that was imported by value
+        replaced_function(torch._C._nested, "nested_tensor", _nested),  # where that was imported by value
         replaced_in_importers(torch, "from_dlpack", _from_dlpack),
     ]

@@ -19,7 +19,6 @@ from torchdevice.core.patching import Installation, Patch, Replaced, per_context
 from torchdevice.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.engines import moves
 from torchdevice.engines.rewriters import convert, move, rewrites
-from torchdevice.foundation.torch_internals import require
 from torchdevice.torch_apis.default_device import DEFAULT_TYPE
 
 
@@ -181,7 +180,6 @@ _CONSTRUCTOR = Installation(
 
 def patches() -> list[Patch]:
     """Return the patches of the legacy types."""
-    require(torch._C, "_set_default_tensor_type")
     return [Replaced(torch._C, "_set_default_tensor_type", _set_default_tensor_type)]
 
 

@@ -20,7 +20,6 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback, Installation, Patch, per_context, replaced_function
 from torchdevice.engines.mode import with_mode
 from torchdevice.fallback.kernel_registration import Registrations
-from torchdevice.foundation.torch_internals import require
 
 _AUTOGRAD = ("", "Autograd")
 """Prefixes of dispatch keys."""
@@ -29,7 +28,7 @@ _AUTOGRAD = ("", "Autograd")
 def _key_of(device_type: str) -> str:
     """Return the dispatch key of a device type."""
     key = device_type.upper()
-    return key if hasattr(require(torch._C, "DispatchKey"), key) else "PrivateUse1"
+    return key if hasattr(torch._C.DispatchKey, key) else "PrivateUse1"
 
 
 _libraries: weakref.WeakSet[torch.library.Library] = weakref.WeakSet()
@@ -67,7 +66,7 @@ def _kernels(prefix: str, key: str) -> Mapping[str, Callable[..., Any]]:
     for library in list(_libraries):
         for (of, name), (kernel, with_keyset) in vars(library)["_torchdevice_kernels"].items():
             has_own = key == "CPU" and torch._C._dispatch_has_kernel_for_dispatch_key(name, prefix + key)
-            if of == prefix and require(library, "m") is not None and not has_own:
+            if of == prefix and library.m is not None and not has_own:
                 found[name] = _stand_in(name, prefix + key, kernel, with_keyset)
     return found
 
@@ -81,7 +80,7 @@ def serves(op: Any) -> bool:
 def _stand_in(name: str, key: str, kernel: Any, with_keyset: bool) -> Callable[..., Any]:
     """Return a kernel for another dispatch key, which leaves threads without a scope the kernel that they would get."""
     computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key)
-    theirs = require(torch.library, "get_kernel")(name, key) if computed else None
+    theirs = torch.library.get_kernel(name, key) if computed else None
 
     def stand_in(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if thread_state.state.context is None and theirs is not None:
@@ -117,7 +116,7 @@ def _register_kernel(context: Context, original: Any, self: Any, device_types: A
     if fn is None:
         return functools.partial(_register_kernel, context, original, self, device_types)
     kernel = _kernel(fn)
-    if require(self, "_init_fn") is fn:  # what runs where the kernel is switched off
+    if self._init_fn is fn:  # what runs where the kernel is switched off
         self._init_fn = kernel
     original(self, device_types, kernel)
     return fn

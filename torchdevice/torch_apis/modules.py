@@ -12,7 +12,6 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, ReplacedInImporters, replaced_function
 from torchdevice.engines import moves
 from torchdevice.engines.wrap import EntryPoint
-from torchdevice.foundation.torch_internals import require
 
 
 def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
@@ -58,7 +57,7 @@ def _overrides(value: Any) -> bool:
     return kind is not torch.Tensor and getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED
 
 
-_DISABLED = require(torch._C, "_disabled_torch_function_impl")
+_DISABLED = torch._C._disabled_torch_function_impl
 
 
 def patches() -> list[Patch]:

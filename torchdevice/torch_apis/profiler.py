@@ -20,7 +20,6 @@ from torch.profiler import profiler as kineto_profiler
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 
 _OPERATOR = re.compile(r"\w+::\w+")
 """Matches the name of an operator, and not the autograd engine's ``autograd::engine::...``."""
@@ -94,7 +93,6 @@ def _enter_emit_nvtx(context: Context, original: Any, self: Any) -> Any:
 def patches() -> list[Patch]:
     """Return the patches of both profilers."""
     assert torch.profiler.profiler is kineto_profiler
-    require(autograd_profiler.profile, "_parse_kineto_results")
     return [
         replaced_function(kineto_profiler._KinetoProfile, "__init__", _init_kineto, native_to="cuda"),
         replaced_function(autograd_profiler.emit_nvtx, "__enter__", _enter_emit_nvtx, native_to="cuda"),

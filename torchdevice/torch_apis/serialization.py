@@ -17,7 +17,6 @@ from torchdevice.core.patching import Callback, Patch, replaced_function
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.engines import float64_policy, moves
 from torchdevice.fallback.doubles import HostDouble
-from torchdevice.foundation.torch_internals import require
 
 _NOT_THERE = (
     "Attempting to deserialize object on {0} device {1.index} but torch.{1.accelerator}.device_count() is {2}. Please "
@@ -113,7 +112,7 @@ def _register() -> None:
 
 
 def _unregister() -> None:
-    registry = require(serialization, "_package_registry")
+    registry = serialization._package_registry
     for entry in [entry for entry in registry if entry[2] is _deserialize]:
         # On one line: a signal handler or destructor may have removed the entry since the line above.
         registry.remove(entry) if entry in registry else None

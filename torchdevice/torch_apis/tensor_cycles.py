@@ -17,7 +17,6 @@ from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
 from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation.torch_internals import require
 
 _MODULE = "torch.utils.viz._cycles"
 
@@ -32,7 +31,7 @@ def _is_on_accelerator(context: Context, original: Any, value: Any) -> bool:
 
 
 def _patches(module: ModuleType) -> list[Patch]:
-    frames_of, written = require(module, "_block_extra"), require(module, "_frames_fmt")
+    frames_of, written = module._block_extra, module._frames_fmt
 
     def allocation_context(context: Context, original: Any) -> Callable[[Any], str | None]:
         """``cuda_allocation_context``: return what returns the lines that allocated a tensor, None where unknown."""

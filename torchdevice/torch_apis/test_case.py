@@ -15,7 +15,6 @@ from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
 from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.core.thread_state import state
-from torchdevice.foundation.torch_internals import require
 
 _INTERNAL = "torch.testing._internal"
 
@@ -48,7 +47,6 @@ def _patches_of_test_case(module: ModuleType) -> list[Patch]:
 
 
 def _patches_of_device_types(module: ModuleType) -> list[Patch]:
-    require(module, "PrivateUse1TestBase")
     return [replaced_function(module, "get_desired_device_type_test_bases", _test_bases)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torchdevice.foundation.stand_ins import StandIns, tensors
+from torchdevice.foundation.view_bits import with_bits
 
 Alias = Callable[[torch.Tensor], torch.Tensor | None]
 """Returns the CPU tensor with the memory of a tensor; None where there is none (``Runtime.host_alias``)."""
@@ -24,9 +25,6 @@ WIDE = {
     torch.complex64: torch.complex128,
 }
 """Dtype -> the dtype of a more precise reference."""
-
-_conj = torch._C._VariableFunctions._conj
-_neg_view = torch._C._VariableFunctions._neg_view
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -48,7 +46,8 @@ def window(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
     Memory of a device is read without gaps: copies with strides are among what devices do wrong.
     """
     found = alias(tensor)
-    bare = _without_bits(tensor if found is None else found)
+    seen = tensor if found is None else found
+    bare = with_bits(seen, seen)
     line = bare.as_strided((extent(tensor),), (1,), bare.storage_offset())
     return line.cpu() if found is None else line
 
@@ -59,17 +58,6 @@ def on_cpu(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
     if found is not None:
         return found
     return with_bits(window(tensor, alias).as_strided(tensor.shape, tensor.stride(), 0), tensor)
-
-
-def _without_bits(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = _conj(tensor) if tensor.is_conj() else tensor
-    return _neg_view(tensor) if tensor.is_neg() else tensor
-
-
-def with_bits(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the conjugate and negative bits of another."""
-    tensor = _neg_view(tensor) if like.is_neg() else tensor
-    return _conj(tensor) if like.is_conj() else tensor
 
 
 class Place:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 
 from torchdevice.devices.stream_order import StreamObserver
-from torchdevice.foundation.torch_internals import require
 from torchdevice.journal.callers import (
     OURS,
     PROGRAM,
@@ -25,8 +24,8 @@ from torchdevice.journal.callers import (
     site_of,
 )
 
-_current_node = require(torch._C, "_current_autograd_node")
-_next_number = require(torch._C._autograd, "_get_sequence_nr")
+_current_node = torch._C._current_autograd_node
+_next_number = torch._C._autograd._get_sequence_nr
 
 _KEPT = 100_000
 """How many lines of forward operators are remembered."""

@@ -6,44 +6,23 @@ from typing import Any
 
 import torch
 
+from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import given_to, is_written
 
 _aten = torch.ops.aten
 
-_UNSEEN = frozenset(
-    {
-        "_assert_async",
-        "_assert_scalar",
-        "_pin_memory",
-        "_print",
-        "lift_fresh",
-        "record_stream",
-        "set_",
-        "set_data",
-        "sym_constrain_range",
-    }
-)
+_FACTS = {name: frozenset(operators) for name, operators in data_files.read(__file__, "operator_facts.json").items()}
+
+_UNSEEN = _FACTS["unseen"]
 """Operators whose call does something that must not be done twice, or that have no result to compare."""
 
-_WITHOUT_VALUES = frozenset(
-    {
-        "_efficientzerotensor",
-        "empty",
-        "empty_like",
-        "empty_permuted",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "resize_",
-        "resize_as_",
-    }
-)
+_WITHOUT_VALUES = _FACTS["without_values"]
 """Operators whose results have no values yet."""
 
-_BY_BITS = frozenset({"frexp", "nan_to_num", "nan_to_num_", "nextafter", "nextafter_"})
+_BY_BITS = _FACTS["by_bits"]
 """Operators whose result depends on the dtype itself, so that float64 is no reference."""
 
-_ROUNDING = frozenset({"_to_copy", "ceil", "clone", "copy", "copy_", "floor", "round", "sgn", "sign", "trunc"})
+_ROUNDING = _FACTS["rounding"]
 """Operators that no rounding of their inputs excuses: they compute nothing that they would have to round."""
 
 

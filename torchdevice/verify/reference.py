@@ -9,11 +9,11 @@ import torch
 
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.stand_ins import tensors
-from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, require
+from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 from torchdevice.verify.inputs import WIDE, Copies, Inputs
 
-_below_autograd = require(torch._C, "_AutoDispatchBelowAutograd")
-_without_dispatch_modes = require(torch._C, "_DisableTorchDispatch")
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_without_dispatch_modes = torch._C._DisableTorchDispatch
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 

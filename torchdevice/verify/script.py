@@ -11,7 +11,6 @@ import keyword
 import os
 import re
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
+from torchdevice.foundation import templates
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.journal.discrepancies import Finding
@@ -43,25 +43,6 @@ _LONGEST = 40
 """How many characters of a file's name are in that of a program, which may have 255 bytes."""
 
 _READABLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *WIDE} - {torch.complex32}
-
-_PROGRAM = '''"""{title}
-
-Found by {versions}, at {site}.
-"""
-
-{imports}
-
-{memory}
-
-
-def run(device{wide}):
-    """Return what the operator gives on a device, and its arguments afterwards."""
-{body}
-
-
-{compare}
-print({same})
-'''
 
 
 def folder_of(context: Context) -> Path:
@@ -142,56 +123,39 @@ class _Program:
     def rendered(self, finding: Finding) -> tuple[str, dict[str, torch.Tensor]]:
         """Return the text of the program, and the tensors that it loads."""
         saved = {m.name: m.values for m in self._memories.values() if m.values is not None and not _is_inline(m)}
+        inline = [m.values for m in self._memories.values() if m.values is not None and _is_inline(m)]
+        places = self._inputs.places.items()
         target, against = self._context.runtime.target, "in float64" if self._wide else "the CPU"
-        text = _PROGRAM.format(
+        text = templates.filled(
+            __file__,
+            "program.py.jinja",
             title=_in_docstring(textwrap.fill(f"{finding.operator} on {target}: {finding.what}.", 100)),
             versions=", ".join(f"{name} {version}" for name, version in versions().items()),
             site=_in_docstring(str(finding.site)),
-            imports="\n".join(self._imports(saved)),
-            memory="\n".join(self._memory_lines(saved)) or "# The operator has no tensors as arguments.",
-            wide=", wide=False" if self._wide else "",
-            body=textwrap.indent("\n".join(self._body()), "    "),
-            compare="\n".join(self._compare()),
+            is_finite=all(bool(values.isfinite().all()) for values in inline),
+            is_simulated=self._simulated,
+            wide=WIDE if self._wide else {},
+            operator=self._operator,
+            memories=[(each, _values(each, saved)) for each in self._memories.values()],
+            has_saved=bool(saved),
+            tensors=[(self._names[key], self._memories[at.memory, at.dtype], at) for key, at in places],
+            call=self._call(),
+            target=_literal(target),
+            device=self._device(),
+            family=self._context.program,
+            is_default=self._context.program == Options().written_for,
             same=_literal(f"{finding.operator} gives the same on {target} and {against}"),
         )
         return text, saved
 
-    def _imports(self, saved: Any) -> Iterator[str]:
-        inline = [each.values for each in self._memories.values() if each.values is not None and _is_inline(each)]
-        if not all(bool(values.isfinite().all()) for values in inline):
-            yield "from math import inf, nan\n"
-        if saved:
-            yield "from pathlib import Path\n"
-        yield "import torch"
-        if self._simulated:
-            yield "\nimport torchdevice"
-
-    def _memory_lines(self, saved: Any) -> Iterator[str]:
-        if saved:
-            yield 'saved = torch.load(Path(__file__).with_suffix(".pt"))'
-        for each in self._memories.values():
-            yield f"{each.name} = {_values(each, saved)}"
-
-    def _body(self) -> Iterator[str]:
-        if self._operator.is_random:
-            yield "torch.manual_seed(0)"
-        for memory in self._memories.values():
-            device = "device" if memory.on_target else '"cpu"'
-            dtype = f"{WIDE[memory.dtype]} if wide else {memory.dtype}, " if self._widens(memory) else ""
-            yield f"memory_{memory.name} = {memory.name}.to({device}, {dtype}copy=True)"
-        for key, place in self._inputs.places.items():
-            memory = self._memories[place.memory, place.dtype]
-            bits = ("._neg_view()" if place.like.is_neg() else "") + (".conj()" if place.like.is_conj() else "")
-            strided = f"as_strided({place.shape}, {tuple(place.stride)}, {place.offset})"
-            yield f"{self._names[key]} = memory_{memory.name}.{strided}{bits}"
-        yield f"result = {self._call()}"
-        if self._operator.is_view:
-            yield "for view in result if isinstance(result, (list, tuple)) else [result]:"
-            yield "    view.zero_()  # which a view writes to the argument"
-        yield f"return [result, {', '.join(self._names.values())}]" if self._names else "return [result]"
-
-    def _widens(self, memory: _Memory) -> bool:
-        return self._wide and memory.dtype in WIDE
+    def _device(self) -> str:
+        """Return the device to compute on, as the program spells it."""
+        device = self._context.device_type
+        if not self._simulated:
+            return device
+        used = [native_device(each) for each in tensors((self._inputs.args, self._inputs.kwargs))]
+        index = next((each.index or 0 for each in used if each.type == device), 0)
+        return f"{self._context.program}:{index}"
 
     def _call(self) -> str:
         namespace, _, name = self._operator.name.partition("::")
@@ -214,20 +178,6 @@ class _Program:
         if isinstance(value, float):
             return f'float("{value}")' if value != value or value in (float("inf"), -float("inf")) else repr(value)
         return repr(value)
-
-    def _compare(self) -> Iterator[str]:
-        """Yield the lines that compare. torch.testing allows what a finding goes beyond."""
-        device, indent = self._context.device_type, ""
-        if self._simulated:
-            used = [native_device(each) for each in tensors((self._inputs.args, self._inputs.kwargs))]
-            index = next((each.index or 0 for each in used if each.type == device), 0)
-            device, indent = f"{self._context.program}:{index}", "    "
-            family = self._context.program
-            more = f', written_for="{family}"' if family != Options().written_for else ""
-            yield f"with torchdevice.portable({_literal(self._context.runtime.target)}{more}):"
-        reference, more = ('run("cpu", wide=True)', ", check_dtype=False") if self._wide else ('run("cpu")', "")
-        yield f'{indent}actual, expected = run("{device}"), {reference}'
-        yield f"{indent}torch.testing.assert_close(actual, expected, equal_nan=True, check_device=False{more})"
 
 
 def _literal(text: str) -> str:

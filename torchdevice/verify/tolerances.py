@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.testing import _comparison
 
-from torchdevice.foundation.torch_internals import require
-
-_tolerances = require(_comparison, "default_tolerances")
+_tolerances = _comparison.default_tolerances
 
 ROUNDINGS = 16
 """How many times the effect of one rounding of the inputs is allowed, where more than torch.testing's default is."""

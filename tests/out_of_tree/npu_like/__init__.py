@@ -16,7 +16,7 @@ import torch
 from torchdevice.simulation import policy
 
 # The modules below read the name when they are imported.
-policy.KIND = "npu_like"
+policy.DEVICE_TYPE = "npu_like"
 
 from torchdevice.devices.cpu import bytes_wanted  # noqa: E402
 from torchdevice.devices.module import ModuleRuntime  # noqa: E402
@@ -59,7 +59,7 @@ def _in_its_memory(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def autoload() -> None:
     """Register the device with torch, unless it is registered already."""
-    if hasattr(torch, policy.KIND):
+    if hasattr(torch, policy.DEVICE_TYPE):
         return
     from npu_like import device_module
 
@@ -67,12 +67,12 @@ def autoload() -> None:
     policy.memory_limits = device_module.memory_limits
     policy.error_of_mps = lambda wanted, allocated, *_: device_module.out_of_memory(wanted, allocated)
     setup: Any = torch.utils.backend_registration._setup_privateuseone_for_python_backend
-    setup(policy.KIND, device_module, device_guard.Hooks(), device_guard.Guard())
+    setup(policy.DEVICE_TYPE, device_module, device_guard.Hooks(), device_guard.Guard())
     backend._guard_storage()
     storage_resizing.register()
     sharing.register()
     _register_kernels()
-    register_runtime(_Runtime(policy.KIND))
+    register_runtime(_Runtime(policy.DEVICE_TYPE))
 
 
 def _register_kernels() -> None:

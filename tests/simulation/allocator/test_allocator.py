@@ -495,7 +495,7 @@ def test_the_first_tensor_of_a_device() -> None:
 
 def test_a_device_without_an_index_is_the_first_one() -> None:
     with torchdevice.simulate("cuda", count=2):
-        assert torch.empty(2, device=policy.KIND).get_device() == 0
+        assert torch.empty(2, device=policy.DEVICE_TYPE).get_device() == 0
 
 
 def test_a_block_is_listed_until_its_last_tensor_ends() -> None:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 import torchdevice
 from torchdevice.errors import IndicesInFlightError, RaceError
+from torchdevice.simulation import machine
 
 DEVICE = "cuda:1"
 
@@ -240,13 +241,13 @@ def test_a_sparse_tensor_of_indices_in_flight_is_refused() -> None:
 
 @pytest.mark.parametrize("make", EVERY_LAYOUT.values(), ids=EVERY_LAYOUT)
 def test_copies_of_pageable_sparse_tensors_are_done(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    with torchdevice.simulate(asynchronous=True) as scope:
+    with torchdevice.simulate(asynchronous=True):
         source = make(PLACES)
         there = source.to("cuda", non_blocking=True)
         all_parts(source)[-1].fill_(7)
-        scope.runtime.copies.clear()
+        machine.current().copies.clear()
         assert torch.equal(there.cpu().to_dense(), PLACES)
-        assert scope.runtime.copies == {("simulated:0", "cpu"): len(all_parts(source))}
+        assert machine.current().copies == {("simulated:0", "cpu"): len(all_parts(source))}
 
 
 def test_what_cuda_lacks_for_sparse_tensors_is_refused() -> None:

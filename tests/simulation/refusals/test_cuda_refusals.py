@@ -49,7 +49,7 @@ PRODUCTS: list[Callable[[torch.Tensor], Any]] = [
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_products_of_integers(cuda: torchdevice.Scope, dtype: torch.dtype) -> None:
     x = ones(2, 2, dtype=dtype)
-    name = cuda_refusals._SCALAR_TYPES[dtype]
+    name = cuda_refusals.scalar_type(dtype)
     for product in PRODUCTS:
         with pytest.raises(NotImplementedError, match=rf'^"(addmm|baddbmm)_cuda" not implemented for \'{name}\'$'):
             product(x)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.foundation.torch_internals import require
 
 MINIMUM = 512
 """``kMinBlockSize``: sizes are rounded up to a multiple of it, in bytes."""
@@ -176,7 +175,7 @@ def _check(text: str) -> None:
     """Let torch parse settings, and let it forget them: in a build without CUDA it has no use for them."""
     # The parser is the accelerator's, which the scope would answer for.
     with thread_state.suspended():
-        parse = require(torch._C, "_accelerator_setAllocatorSettings")
+        parse = torch._C._accelerator_setAllocatorSettings
         try:
             parse(text)
         finally:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from torchdevice.devices.allocation_events import Block as Place
 from torchdevice.devices.allocation_events import Observer, Segment
 from torchdevice.devices.runtime import Memory
+from torchdevice.foundation import forks
 from torchdevice.simulation.allocator import cache_release, out_of_memory, pool_checkpoints
 from torchdevice.simulation.allocator.allocator_settings import Settings
 from torchdevice.simulation.allocator.block_allocation import Blocks
@@ -353,5 +353,4 @@ def _begin_in_child() -> None:
         each.begin_in_child()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_begin_in_child)
+forks.in_child(_begin_in_child)

@@ -58,7 +58,7 @@ class RawMemory:
 
     def storage_at(self, original: Callable[..., Any], address: int, size: int) -> Any:
         """Return a storage of ``size`` bytes with the memory at an address, which the storage does not free."""
-        storage = original(address, torch.device(policy.KIND, self._index), size)
+        storage = original(address, torch.device(policy.DEVICE_TYPE, self._index), size)
         storages.take_memory_at(storage, self._index, address)
         return storage
 

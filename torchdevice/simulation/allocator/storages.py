@@ -19,17 +19,12 @@ from torchdevice.core import thread_state
 from torchdevice.devices.allocation_events import Block, Observer
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.view_bits import conj, with_bits
 from torchdevice.lowlevel.dlpack_alias import on_cpu, on_device, without_values
 from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import memory_blocks
 from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.machine import Machine
-
-_conj = torch._C._VariableFunctions._conj
-
-
-_neg_view = torch._C._VariableFunctions._neg_view
-
 
 _as_strided = torch._C._VariableFunctions.as_strided
 
@@ -354,7 +349,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         context.policy.check_dtype(result.dtype)
     # The conjugate bit cannot go through DLPack; the memory behind it can.
     if result.dtype in _COMPLEX and result.is_conj():
-        return _conj(fresh(_conj(result), index))
+        return conj(fresh(conj(result), index))
     requested = result.nbytes
     if not requested:
         # Nothing to count, and no memory whose address could be looked up.
@@ -538,13 +533,6 @@ def forget_values(storage: Any) -> None:
 
 set_storage = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.CPU)
 """``Tensor.set_`` with a storage, by its CPU kernel, which accepts tensors of the device too."""
-
-
-def with_bits(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a view of ``memory`` with the conjugate and negative bits of ``like``."""
-    if like.is_conj():
-        memory = _conj(memory)
-    return _neg_view(memory) if like.is_neg() else memory
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:

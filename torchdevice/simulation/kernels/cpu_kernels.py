@@ -20,7 +20,7 @@ from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
-from torchdevice.foundation.torch_internals import require
+from torchdevice.foundation.view_bits import with_bits
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy, storage_resizing
 from torchdevice.simulation.allocator.storages import (
@@ -31,7 +31,6 @@ from torchdevice.simulation.allocator.storages import (
     memory_of,
     resizable_memory_of,
     set_storage,
-    with_bits,
 )
 from torchdevice.simulation.kernels import device_mismatch
 
@@ -53,13 +52,13 @@ _STRIDED = torch.strided
 NUMBERS = frozenset({bool, int, float, complex})
 
 
-_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+_mode_enabled = torch._C._is_torch_function_mode_enabled
 
 
-_has_kernel = require(torch._C, "_dispatch_has_kernel_for_dispatch_key")
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
-_takes_numbers = require(torch._C, "_should_allow_numbers_as_tensors")
+_takes_numbers = torch._C._should_allow_numbers_as_tensors
 """Whether torch itself makes a tensor of a number in the place of one, for an operator of this name."""
 
 
@@ -177,7 +176,7 @@ def make_coo(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         dtype=values.dtype,
         layout=torch.sparse_coo,
         # By the index and not by `.device`, which the mode rewrites.
-        device=_CPU if index_of(values) < 0 else torch.device(policy.KIND, index_of(values)),
+        device=_CPU if index_of(values) < 0 else torch.device(policy.DEVICE_TYPE, index_of(values)),
         is_coalesced=like.is_coalesced(),
     )
 
@@ -237,7 +236,7 @@ class CpuAliases(StandIns):
     def other(self, value: Any) -> Any:
         if not isinstance(value, torch.device):
             return value
-        is_own = value.type == policy.KIND
+        is_own = value.type == policy.DEVICE_TYPE
         self._named = (value.index or 0) if is_own else -1
         return _CPU if is_own else value
 
@@ -312,7 +311,7 @@ class _Arguments:
         named = dict(zip(kwargs, values, strict=True))
         device = named.get("device")
         if device is not None:
-            is_own = device.type == policy.KIND
+            is_own = device.type == policy.DEVICE_TYPE
             # Another device, such as the CPU of a copy to the host, is an index of -1.
             index, named["device"] = (device.index or 0, _CPU) if is_own else (-1, device)
         return named, index, odd

@@ -84,7 +84,7 @@ def _clone(self: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
 
 
 def _name(index: int) -> str:
-    return "cpu" if index < 0 else f"{policy.KIND}:{index}"
+    return "cpu" if index < 0 else f"{policy.DEVICE_TYPE}:{index}"
 
 
 def count_copy(source: torch.Tensor, destination: torch.Tensor, *, waits: bool = True) -> None:
@@ -106,7 +106,7 @@ def _to_copy(
     if index_of(self) < 0:
         policy.check_scope()
     result = _new_copy(_memory(self), device=_CPU, **options)
-    if device is not None and device.type != policy.KIND:
+    if device is not None and device.type != policy.DEVICE_TYPE:
         destination = _pinned(result) if non_blocking else result
     else:
         destination = fresh(result, index_of(self) if device is None else _index(device))

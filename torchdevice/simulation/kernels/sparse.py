@@ -15,9 +15,10 @@ from torch._C import DispatchKey
 
 from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.foundation.stand_ins import written
+from torchdevice.foundation.view_bits import with_bits
 from torchdevice.lowlevel.dlpack_alias import on_cpu
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import meaning, with_bits
+from torchdevice.simulation.allocator.storages import meaning
 from torchdevice.simulation.kernels.cpu_kernels import (
     CpuAliases,
     aliased,

@@ -19,7 +19,6 @@ from torchdevice.devices.sparse_parts import plain_parts
 from torchdevice.devices.stream_order import Stream
 from torchdevice.errors import CopyInFlightError, IndicesInFlightError
 from torchdevice.foundation.stand_ins import same_bits
-from torchdevice.foundation.torch_internals import require
 from torchdevice.journal.callers import program_line, site_of
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
 from torchdevice.simulation.observe.garbage_values import garbage_for, of_values
@@ -34,7 +33,7 @@ from torchdevice.simulation.observe.happens_before import (
     touched,
 )
 
-_preserve_version = require(torch.autograd.grad_mode, "_unsafe_preserve_version_counter")
+_preserve_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
 
 
 class _Copy:

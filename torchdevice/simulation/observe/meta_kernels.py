@@ -68,7 +68,7 @@ class WithoutValues(StreamObserver):
                 if not known:
                     raise NoValueError(name)
                 return kernel(*args, **kwargs)
-            if kwargs.get("device") is not None and kwargs["device"].type != policy.KIND:
+            if kwargs.get("device") is not None and kwargs["device"].type != policy.DEVICE_TYPE:
                 return _elsewhere(op, args, kwargs)
             return _run(op, kernel, args, kwargs, known)
 
@@ -86,7 +86,7 @@ def _gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     name = op._schema.name
     if name == "aten::_to_copy":
         device = kwargs.get("device")
-        return device is not None and device.type != policy.KIND
+        return device is not None and device.type != policy.DEVICE_TYPE
     if name in _COPIES:
         return bool(args[0].is_cpu)
     return torch.Tag.data_dependent_output in op.tags

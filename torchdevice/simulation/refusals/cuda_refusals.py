@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from torchdevice.foundation import data_files
-from torchdevice.foundation.torch_internals import require
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
@@ -24,106 +23,19 @@ Kernel = Callable[..., Any]
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""
 
-_mode_enabled = require(torch._C, "_is_torch_function_mode_enabled")
+_mode_enabled = torch._C._is_torch_function_mode_enabled
 
-_SCALAR_TYPES = {
-    torch.bool: "Bool",
-    torch.uint8: "Byte",
-    torch.int8: "Char",
-    torch.int16: "Short",
-    torch.int32: "Int",
-    torch.int64: "Long",
-    torch.float16: "Half",
-    torch.bfloat16: "BFloat16",
-    torch.float32: "Float",
-    torch.float64: "Double",
-    torch.complex32: "ComplexHalf",
-    torch.complex64: "ComplexFloat",
-    torch.complex128: "ComplexDouble",
-}
-"""How torch's errors spell the dtypes (c10/core/ScalarType.h)."""
+_TABLES: Mapping[str, Any] = data_files.read(__file__, "cuda_operators.json")
 
-_KERNELS = {
-    "_trilinear": "baddbmm_cuda",
-    "_upsample_bilinear2d_aa": "upsample_bilinear2d_out_frame",
-    "addbmm": "addmm_cuda",
-    "addmm": "addmm_cuda",
-    "addmv": "addmv_impl_cuda",
-    "avg_pool2d": "avg_pool2d_out_cuda_frame",
-    "avg_pool3d": "avg_pool3d_out_cuda",
-    "baddbmm": "baddbmm_cuda",
-    "bmm": "baddbmm_cuda",
-    "dot": "dot",
-    "histc": "histc",
-    "linalg_vector_norm": "norm_cuda",
-    "max_pool2d_with_indices": "max_pool2d_with_indices_out_cuda_frame",
-    "max_pool3d_with_indices": "max_pool3d_with_indices_out_frame",
-    "mm": "addmm_cuda",
-    "mv": "addmv_impl_cuda",
-    "upsample_bicubic2d": "upsample_bicubic2d_out_frame",
-    "upsample_bilinear2d": "upsample_bilinear2d_out_frame",
-    "vdot": "vdot",
-}
+_KERNELS: Mapping[str, str] = _TABLES["kernels"]
 """The names that CUDA's kernels have in torch's errors (aten/src/ATen/native/cuda); another operator's is NAME_cuda.
 
 They are in ``libtorch_cuda.so`` of torch 2.10 and 2.15."""
 
-_OUT_OF_BOUNDS = (
-    r"index -?\d+ is out of bounds for dimension",
-    r"index_copy_\(\): index -?\d+ is out of bounds",
-    r"index out of range in self",
-    r"out of range: tried to access index",
-    r"Target -?\d+ is out of bounds",
-    r"Index \d+ of input takes value",
-    r"embedding_bag: Expected idx >= 0",
-    r"Found an invalid max index",
-    r"target out of range",
-    r"argument #2 'target' is out of range",
-    r"probability tensor contains either",
-    r"Expected p_in >= 0 && p_in <= 1",
-    r"all elements of (?:input|target) should be between 0 and 1",
-    r"repeats can not be negative",
-    r"Expected Tensor with single nonzero value",
-)
-_ASSERTED = re.compile("|".join(_OUT_OF_BOUNDS))
+_ASSERTED = re.compile("|".join(_TABLES["asserted"]))
 """The CPU's texts for values that CUDA's kernels assert of. Values of a shape or an int are checked by the host."""
 
-_ASSERTING = frozenset(
-    {
-        "_assert_async",
-        "_embedding_bag",
-        "_embedding_bag_forward_only",
-        "bernoulli",
-        "binary_cross_entropy",
-        "binary_cross_entropy_backward",
-        "embedding",
-        "gather",
-        "index",
-        "index_add",
-        "index_copy",
-        "index_fill",
-        "index_put",
-        "_index_put_impl",
-        "_unsafe_index",
-        "_unsafe_index_put",
-        "index_reduce",
-        "index_select",
-        "max_unpool2d",
-        "max_unpool3d",
-        "multi_margin_loss",
-        "multi_margin_loss_backward",
-        "multilabel_margin_loss_forward",
-        "multinomial",
-        "nll_loss2d_forward",
-        "nll_loss_forward",
-        "put",
-        "repeat_interleave",
-        "scatter",
-        "scatter_add",
-        "scatter_reduce",
-        "take",
-    }
-)
+_ASSERTING = frozenset(_TABLES["asserting"])
 """The operators whose CUDA kernels assert of the values of a tensor (``CUDA_KERNEL_ASSERT``)."""
 
 
@@ -204,7 +116,12 @@ def _check_dtype(name: str, dtypes: frozenset[torch.dtype], args: Any) -> None:
     if first is None or dtype_of(first) not in dtypes or not first.numel() or not policy.stands_for_cuda():
         return
     kernel = _convolution(*args) if name == "convolution" else _KERNELS.get(name, f"{name}_cuda")
-    raise NotImplementedError(f"\"{kernel}\" not implemented for '{_SCALAR_TYPES[dtype_of(first)]}'")
+    raise NotImplementedError(f"\"{kernel}\" not implemented for '{scalar_type(dtype_of(first))}'")
+
+
+def scalar_type(dtype: torch.dtype) -> str:
+    """Return how torch's errors spell a dtype (c10/core/ScalarType.h), as in the name of its legacy type."""
+    return torch.empty(0, dtype=dtype, device="cpu").type().removeprefix("torch.").removesuffix("Tensor")
 
 
 def _convolution(

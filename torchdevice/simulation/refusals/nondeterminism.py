@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import given_to
 
 
@@ -26,7 +27,7 @@ class Nondeterministic(NamedTuple):
     """
 
     kernel: str
-    concerns: Callable[[Mapping[str, Any]], bool] = lambda given: True
+    concerns: Callable[[Mapping[str, Any]], bool]
 
 
 def _computes_in_floats(given: Mapping[str, Any]) -> bool:
@@ -34,46 +35,26 @@ def _computes_in_floats(given: Mapping[str, Any]) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
+_CONCERNS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "nll_loss2d_forward": lambda given: given.get("reduction") != 0,
+    "_embedding_bag_backward": lambda given: given.get("mode") == 2,
+    "put": lambda given: bool(given.get("accumulate")),
+    "histc": _computes_in_floats,
+    "bincount": lambda given: given.get("weights") is not None,
+    "median": lambda given: "dim" in given,
+    "nanmedian": lambda given: "dim" in given,
+    "scatter_reduce": lambda given: given.get("reduce") == "prod",
+}
+"""Operators that have a deterministic kernel for other arguments."""
+
 _RAISING = (torch.use_deterministic_algorithms.__doc__ or "").partition("operations will throw a")[2]
 """The part of the documentation that lists operators without a deterministic kernel."""
 
 OPERATORS: Mapping[str, Nondeterministic] = {
-    # Torch 2.13 has a deterministic kernel.
-    **(
-        {"max_pool3d_with_indices_backward": Nondeterministic("max_pool3d_with_indices_backward_cuda")}
-        if "torch.nn.MaxPool3d" in _RAISING
-        else {}
-    ),
-    "avg_pool3d_backward": Nondeterministic("avg_pool3d_backward_cuda"),
-    "_adaptive_avg_pool2d_backward": Nondeterministic("adaptive_avg_pool2d_backward_cuda"),
-    "_adaptive_avg_pool3d_backward": Nondeterministic("adaptive_avg_pool3d_backward_cuda"),
-    "adaptive_max_pool2d_backward": Nondeterministic("adaptive_max_pool2d_backward_cuda"),
-    "fractional_max_pool2d_backward": Nondeterministic("fractional_max_pool2d_backward_cuda"),
-    "fractional_max_pool3d_backward": Nondeterministic("fractional_max_pool3d_backward_cuda"),
-    "upsample_linear1d_backward": Nondeterministic("upsample_linear1d_backward_out_cuda"),
-    "upsample_bilinear2d_backward": Nondeterministic("upsample_bilinear2d_backward_out_cuda"),
-    "upsample_bicubic2d_backward": Nondeterministic("upsample_bicubic2d_backward_out_cuda"),
-    "upsample_trilinear3d_backward": Nondeterministic("upsample_trilinear3d_backward_out_cuda"),
-    "reflection_pad1d_backward": Nondeterministic("reflection_pad1d_backward_out_cuda"),
-    "reflection_pad3d_backward": Nondeterministic("reflection_pad3d_backward_out_cuda"),
-    "replication_pad1d_backward": Nondeterministic("replication_pad1d_backward_cuda"),
-    "replication_pad2d_backward": Nondeterministic("replication_pad2d_backward_cuda"),
-    "replication_pad3d_backward": Nondeterministic("replication_pad3d_backward_cuda"),
-    "nll_loss2d_forward": Nondeterministic(
-        "nll_loss2d_forward_out_cuda_template", lambda given: given.get("reduction") != 0
-    ),
-    "_ctc_loss_backward": Nondeterministic("ctc_loss_backward_gpu"),
-    "_embedding_bag_backward": Nondeterministic(
-        "embedding_bag_backward_cuda_max", lambda given: given.get("mode") == 2
-    ),
-    "put": Nondeterministic("put_", lambda given: bool(given.get("accumulate"))),
-    "histc": Nondeterministic("_histc_cuda with floating point input", _computes_in_floats),
-    "bincount": Nondeterministic("_bincount_cuda", lambda given: given.get("weights") is not None),
-    "median": Nondeterministic("median CUDA with indices output", lambda given: "dim" in given),
-    "nanmedian": Nondeterministic("median CUDA with indices output", lambda given: "dim" in given),
-    "grid_sampler_2d_backward": Nondeterministic("grid_sampler_2d_backward_cuda"),
-    "grid_sampler_3d_backward": Nondeterministic("grid_sampler_3d_backward_cuda"),
-    "scatter_reduce": Nondeterministic("scatter_reduce_cuda_prod_", lambda given: given.get("reduce") == "prod"),
+    name: Nondeterministic(kernel, _CONCERNS.get(name, lambda given: True))
+    for name, kernel in data_files.read(__file__, "cuda_operators.json")["nondeterministic"].items()
+    # torch 2.13 has a deterministic kernel.
+    if name != "max_pool3d_with_indices_backward" or "torch.nn.MaxPool3d" in _RAISING
 }
 
 

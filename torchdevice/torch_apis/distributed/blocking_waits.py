@@ -6,7 +6,6 @@ A wait is made in a thread. Threads are used again, because a new one takes long
 from __future__ import annotations
 
 import datetime
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from concurrent import futures
 from typing import Any
 
 from torchdevice.core import thread_state
+from torchdevice.foundation import forks
 
 _Inbox = queue.SimpleQueue[tuple[Callable[[], Any], "futures.Future[Any]"]]
 
@@ -21,7 +21,7 @@ _idle: list[_Inbox] = []
 """The inboxes of threads that have nothing to wait for."""
 
 # The threads do not exist in a forked child.
-os.register_at_fork(after_in_child=_idle.clear)
+forks.in_child(_idle.clear)
 
 
 class Wait:

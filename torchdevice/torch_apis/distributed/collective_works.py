@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
-from torchdevice.foundation.torch_internals import require
 
-_c10d = require(torch._C, "_distributed_c10d")
+_c10d = torch._C._distributed_c10d
 
-_work_of = require(_c10d, "_create_work_from_future")
+_work_of = _c10d._create_work_from_future
 
 
 def finished(result: Any) -> Any:

@@ -22,7 +22,6 @@ from torchdevice.core.importing import WhenImported
 from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.engines.mode import with_mode
 from torchdevice.foundation.interrupt_safe_exit import block
-from torchdevice.foundation.torch_internals import require
 
 _LARGEST_SEED = 2**63 - 1
 
@@ -87,13 +86,13 @@ def _shard(spec: Any) -> int:
 
 
 def _patches_of(dispatch: ModuleType) -> list[Patch]:
-    tracker = require(require(dispatch, "random"), "OffsetBasedRNGTracker")
+    tracker = dispatch.random.OffsetBasedRNGTracker
     found: list[Patch] = [
         replaced_function(tracker, "__init__", _init_tracker, native_to="cuda"),
         replaced_function(tracker, "_distribute_region", _distribute_region, native_to="cuda"),
         # Both make tensors on the device of the mesh, which says cuda. The mode is off where torch calls them.
-        replaced_function(require(dispatch, "ShardingPropagator"), "_propagate_tensor_meta_non_cached", with_mode),
-        replaced_function(require(dispatch, "OpDispatcher"), "_dispatch_fast_path_python_tail", with_mode),
+        replaced_function(dispatch.ShardingPropagator, "_propagate_tensor_meta_non_cached", with_mode),
+        replaced_function(dispatch.OpDispatcher, "_dispatch_fast_path_python_tail", with_mode),
     ]
     if hasattr(dispatch, "run_dtensor_rng_op"):  # since torch 2.12
         found.append(replaced_function(dispatch, "run_dtensor_rng_op", _run_dtensor_rng_op, native_to="cuda"))

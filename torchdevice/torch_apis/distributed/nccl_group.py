@@ -18,11 +18,10 @@ import torch.distributed as dist
 from torchdevice.core import thread_state
 from torchdevice.devices.runtime import Runtime
 from torchdevice.foundation.interrupt_safe_exit import block
-from torchdevice.foundation.torch_internals import require
 from torchdevice.torch_apis.distributed import collective_checks, duplicate_gpus
 from torchdevice.torch_apis.distributed.collective_works import finished
 
-_memory_format_of = require(torch._prims_common, "suggest_memory_format")
+_memory_format_of = torch._prims_common.suggest_memory_format
 
 _OF_TRANSPORT = "gloo/transport/"
 """A part of the texts of errors of gloo's connections: the folder of the source file."""

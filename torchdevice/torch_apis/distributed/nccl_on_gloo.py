@@ -23,14 +23,13 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
-from torchdevice.foundation.torch_internals import require
 from torchdevice.torch_apis.distributed import collective_checks, gloo_rendezvous, point_to_point
 from torchdevice.torch_apis.distributed.collective_reductions import op_of, reduce_flat
 from torchdevice.torch_apis.distributed.collective_staging import staged
 from torchdevice.torch_apis.distributed.collective_works import finished
 from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
 
-_c10d = require(torch._C, "_distributed_c10d")
+_c10d = torch._C._distributed_c10d
 
 _Tensors = Sequence[torch.Tensor]
 
@@ -46,7 +45,7 @@ def register(*, takes_cpu: bool) -> str:
     """
     name = "nccl_and_gloo_on_gloo" if takes_cpu else "nccl_on_gloo"
     # A name can be registered once, and stays for the process.
-    if name.upper() not in dist.Backend._plugins:
+    if name.upper() not in dist.distributed_c10d.Backend._plugins:
         # Its tensors are staged on the CPU, hence the device.
         dist.Backend.register_backend(name, functools.partial(_create, takes_cpu), devices=["cpu"])
     return name

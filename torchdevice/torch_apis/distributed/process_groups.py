@@ -16,7 +16,6 @@ from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
 from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function, replaced_in_importers
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import require
 
 _asked_for: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # weak: destroyed groups end
 """Process group -> the backend that the program asked for, where another one stands in."""
@@ -156,32 +155,26 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
 
 
 def _patches_of_meshes(module: ModuleType) -> list[Patch]:
-    mesh = require(module, "DeviceMesh")
-    require(module, "_get_device_handle")
     return [
-        replaced_function(mesh, "_setup_world_group_and_device", _set_up_mesh, native_to="cuda"),
+        replaced_function(module.DeviceMesh, "_setup_world_group_and_device", _set_up_mesh, native_to="cuda"),
         replaced_in_importers(module, "_get_device_handle", _module_of_type, native_to="cuda"),
     ]
 
 
 def _patches_of_device_handles(module: ModuleType) -> list[Patch]:
-    handle = require(module, "_FSDPDeviceHandle")
-
     def make(original: Any) -> Any:
         # `from_device` is a class method.
         return classmethod(per_context(original.__func__, _device_handle, native_to="cuda"))
 
-    return [Replaced(handle, "from_device", make)]
+    return [Replaced(module._FSDPDeviceHandle, "from_device", make)]
 
 
 def _patches_of_flat_parameters(module: ModuleType) -> list[Patch]:
-    handle = require(module, "FlatParamHandle")
-    return [replaced_function(handle, "flat_param_to", _move_flat_parameter, native_to="cuda")]
+    return [replaced_function(module.FlatParamHandle, "flat_param_to", _move_flat_parameter, native_to="cuda")]
 
 
 def _patches_of_checkpoints(module: ModuleType) -> list[Patch]:
-    loader = require(module, "_OverlappingCpuLoader")
-    return [replaced_function(loader, "__init__", _init_loader, native_to="cuda")]
+    return [replaced_function(module._OverlappingCpuLoader, "__init__", _init_loader, native_to="cuda")]
 
 
 def patches() -> list[Patch]:
@@ -197,7 +190,6 @@ def patches() -> list[Patch]:
     }
     if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):  # torch 2.15 and later
         functions["_maybe_attach_flight_recorder"] = _attach_flight_recorder
-    require(torch._utils, "_get_device_module")
     return [
         replaced_in_importers(torch._utils, "_get_device_module", _module_of_type, native_to="cuda"),
         WhenImported("torch.distributed.checkpoint.filesystem", _patches_of_checkpoints),

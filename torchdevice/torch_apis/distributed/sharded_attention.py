@@ -19,7 +19,6 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
 from torchdevice.core.patching import Callback, Patch, replaced_function
-from torchdevice.foundation.torch_internals import require
 
 _API = "torch.distributed.tensor._api"
 
@@ -73,15 +72,15 @@ def _around_ring(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     given = {**dict(zip(_NAMES[op], args, strict=False)), **kwargs}
     if given.pop("attn_mask", None) is not None:
         raise NotImplementedError("context_parallel does not divide attn_mask. Use is_causal, or no mask.")
-    group = given["query"].device_mesh.get_group()
+    group, ring = given["query"].device_mesh.get_group(), sys.modules[_RING]
     if op is _FORWARD:
         # Torch's template calls the overload packet in forward, and the overload in backward.
-        template, call = "_templated_ring_attention", op._overloadpacket
+        template, call = ring._templated_ring_attention, op._overloadpacket
         named = _parts(given)
     else:
-        template, call = "_templated_ring_attention_backward", op
+        template, call = ring._templated_ring_attention_backward, op
         named = {**_parts(given), "grad_out_name": "grad_out"}
-    return _whole(op, given, require(sys.modules[_RING], template)(group, _SEQUENCE, call, **named))
+    return _whole(op, given, template(group, _SEQUENCE, call, **named))
 
 
 def _parts(given: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def _patches_of_ring(module: ModuleType) -> list[Patch]:
 
 
 def _patches_of_tensors(module: ModuleType) -> list[Patch]:
-    handlers: dict[Any, _Handler] = require(module.DTensor._op_dispatcher, "_custom_op_handlers")
+    handlers: dict[Any, _Handler] = module.DTensor._op_dispatcher._custom_op_handlers
 
     def remove() -> None:
         for op in _NAMES:

@@ -1,0 +1,71 @@
+"""Write docs/torch-names.md from the list of private names and the source, or check that it is up to date (--check).
+
+With --missing it only prints the names that the installed torch lacks, and returns 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from generated import write_or_check
+
+from torchdevice.foundation import torch_internals
+
+PAGE = Path(__file__).with_name("torch-names.md")
+
+sys.path.insert(0, str(PAGE.parents[1] / "tests"))
+
+from private_names import PACKAGE, Reads, sources  # noqa: E402
+
+READS = {path: {name for name, _ in Reads(tree)} for path, tree in sources().items()}
+
+HEADER = """# Private names of torch
+
+Made by `python docs/make_torch_names.py` from `torchdevice/foundation/torch_names.json` and the source; do not edit.
+
+torch may change a private name in any release. The package reads those below, and no others. A release of torch that
+lacks one raises `TorchVersionError`, which names it and what needs it, before anything of torch is changed.
+"""
+
+SECTIONS = {
+    "at import": "## Checked when the package is imported",
+    "later": "## Checked when their module is imported",
+    "in some releases or builds": "## In some releases or builds only\n\nThe code asks whether they are there.",
+}
+
+
+def read_in(name: str) -> str:
+    """Return the files that read a name: those that spell it in full, else those that spell its last part."""
+    last = name.rpartition(".")[2]
+    spelled = {path for path, reads in READS.items() if any(f"{each}.".startswith(f"{name}.") for each in reads)}
+    paths = spelled | {path for path, reads in READS.items() if f".{last}" in reads}
+    paths = paths or {path for path in READS if re.search(rf"\b{last}\b", (PACKAGE / path).read_text())}
+    return ", ".join(f"`{path}`" for path in sorted(paths))
+
+
+def page() -> str:
+    """Return the page."""
+    lines = [HEADER]
+    for when, title in SECTIONS.items():
+        lines += [title, "", "| name | needed for | read in |", "|---|---|---|"]
+        for affected, modules in torch_internals.NAMES[when].items():
+            names = [f"{module}.{name}" for module, of_module in modules.items() for name in of_module]
+            lines += [f"| `{name}` | {affected} | {read_in(name)} |" for name in names]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Write the page. With --check, return 1 if the file differs from the page."""
+    if "--missing" in sys.argv[1:]:
+        missing = [*torch_internals.missing("at import"), *torch_internals.missing("later")]
+        for name, affected in missing:
+            print(f"{name}: needed for {affected}")
+        return bool(missing)
+    return write_or_check(PAGE, page())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What users see of errors that nobody catches."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_command, run_python
+
+import torchdevice
+
+PROGRAM = """
+import threading
+import torch
+import torchdevice
+
+torchdevice.enable("simulated:cuda", engine="{engine}")
+
+
+def fail():
+    torch.ones(2, device="cuda") + torch.ones(2)
+
+
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+fail()
+"""
+
+RANKS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+torch.ones(2, device="cuda") + torch.ones(2)
+"""
+
+OURS = os.path.join("torchdevice", "simulation")
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.one_engine
+def test_errors_after_enable_end_at_the_line_of_the_program(engine: str) -> None:
+    done = run_python("-c", PROGRAM.format(engine=engine))
+    assert done.stderr.count("cuda:0 and cpu!") == 2 and done.returncode == 1
+    assert f"{os.sep}torchdevice{os.sep}" not in done.stderr
+
+
+@pytest.mark.one_engine
+def test_all_frames_where_they_are_asked_for() -> None:
+    done = run_python("-c", PROGRAM.format(engine="mode"), TORCHDEVICE_TRACEBACKS="full")
+    assert done.stderr.count(OURS) > 1
+
+
+@pytest.mark.one_engine
+def test_disable_puts_the_hooks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.excepthook, threading.excepthook
+    torchdevice.enable("cpu")
+    assert sys.excepthook is not before[0]
+    torchdevice.enable("cpu", strict=True)
+    torchdevice.disable()
+    assert (sys.excepthook, threading.excepthook) == before
+
+    def own(*args: Any) -> None: ...
+
+    torchdevice.enable("cpu")
+    monkeypatch.setattr(sys, "excepthook", own)
+    torchdevice.disable()
+    assert sys.excepthook is own and threading.excepthook is before[1]
+    sys.excepthook = before[0]
+
+
+@pytest.mark.one_engine
+def test_ranks_that_fail_alike_show_one_traceback(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(RANKS)
+    done = run_command("run", "--target", "simulated:cuda", "--ranks", "3", str(program))
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert done.stderr.count("and cpu!") == 3 and "ChildFailedError" not in done.stderr
+    assert "failed first: exit code 1." in done.stderr

@@ -1,0 +1,137 @@
+"""What a project says of its own check: ``[tool.torchdevice.check]`` in ``pyproject.toml``, and a baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchdevice.check.findings import Finding
+from torchdevice.foundation.toml import toml
+
+_TABLE = "[tool.torchdevice.check]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """The table of a project, with the names of its keys.
+
+    Attributes:
+        folder: Where ``pyproject.toml`` is. Patterns and the baseline are relative to it.
+        target: The device that stands in.
+        select: The rules to apply; all where it is empty.
+        ignore: The rules not to apply.
+        exclude: Patterns of files and folders that are not checked.
+        per_file_ignores: Pattern of files -> the rules not to apply in them.
+        baseline: The file with the findings that are known.
+    """
+
+    folder: Path
+    target: str | None = None
+    select: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    per_file_ignores: dict[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    baseline: str | None = None
+
+    def excludes(self, path: str) -> bool:
+        """Return whether a file is not to be checked: a pattern matches it, or a folder that it is in."""
+        name = self._name(path)
+        parts = [name, *map(str, Path(name).parents)]
+        return any(_matches(part, pattern) for pattern in self.exclude for part in parts)
+
+    def ignored_in(self, path: str) -> set[str]:
+        """Return the rules that are not to be applied in a file."""
+        name = self._name(path)
+        found = [rules for pattern, rules in self.per_file_ignores.items() if _matches(name, pattern)]
+        return {rule for rules in found for rule in rules}
+
+    def _name(self, path: str) -> str:
+        return os.path.relpath(path, self.folder).replace(os.sep, "/")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    pattern = pattern.rstrip("/")
+    return fnmatch.fnmatchcase(name, pattern) or ("/" not in pattern and fnmatch.fnmatchcase(Path(name).name, pattern))
+
+
+def of_project(folder: Path) -> Configuration:
+    """Return what the nearest ``pyproject.toml`` at or above a folder says.
+
+    Raises:
+        ValueError: The table has an unknown key, or a value of a wrong kind.
+    """
+    file = next((each for each in (at / "pyproject.toml" for at in (folder, *folder.parents)) if each.is_file()), None)
+    if file is None:
+        return Configuration(folder)
+    try:
+        table = toml.loads(file.read_text("utf-8")).get("tool", {}).get("torchdevice", {}).get("check", {})
+    except ValueError as error:
+        raise ValueError(f"{str(file)!r} cannot be parsed: {error}. Correct it.") from None
+    keys = {each.name.replace("_", "-"): each for each in dataclasses.fields(Configuration)[1:]}
+    for key, value in table.items():
+        if key not in keys:
+            raise ValueError(f"{file} has {key!r} in {_TABLE}, which is not known. Use keys among {', '.join(keys)}.")
+        _check_kind(file, key, value)
+    return Configuration(file.parent, **{keys[key].name: value for key, value in table.items()})
+
+
+def _check_kind(file: Path, key: str, value: Any) -> None:
+    wanted, fits = {
+        "target": ("a text", _is_text),
+        "baseline": ("a text", _is_text),
+        "per-file-ignores": (
+            "a table of lists of texts",
+            lambda value: isinstance(value, dict) and all(map(_are_texts, value.values())),
+        ),
+    }.get(key, ("a list of texts", _are_texts))
+    if not fits(value):
+        raise ValueError(f"{file} has {key} = {value!r} in {_TABLE}, which is not {wanted}. Write {wanted}.")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+# ---- the baseline ----------------------------------------------------------------------------------------------------
+
+
+def write_baseline(file: Path, findings: Iterable[Finding]) -> None:
+    """Write the findings that are known from now on, without the numbers of lines, which edits elsewhere change."""
+    counts = Counter(_key(file, finding) for finding in findings)
+    rows = [{"path": path, "rule": rule, "text": text, "count": count} for (path, rule, text), count in counts.items()]
+    file.write_text(json.dumps(sorted(rows, key=lambda row: list(map(str, row.values()))), indent=1) + "\n", "utf-8")
+
+
+def without_known(file: Path, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that a baseline does not have, or has fewer times.
+
+    Raises:
+        ValueError: The file is no baseline.
+    """
+    try:
+        rows = json.loads(file.read_text("utf-8"))
+        known = Counter({(row["path"], row["rule"], row["text"]): row["count"] for row in rows})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(file)!r} is no baseline: {error}. Write it anew with --write-baseline.") from None
+    new = []
+    for finding in findings:
+        key = _key(file, finding)
+        known[key] -= 1
+        if known[key] < 0:
+            new.append(finding)
+    return new
+
+
+def _key(file: Path, finding: Finding) -> tuple[str, str, str]:
+    path = os.path.relpath(finding.path, file.parent).replace(os.sep, "/")
+    return path, finding.rule, finding.text

@@ -1,0 +1,23 @@
+"""What a forked child process does anew."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def in_child(function: Callable[[], Any]) -> None:
+    """Call a function in every child process that is forked from now on, where the system can fork."""
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=function)
+
+
+def lock(namespace: dict[str, Any], name: str = "_lock") -> Any:
+    """Return a new lock for ``namespace[name]``, which gets another one in a forked child.
+
+    A thread of the parent that held the lock at the fork does not exist in the child, and would never release it.
+    """
+    in_child(lambda: namespace.update({name: threading.RLock()}))
+    return threading.RLock()
