@@ -83,7 +83,7 @@ def _command(result: Path) -> list[str]:
     folders = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
     libraries = [f"-l{name}" for name in ("c10", "torch_cpu", "torch", "torch_python")]
     shared = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    abi = int(torch.compiled_with_cxx11_abi())
     return [
         *(_compiler(), "-O2", "-std=c++20", "-fPIC", "-shared", "-w", *shared),
         *(f"-DTORCH_EXTENSION_NAME={_NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),

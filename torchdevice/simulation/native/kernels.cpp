@@ -10,11 +10,14 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/SDPBackend.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/Generator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -30,6 +33,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -59,6 +63,7 @@ PyObject* stream_in_python = nullptr;  // (index) -> the id of this thread's cur
 PyObject* asserted_in_python = nullptr;  // (text of an error) -> raises CUDA's error in its place, where it has one
 PyObject* waited_in_python = nullptr;  // () -> notes that the host has waited for the devices
 PyObject* settle_in_python = nullptr;  // (`out` argument, CPU tensor in its place) -> gives it that shape and memory
+PyObject* ended_in_python = nullptr;  // (number of the ledger, number of the memory) -> notes the end in its order
 PyObject* known_in_python = nullptr;  // (tensor of a device) -> lets Python know its storage
 PyObject* numbers_in_python = nullptr;  // (index, given generator or None) -> the CPU's generator that draws
 PyObject* wrapped_in_python = nullptr;  // (result that is no dense tensor, index) -> the same on the device
@@ -295,11 +300,22 @@ bool Ledger::take(Memory& memory, int64_t requested, int64_t stream) {
 }
 
 void Ledger::release(Memory& memory) {
-  std::lock_guard<std::mutex> guard(mutex);
-  if (leads) {
-    free(memory.block);
-  } else {
-    ended.push_back(reinterpret_cast<int64_t>(&memory));
+  const auto id = reinterpret_cast<int64_t>(&memory);
+  {
+    std::lock_guard<std::mutex> guard(mutex);
+    if (leads) {
+      return free(memory.block);
+    }
+    ended.push_back(id);
+  }
+  // Storages of Python end too. A thread without Python's lock does not wait for it here: its order is not defined.
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    py::error_scope pending;
+    PyObject* done = PyObject_CallFunction(ended_in_python, "LL", number, id);
+    if (done == nullptr) {
+      PyErr_Clear();  // the next look at `ended` notices the end
+    }
+    Py_XDECREF(done);
   }
 }
 
@@ -313,12 +329,11 @@ py::list shown(const Figures& figures) {
   return found;
 }
 
-void read(Figures& figures, const py::handle& from) {
-  auto list = py::reinterpret_borrow<py::list>(from);
+void read(Figures& figures, const std::vector<int64_t>& from) {
   size_t at = 0;
   for (auto* of : {figures.current, figures.peak, figures.total}) {
     for (int stat = 0; stat < STATS; ++stat) {
-      of[stat] = list[at++].cast<int64_t>();
+      of[stat] = from.at(at++);
     }
   }
 }
@@ -348,30 +363,27 @@ py::tuple Ledger::freeze() {
 // Lead from now on with the blocks of the model in Python, which the device then lacks. In one step for Python, so that
 // an interrupt leaves one of both leading. Return false if memory has ended meanwhile.
 bool Ledger::lead(py::dict of_device, const py::tuple& state) {
-  std::unique_lock<std::mutex> guard(mutex, std::defer_lock);
-  {
-    py::gil_scoped_release no_gil;
-    guard.lock();
-  }
-  if (leads || !ended.empty() || !of_device.contains("_blocks")) {
+  // Read before the lock is taken: Python may collect garbage here, and memory that ends takes the lock.
+  using Part = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+  using Segment = std::tuple<int64_t, bool, std::vector<Part>>;
+  const auto segments = state[4].cast<std::vector<Segment>>();
+  const auto figures = state[3].cast<std::vector<std::vector<int64_t>>>();
+  const auto addresses = std::tuple(state[0].cast<int64_t>(), state[1].cast<int64_t>(), state[2].cast<int64_t>());
+  std::lock_guard<std::mutex> guard(mutex);
+  if (leads || !ended.empty() || PyDict_GetItemString(of_device.ptr(), "_blocks") == nullptr) {
     return false;
   }
   clear();
-  first = state[0].cast<int64_t>();
-  end = state[1].cast<int64_t>();
-  obtained = state[2].cast<int64_t>();
-  auto figures = state[3].cast<py::tuple>();
+  std::tie(first, end, obtained) = addresses;
   read(whole, figures[0]);
   read(parts[1], figures[1]);
   read(parts[0], figures[2]);
-  for (auto segment : state[4].cast<py::list>()) {
-    auto of = segment.cast<py::tuple>();
-    Pool& in = pool(of[0].cast<int64_t>(), of[1].cast<bool>());
+  for (auto& [stream, is_small, rows] : segments) {
+    Pool& in = pool(stream, is_small);
     Block* previous = nullptr;
-    for (auto part : of[2].cast<py::list>()) {
-      auto row = part.cast<py::tuple>();
-      auto* block = new Block{row[0].cast<int64_t>(), row[1].cast<int64_t>(), row[2].cast<int64_t>(), &in, previous};
-      block->owner = reinterpret_cast<Memory*>(row[3].cast<int64_t>());
+    for (auto& [address, size, requested, owner] : rows) {
+      auto* block = new Block{address, size, requested, &in, previous};
+      block->owner = reinterpret_cast<Memory*>(owner);
       if (block->owner != nullptr) {
         block->owner->block = block;
       } else {
@@ -640,7 +652,8 @@ class Kernel : public c10::OperatorKernel {
         results_(op.schema().returns().size()),
         formula_(op.schema().name() == "aten::native_dropout"                ? &dropout
                      : op.schema().name() == "aten::native_dropout_backward" ? &dropout_backward
-                                                                             : nullptr) {
+                                                                             : nullptr),
+        is_attention_(op.schema().name() == "aten::_scaled_dot_product_flash_attention_for_cpu") {
     for (auto& each : op.schema().arguments()) {
       is_device_.push_back(each.real_type()->kind() == c10::TypeKind::DeviceObjType ||
                            each.real_type()->str().find("Device") != std::string::npos);
@@ -670,6 +683,9 @@ class Kernel : public c10::OperatorKernel {
       return false;
     }
     const auto base = stack.size() - count_;
+    if (is_attention_ && stack[base + 3].toDouble() != 0) {
+      return false;
+    }
     bool is_first = true;
     for (size_t i = 0; i < count_; ++i) {
       const IValue& value = stack[base + i];
@@ -738,6 +754,9 @@ class Kernel : public c10::OperatorKernel {
       put_alias((*stack)[base + i], aliases, is_device_[i]);
     }
     at::Generator numbers;
+    if (is_attention_) {
+      drawing(aliases.index, IValue());  // counts as a kernel that draws, although it draws nothing
+    }
     if (rules_.generator >= 0 || (formula_ == &dropout && draws(given))) {
       numbers = drawing(aliases.index, rules_.generator < 0 ? IValue() : given[rules_.generator]);
       if (rules_.generator >= 0) {
@@ -931,6 +950,7 @@ class Kernel : public c10::OperatorKernel {
   const bool has_cpu_;
   const size_t count_, results_;
   void (*const formula_)(Stack*, const at::Generator&);
+  const bool is_attention_;
   std::vector<bool> is_device_, is_pin_;
 };
 
@@ -986,11 +1006,42 @@ Tensor empty_strided(
       at::detail::empty_strided_cpu(size, stride, c10::dtype_or_default(dtype), false), *context, device->index());
 }
 
+// ---- attention -------------------------------------------------------------------------------------------------------
+
+std::optional<c10::SafeKernelFunction> attention_in_python[2];  // above autograd and below it
+
+// `attend` of `handwritten_kernels.py` for calls without a mask and without dropout: the CPU's flash kernel, where torch
+// chooses it on the CPU.
+template <DispatchKey KEY>
+Tensor attention(
+    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, double dropout,
+    bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  const bool is_plain_call = serving() != nullptr && !(mask && mask->defined()) && dropout == 0 && !enable_gqa;
+  if (is_plain_call && query.is_privateuseone() && key.device() == query.device() && value.device() == query.device()) {
+    auto *of_query = memory_of(query), *of_key = memory_of(key), *of_value = memory_of(value);
+    if (of_query != nullptr && of_key != nullptr && of_value != nullptr) {
+      const auto choice = at::_fused_sdp_choice(
+          alias_of(query, *of_query), alias_of(key, *of_key), alias_of(value, *of_value), std::nullopt, dropout,
+          is_causal, scale, enable_gqa);
+      if (choice == static_cast<int64_t>(at::SDPBackend::flash_attention)) {
+        return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout, is_causal, std::nullopt, scale));
+      }
+    }
+  }
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
+  Stack stack;
+  torch::jit::push(stack, query, key, value, mask, dropout, is_causal, scale, enable_gqa);
+  attention_in_python[KEY == DispatchKey::PrivateUse1]->callBoxed(op, DispatchKeySet(KEY), &stack);
+  return stack.back().toTensor();
+}
+
 // ---- registration ----------------------------------------------------------------------------------------------------
 
 // Every kernel that was made, by operator; never released, since another thread may be in one.
 struct Registered {
   c10::OperatorName name;
+  DispatchKey key;
   c10::KernelFunction kernel;
 };
 
@@ -1007,7 +1058,7 @@ void put(const Registered& each) {
   Silence silence;
   c10::WarningUtils::WarningHandlerGuard guard(&silence);
   in_place.push_back(c10::Dispatcher::singleton().registerImpl(
-      each.name, DispatchKey::PrivateUse1, each.kernel, std::nullopt, nullptr, "torchdevice"));
+      each.name, each.key, each.kernel, std::nullopt, nullptr, "torchdevice"));
 }
 
 // Keep a kernel for an operator, by name and overload, and put it in place where kernels are.
@@ -1034,10 +1085,19 @@ void offer(const std::string& name, const std::string& overload, int kind, Rules
     kernel = c10::KernelFunction::makeFromBoxedKernel(c10::BoxedKernel::makeFromFunctor(
         std::make_unique<Kernel>(op, static_cast<Kind>(kind), std::move(rules))));
   }
-  const auto found = registered.emplace(key, Registered{op.operator_name(), std::move(kernel)}).first;
+  const auto found = registered.emplace(key, Registered{op.operator_name(), DispatchKey::PrivateUse1, std::move(kernel)}).first;
   if (is_in_place) {
     put(found->second);
   }
+}
+
+template <DispatchKey KEY>
+void offer_attention() {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
+  attention_in_python[KEY == DispatchKey::PrivateUse1] = op.getComputedKernelForDispatchKey(KEY);
+  const auto kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&attention<KEY>);
+  const std::string name = KEY == DispatchKey::PrivateUse1 ? "attention below autograd" : "attention above autograd";
+  registered.emplace(name, Registered{op.operator_name(), KEY, kernel});
 }
 
 // ---- the device guard ------------------------------------------------------------------------------------------------
@@ -1102,7 +1162,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("memory", [](Ledger& self) {
         std::lock_guard<std::mutex> guard(self.mutex);
         const auto &now = self.whole.current, &peak = self.whole.peak;
-        return py::make_tuple(now[ALLOCATED], now[RESERVED], peak[ALLOCATED], peak[RESERVED]);
+        return std::tuple(now[ALLOCATED], now[RESERVED], peak[ALLOCATED], peak[RESERVED]);
+      })
+      .def("has_ended", [](Ledger& self, int64_t id) {
+        std::lock_guard<std::mutex> guard(self.mutex);
+        const auto found = std::find(self.ended.begin(), self.ended.end(), id);
+        const bool there = found != self.ended.end();
+        if (there) {
+          self.ended.erase(found);
+        }
+        return there;
       })
       .def("drain", [](Ledger& self) {
         std::lock_guard<std::mutex> guard(self.mutex);
@@ -1118,7 +1187,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("answer_by", [](py::dict functions) {
     const std::pair<const char*, PyObject**> places[] = {
         {"fresh", &fresh_in_python}, {"limit", &limit_in_python}, {"stream", &stream_in_python},
-        {"asserted", &asserted_in_python}, {"waited", &waited_in_python}, {"settle", &settle_in_python}, {"known", &known_in_python}, {"numbers", &numbers_in_python}, {"wrapped", &wrapped_in_python}};
+        {"asserted", &asserted_in_python}, {"waited", &waited_in_python}, {"settle", &settle_in_python}, {"known", &known_in_python}, {"ended", &ended_in_python}, {"numbers", &numbers_in_python}, {"wrapped", &wrapped_in_python}};
     for (auto& [name, place] : places) {
       *place = functions[name].cast<py::object>().release().ptr();
     }
@@ -1135,6 +1204,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       rules.refused.push_back(each.cast<at::ScalarType>());
     }
     offer(name, overload, kind, std::move(rules));
+  });
+  m.def("offer_attention", [] {
+    offer_attention<DispatchKey::PrivateUse1>();
+    offer_attention<DispatchKey::AutogradPrivateUse1>();
   });
   m.def("install", &install);
   m.def("uninstall", &uninstall);

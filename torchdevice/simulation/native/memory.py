@@ -41,12 +41,15 @@ class _Blocks(Blocks):
     def release_ended(self) -> None:
         super().release_ended()
         for number in self.ledger.drain():
-            # With a default: a checkpoint may have taken the block.
-            found = self.held.pop(number, None)
-            if found is not None:
-                self.freed.append(found[0])
-                for observer in self.observers:
-                    observer.freed(found[1])
+            self.end(number)
+
+    def end(self, number: int) -> None:
+        """Free the block of memory that has ended."""
+        found = self.held.pop(number, None)
+        if found is not None:
+            self.freed.append(found[0])
+            for observer in self.observers:
+                observer.freed(found[1])
 
 
 class NativeDevice(Device):
@@ -140,6 +143,10 @@ class NativeDevice(Device):
         # The storages that C++ made and that have ended are not in `ended`.
         self.release_ended()
         return super().allocate(requested, stream)
+
+    def end(self, number: int) -> None:
+        """Free the block of the memory with this number, which has ended."""
+        self._blocks.end(number)
 
     def hold(self, number: int, block: Block, values: int) -> None:
         """Note that the memory with this number has a block."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,6 +12,7 @@ from torchdevice.devices import current_streams
 from torchdevice.errors import NativeKernelsError
 from torchdevice.simulation import backend, device_generators
 from torchdevice.simulation.allocator import storages
+from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.kernels import cpu_kernels, device_mismatch
 from torchdevice.simulation.kernels.overloads import overload_of
 from torchdevice.simulation.native import building
@@ -22,6 +23,9 @@ _VIEW, _FACTORY, _GENERAL = range(3)
 
 _FORMULAS = ("native_dropout", "native_dropout_backward")
 """Operators that C++ computes of others, as the handwritten kernel does."""
+
+_DRAWING = (*_FORMULAS, "_scaled_dot_product_flash_attention_for_cpu")
+"""Operators that draw from the default generator and that C++ serves nevertheless, attention without dropout only."""
 
 _PLAIN = ("clone", "copy_", "_to_copy", *_FORMULAS)
 """Operators with a handwritten kernel that does no more than their CPU kernel where all tensors are on one device."""
@@ -95,6 +99,7 @@ def _module() -> Any:
                 "asserted": cuda_refusals.asserted,
                 "waited": storages.host_waited,
                 "settle": cpu_kernels.settle,
+                "ended": lambda number, memory: Blocks.ended.append(_End(number, memory)),
                 "known": lambda tensor: storages.owner_of(tensor.untyped_storage()),
                 "numbers": device_generators.drawing_for,
                 "wrapped": cpu_kernels.wrapped,
@@ -108,13 +113,14 @@ def _module() -> Any:
             offer(overload_of(name))
         for op in list(backend.made):
             offer(op)
+        module.offer_attention()
     return module
 
 
 def offer(op: Any) -> None:
     """Let the kernel in C++ serve an operator whose kernel in Python does no more than it."""
     name = op._schema.name.removeprefix("aten::")
-    draws_elsewhere = device_generators.kind_of(op) is device_generators.from_default and name not in _FORMULAS
+    draws_elsewhere = device_generators.kind_of(op) is device_generators.from_default and name not in _DRAWING
     if not op._schema.name.startswith("aten::") or draws_elsewhere or cuda_refusals.may_refuse(op):
         return
     kind = cpu_kernels.kind_of(op)
@@ -139,6 +145,24 @@ def offer(op: Any) -> None:
 def _place_of_generator(op: Any) -> int:
     names = [argument.name for argument in op._schema.arguments]
     return names.index("generator") if "generator" in names else -1
+
+
+class _End(NamedTuple):
+    """The end of the memory of a storage that C++ made, in the order of all ends.
+
+    Attributes:
+        ledger: The number of the ledger.
+        memory: The number of the memory.
+    """
+
+    ledger: int
+    memory: int
+
+    def release(self) -> None:
+        """Give the block back."""
+        device = devices.get(self.ledger)
+        if device is not None and device.ledger.has_ended(self.memory):
+            device.end(self.memory)
 
 
 class _Storages:
