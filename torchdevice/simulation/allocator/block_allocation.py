@@ -209,6 +209,8 @@ class Blocks:
             # A smaller block, or one of the same size at a lower address, would be taken instead.
             if found < (size + rest) << SHIFT | address:
                 return False
+        if rest and after is not None:
+            after.requested = 0  # a new rest would be split off
         # What freeing and splitting would have added to the peaks and sums for a moment.
         if previous is not None or (after is not None and (not rest or after.next is not None)):
             pool.figures.bounce(0 if rest else 1, size)

@@ -125,8 +125,7 @@ class NativeRef(StorageRef):
 
     @property
     def block(self) -> memory_blocks.Block | None:  # type: ignore[override]
-        found: memory_blocks.Block | None = self.on.block_of(self.number)  # type: ignore[attr-defined]
-        return found
+        return self.on.block_of(self.number)
 
     @block.setter
     def block(self, block: memory_blocks.Block | None) -> None:

@@ -299,6 +299,14 @@ bool Ledger::take(Memory& memory, int64_t requested, int64_t stream) {
   }
 }
 
+bool is_finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
 void Ledger::release(Memory& memory) {
   const auto id = reinterpret_cast<int64_t>(&memory);
   {
@@ -308,8 +316,9 @@ void Ledger::release(Memory& memory) {
     }
     ended.push_back(id);
   }
-  // Storages of Python end too. A thread without Python's lock does not wait for it here: its order is not defined.
-  if (Py_IsInitialized() && PyGILState_Check()) {
+  // Storages of Python end too, and all are freed in one order. Torch drops tensors without Python's lock.
+  if (Py_IsInitialized() && !is_finalizing()) {
+    py::gil_scoped_acquire gil;
     py::error_scope pending;
     PyObject* done = PyObject_CallFunction(ended_in_python, "LL", number, id);
     if (done == nullptr) {

@@ -33,6 +33,8 @@ _PLAIN = ("clone", "copy_", "_to_copy", *_FORMULAS)
 _OF_THEIR_OWN = ("empty.memory_format", "empty_strided")
 """Operators with a handwritten kernel in C++ too."""
 
+_device_of = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
+
 _contexts: set[Context] = set()
 """The contexts that the kernels serve. They are in place while there is one."""
 
@@ -204,7 +206,8 @@ class _Storages:
         if found is None:
             return None
         tensor, number, ledger = found
-        return tensor, number, devices.get(ledger)
+        # The memory of a machine that has ended is gone, and its tensors are not.
+        return tensor, number, devices.get(ledger) or storages.device(_device_of(storage).index)
 
     def disown(self, storage: Any, *, frees: bool) -> None:
         """Let Python alone serve a storage from now on."""
