@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -174,3 +175,15 @@ def test_memory_is_the_cpus_again_when_a_tensor_ends() -> None:
             del held
         torch.empty(1, device="cuda")
         assert torch.cuda.memory_allocated() == 0
+
+
+def test_a_tensor_outlives_its_machine() -> None:
+    with torchdevice.simulate(native="always"):
+        tensor = torch.ones(3, device="cuda")
+    gc.collect()
+    assert tensor.tolist() == [1, 1, 1]
+    for native in ("never", "always"):
+        with torchdevice.simulate(native=native):
+            assert (tensor + 1).tolist() == [2, 2, 2]
+            tensor.untyped_storage().resize_(16)
+            tensor.untyped_storage().resize_(12)
