@@ -1,4 +1,4 @@
-"""Runs a program and notes which of its lines ran, for ``benchmarks.foretold``: ``lines_that_ran.py OUT SECONDS FOLDER
+"""Runs a program and notes which of its lines ran, for ``benchmarks.predicted``: ``lines_that_ran.py OUT SECONDS FOLDER
 PROGRAM ...``.
 
 The program is stopped when it has used its seconds of processor time, or when twenty times as long has passed. What

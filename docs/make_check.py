@@ -16,7 +16,7 @@ from torchdevice.check.environment_rules import PACKAGES
 
 PAGE = Path(__file__).with_name("check.md")
 
-FIGURES = PAGE.parents[1] / "benchmarks" / "foretold.json"
+FIGURES = PAGE.parents[1] / "benchmarks" / "predicted.json"
 
 HEADER = """# Static check: what will differ on a target
 
@@ -69,9 +69,9 @@ baseline = "torchdevice-baseline.json"    # findings that are known: left out un
 `torchdevice check . --baseline known.json --write-baseline` writes a baseline of what is found today, so that only
 new findings fail. A finding there is a file, a rule and the text of a line, so edits of other lines keep it.
 
-With [pre-commit](https://pre-commit.com) add the repository with the hook `torchdevice-check`. In a GitHub workflow
-the action `.github/actions/check` of the repository installs the package, checks `paths`, and writes SARIF for code
-scanning:
+With [pre-commit](https://pre-commit.com) add the repository with the hook `torchdevice-check`, which runs the command
+that is installed. In a GitHub workflow the action `.github/actions/check` of the repository installs the package,
+checks `paths`, and writes SARIF for code scanning:
 
 ```yaml
 - uses: OWNER/torchdevice/.github/actions/check@main
@@ -108,8 +108,8 @@ _PACKAGES = """
 _MEASURED = """
 ## How right it is
 
-`python -m benchmarks.foretold CLONES --write` measures it on public programs: {programs} programs of {repositories}
-repositories, in the list `benchmarks/foretold.txt`, with commits and arguments. Each was checked for a simulated Mac
+`python -m benchmarks.predicted CLONES --write` measures it on public programs: {programs} programs of {repositories}
+repositories, in the list `benchmarks/predicted.txt`, with commits and arguments. Each was checked for a simulated Mac
 and run on one, as a single rank, until it had used {seconds} s of processor time; operators that a Mac lacks ran on
 the CPU, as by default; most with random or toy data. {seen} were looked at while the
 rules were written, the others only afterwards: they are held out. Programs that need packages or data which were not
@@ -119,7 +119,7 @@ A finding counts if its line ran and a report can show it. It was right if somet
 **Degraded** is what is not the same on another device: an error, other numbers, a value that is only plausible. An
 error that ended the program counts too if it is about the device.
 
-| programs | | right findings (precision) | foretold lines (recall) |
+| programs | | right findings (precision) | predicted lines (recall) |
 |---|---|---|---|
 {totals}
 
@@ -162,7 +162,7 @@ def _sum(name: str, kind: str, rows: list[dict[str, Any]]) -> str:
     for row in rows:
         total.update(row["figures"])
     cells = []
-    for good, bad in (("right", "wrong"), ("foretold", "missed")):
+    for good, bad in (("right", "wrong"), ("predicted", "missed")):
         some, all_ = total[f"{kind} {good}"], total[f"{kind} {good}"] + total[f"{kind} {bad}"]
         cells.append(f"{some} of {all_} ({some / max(all_, 1):.0%})")
     return f"| {name} | {kind} | {' | '.join(cells)} |"

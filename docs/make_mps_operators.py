@@ -26,6 +26,7 @@ from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_leaves, tree_map
 
 import torchdevice
+from torchdevice.simulation import machine
 
 MADE_WITH = "2.13"
 """The release of torch whose databases the file is made from."""
@@ -55,22 +56,22 @@ class Mac:
         backward: Counter[str] = Counter()
         ran = differentiated = 0
         for call in calls:
-            with self._scope as scope:
+            with self._scope:
                 try:
-                    result, seen = self._counted(scope, call)
+                    result, seen = self._counted(call)
                 except ERRORS:
                     continue
                 ran += 1
                 forward.update(seen)
                 try:
-                    backward.update(self._counted(scope, functools.partial(_differentiate, result))[1])
+                    backward.update(self._counted(functools.partial(_differentiate, result))[1])
                     differentiated += 1
                 except ERRORS:
                     continue
         return _most(forward, ran), _most(backward, differentiated)
 
-    def _counted(self, scope: Any, call: Callable[[], Any]) -> tuple[Any, set[str]]:
-        counted = scope.runtime.fallbacks
+    def _counted(self, call: Callable[[], Any]) -> tuple[Any, set[str]]:
+        counted = machine.current().fallbacks
         counted.clear()
         return call(), set(counted)
 

@@ -1,4 +1,4 @@
-"""Write the table of planted bugs into docs/simulation.md by running them, or check that it is up to date (--check)."""
+"""Write the tables of bugs into docs/simulation.md by running them, or check that they are up to date (--check)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,23 @@ PAGE = Path(__file__).with_name("simulation.md")
 
 sys.path.insert(0, str(PAGE.parents[1] / "tests"))
 
+from corpus import CASES, Case  # noqa: E402
 from planted_bugs import BUGS, Planted  # noqa: E402
 
 BEGIN, END = "<!-- Made by docs/make_planted_bugs.py: begin -->\n", "<!-- end -->\n"
 
+_CORPUS = """
+Of {count} bugs that people had on GPUs and on Macs, {found} end as on the real device: with its text, or with
+wrong data. Of their correct twins {wrong} fail. They are in `tests/corpus.py` with their sources.
+
+| class | bugs | found | correct programs that fail |
+|---|---|---|---|
+{rows}
+"""
+
 _TABLE = """
-Of {count} planted bugs {found} are found, and of their correct twins {wrong} raise. They are in
-`tests/planted_bugs.py`.
+Of {count} bugs that were planted after their detectors, {found} are found, and of their correct twins {wrong}
+raise. They are in `tests/planted_bugs.py`.
 
 | kind | bug | found by | as |
 |---|---|---|---|
@@ -48,10 +58,27 @@ def table() -> str:
     return _TABLE.format(count=len(BUGS), found=caught, wrong=wrong or "none", rows=rows)
 
 
+def rates() -> str:
+    """Return the table of how many bugs of each class are found, with the names of those that are not."""
+    warnings.simplefilter("ignore")
+    found = {case.name: case.caught() for case in CASES}
+    wrong = {case.name: case.run(True) is not None for case in CASES}
+    kinds = dict.fromkeys(case.kind for case in CASES)
+    rows = "\n".join(_rate([case for case in CASES if case.kind == kind], found, wrong) for kind in kinds)
+    failing = sum(wrong.values()) or "none"
+    return _CORPUS.format(count=len(CASES), found=sum(found.values()), wrong=failing, rows=rows)
+
+
+def _rate(cases: list[Case], found: dict[str, bool], wrong: dict[str, bool]) -> str:
+    missed = ", ".join(f"`{case.name}`" for case in cases if not found[case.name])
+    count = f"{sum(found[case.name] for case in cases)}{f' (not {missed})' if missed else ''}"
+    return f"| {cases[0].kind} | {len(cases)} | {count} | {sum(wrong[case.name] for case in cases)} |"
+
+
 def page() -> str:
     """Return the page with a new table."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    return before + BEGIN + table() + "\n" + END + rest.partition(END)[2]
+    return before + BEGIN + rates() + table() + "\n" + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":

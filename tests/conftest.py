@@ -87,6 +87,7 @@ ALONE = pytest.mark.lacked_by(OUT_OF_TREE, "simulated device beside it, which th
 def pytest_configure(config: pytest.Config) -> None:
     """Let scopes of the tests, and of processes that they start, use the chosen engine."""
     os.environ["TORCHDEVICE_ENGINE"] = config.getoption("--engine")
+    os.environ["TORCHDEVICE_RANDOM"] = "cpu"  # most tests compare with the CPU; those of generators choose themselves
     os.environ["TORCHDEVICE_NATIVE"] = config.getoption("--native")
     if config.getoption("--native") == "always":
         building.build()

@@ -347,6 +347,13 @@ _FLAGS = {
 """Setter and getter of ``torch.backends.cuda`` -> the functions of torch's C module that they call."""
 
 
+def _simulates_cuda() -> bool:
+    scope = torchdevice.current()
+    assert scope is not None
+    profile = getattr(scope.runtime, "profile", None)
+    return profile is not None and profile.stands_for_cuda
+
+
 def _params() -> Any:
     q = torch.ones(1, 1, 4, 8, device=accelerator())
     return torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
@@ -894,11 +901,11 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.backends.cuda.SDPAParams": lambda: (
         is_exactly(_params().dropout, 0.0) and _params().query.shape == (1, 1, 4, 8)
     ),
-    "torch.backends.cuda.can_use_flash_attention": lambda: says_what_torch_says(
-        "_can_use_flash_attention", lambda: torch.backends.cuda.can_use_flash_attention(_params())
+    "torch.backends.cuda.can_use_flash_attention": lambda: (
+        torch.backends.cuda.can_use_flash_attention(_params()) is False
     ),
     "torch.backends.cuda.can_use_efficient_attention": lambda: (
-        torch.backends.cuda.can_use_efficient_attention(_params()) is False
+        torch.backends.cuda.can_use_efficient_attention(_params()) is _simulates_cuda()
     ),
     "torch.backends.cuda.can_use_cudnn_attention": lambda: (
         torch.backends.cuda.can_use_cudnn_attention(_params()) is False

@@ -11,8 +11,9 @@ import torch
 
 from torchdevice.simulation.allocator.storages import fresh, memory_of
 from torchdevice.simulation.kernels import handwritten_kernels
-from torchdevice.simulation.kernels.cpu_kernels import Kernel, index_of, kernel_of
+from torchdevice.simulation.kernels.cpu_kernels import Kernel, index_of
 from torchdevice.simulation.kernels.overloads import overload_of
+from torchdevice.simulation.kernels.pipeline import kernel_of
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ ROOMS = [
     "torch_apis",
     "compile",
     "simulation",
+    "triton_kernels",
     "target_selection",
     "installed",
     "report",
@@ -140,8 +141,8 @@ def test_no_room_is_named_that_is_not_there() -> None:
 
 def test_every_file_and_public_name_is_documented() -> None:
     for name in MODULES:
-        module = "torchdevice" if name == "__init__" else f"torchdevice.{name}"
-        assert name == "__main__" or importlib.import_module(module).__doc__, name
+        # By the source: the files for a library cannot be imported without it.
+        assert ast.get_docstring(ast.parse(MODULES[name].read_text())), name
     for name in torchdevice.__all__:
         assert inspect.getdoc(getattr(torchdevice, name)), name
 

@@ -202,7 +202,7 @@ def test_the_page_of_platforms_is_that_of_the_record(tmp_path: Path, monkeypatch
     assert platforms.table(rows) in page and platforms._missing(rows) in page
 
 
-FORETOLD = """
+PREDICTED = """
 import torch
 name = "cuda"
 x = torch.ones(3).to(name)
@@ -214,39 +214,39 @@ torch.linalg.eig(torch.eye(2).to(x.device))
 """
 
 
-def test_what_was_foretold_of_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_predicted_of_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
-    foretold = importlib.import_module("benchmarks.foretold")
+    predicted = importlib.import_module("benchmarks.predicted")
     clone = tmp_path / "me+mine"
     clone.mkdir()
-    (clone / "program.py").write_text(FORETOLD)
+    (clone / "program.py").write_text(PREDICTED)
     git = ["git", "-C", str(clone), "-c", "user.name=me", "-c", "user.email=me@example.org"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"]):
         subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     listed = tmp_path / "list.txt"
     listed.write_text(
-        f"me/mine {commit} program.py  # seen\n{foretold._HELD_OUT}\nme/mine {commit} +program.py 'a b'\n"
+        f"me/mine {commit} program.py  # seen\n{predicted._HELD_OUT}\nme/mine {commit} +program.py 'a b'\n"
     )
-    monkeypatch.setattr(foretold, "PROGRAMS", listed)
-    seen, held_out = foretold.programs()
+    monkeypatch.setattr(predicted, "PROGRAMS", listed)
+    seen, held_out = predicted.programs()
     assert held_out == seen._replace(path="+program.py", arguments=["a b"], held_out=True)
-    row = foretold.measure(seen, tmp_path, 60, tmp_path / "kept")
+    row = predicted.measure(seen, tmp_path, 60, tmp_path / "kept")
     assert row["ended"] == "ran to its end"  # linalg_eig, which a Mac lacks, ran on the CPU
     assert row["wrong"] == []
     assert row["figures"] == {
         "handled right": 1,  # line 4
-        "handled foretold": 3,  # and lines 8 and 9, of which the findings of the dtype and the operator speak
+        "handled predicted": 3,  # and lines 8 and 9, of which the findings of the dtype and the operator speak
         "degraded right": 2,  # lines 5 and 9; a dtype in a dict, as in line 8, need not reach torch where it stands
-        "degraded foretold": 3,
+        "degraded predicted": 3,
     }
 
 
 def test_the_figures_of_the_page_are_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
-    foretold = importlib.import_module("benchmarks.foretold")
-    rows = json.loads(foretold.FIGURES.read_text())
-    assert [{name: row[name] for name in foretold.Program._fields} for row in rows] == [
-        each._asdict() for each in foretold.programs()
+    predicted = importlib.import_module("benchmarks.predicted")
+    rows = json.loads(predicted.FIGURES.read_text())
+    assert [{name: row[name] for name in predicted.Program._fields} for row in rows] == [
+        each._asdict() for each in predicted.programs()
     ]
     assert len(rows) >= 40

@@ -99,7 +99,7 @@ class Written:
             Console(file=sys.stdout, force_terminal=True).print(self.report)
             assert main.main(["report", str(folder / "report.json")]) == 0
             for words in ([], ["--json"], [f"--sarif={folder / 'found.sarif'}"]):
-                main.main(["check", self.path, *words])
+                main.main(["check", "--all", self.path, *words])
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,7 @@ OTHER_VALUES: dict[str, Any] = {
     "written_for": "mps",
     "races": "warn",
     "asynchronous": True,
+    "random": "cpu",
     "compute": "meta",
     "verify": True,
     "verify_sample": 0.25,

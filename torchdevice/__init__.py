@@ -39,31 +39,23 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_MODULES = {
-    "DeviceSpec": "transfer",
-    "Entry": "journal.journal",
-    "Fidelity": "foundation.fidelity",
-    "Journal": "journal.journal",
-    "Mark": "devices.runtime",
-    "Memory": "devices.runtime",
-    "ModuleRuntime": "devices.module",
-    "Options": "options",
-    "Prefetcher": "transfer",
-    "Report": "report",
-    "Runtime": "devices.runtime",
-    "Scope": "scope",
-    "Site": "journal.callers",
-    "Stat": "devices.runtime",
-    "ToDevice": "transfer",
-    "TorchDevice": "target_selection",
-    "current": "activation",
-    "disable": "activation",
-    "enable": "activation",
-    "portable": "activation",
-    "register_runtime": "devices.registry",
-    "simulate": "activation",
+_NAMES = {
+    "activation": "current disable enable portable simulate",
+    "devices.module": "ModuleRuntime",
+    "devices.registry": "register_runtime",
+    "devices.runtime": "Mark Memory Runtime Stat",
+    "foundation.fidelity": "Fidelity",
+    "journal.callers": "Site",
+    "journal.journal": "Entry Journal",
+    "options": "Options",
+    "report": "Report",
+    "scope": "Scope",
+    "target_selection": "TorchDevice",
+    "transfer": "DeviceSpec Prefetcher ToDevice",
 }
-"""The public names, and where each is defined."""
+"""Module -> the public names that it defines."""
+
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_MODULES, "errors"]
 

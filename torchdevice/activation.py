@@ -149,13 +149,14 @@ def is_enabled() -> bool:
     return bool(_enabled_by_program())
 
 
-def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run") -> Scope:
+def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run", shows_errors: bool = True) -> Scope:
     """Activate a scope with a complete record of options until :func:`disable`.
 
     Args:
         options: What was asked for.
         propagate: As for :func:`enable`.
         enabled_by: See :class:`Entry`.
+        shows_errors: Whether errors of the main thread are shown without the package's frames.
     """
     whole_process = options.engine == "auto" and not state.entries
     scope = Scope(options, auto=held_functions.engine() if whole_process else "mode")
@@ -165,7 +166,7 @@ def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run")
         if propagate:
             _options.set_environment(variables_of(scope), entry.environment)
         shell = _shell()
-        entry.hooks = Hooks(shell)
+        entry.hooks = Hooks(shell, shows_errors)
         entry.hooks.begin()
         if shell is not None:
             shell.events.register("pre_run_cell", _before_cell)

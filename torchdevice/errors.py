@@ -192,6 +192,23 @@ class TorchVersionError(TorchDeviceError, ImportError):
 
 
 @dataclass(eq=False, repr=False)
+class TritonVersionError(TorchDeviceError, ImportError):
+    """The installed Triton lacks a private name by which its kernels run without a GPU.
+
+    Attributes:
+        name: The missing dotted name.
+        version: The version of the installed Triton.
+    """
+
+    name: str
+    version: str
+    _text = (
+        "triton {version} has no {name!r}, by which torchdevice runs its kernels without a GPU. "
+        "Install the release of Triton that torch's own builds for CUDA require."
+    )
+
+
+@dataclass(eq=False, repr=False)
 class EngineUnavailableError(TorchDeviceError, RuntimeError):
     """``engine="wrap"`` cannot replace the constructor of ``torch.device`` in this Python.
 
@@ -249,6 +266,13 @@ class RaceError(TorchDeviceError, RuntimeError):
         super().__init__(
             f"{later.told(other)}, and nothing orders it after the earlier access: {earlier.told(one)}. {remedy}"
         )
+
+
+class KernelRaceError(RaceError):
+    """Two instances of a Triton kernel use the same memory, one of them writes it, and no atomic orders them."""
+
+    def __init__(self, text: str):
+        TorchDeviceError.__init__(self, text)
 
 
 @dataclass(eq=False, repr=False)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
+from types import ModuleType
 
 from torchdevice import accelerators, cuda, torch_apis
 from torchdevice.compile import torch_compile
 from torchdevice.core import bindings
-from torchdevice.core.importing import Refusing
+from torchdevice.core.importing import Late, LateModules, Refused, WhenImported
 from torchdevice.core.patching import Installation, Patch
-from torchdevice.errors import PATCHERS, AnotherPatcherError
+from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
+from torchdevice.foundation.logs import warn_once
 from torchdevice.torch_apis.distributed import data_parallel, dtensor, process_groups, sharded_attention
 
 # The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
@@ -31,9 +33,24 @@ AREAS = (
 """The modules that change names of torch or supply them. No two change the same name, so their order means nothing."""
 
 
+def _patches_of_triton(module: ModuleType) -> list[Patch]:
+    # Imported when the program imports Triton, which is no dependency.
+    try:
+        from torchdevice.triton_kernels import patching
+    except TritonVersionError as error:  # what uses no kernel runs with any version
+        warn_once(str(error))
+        return []
+    return patching.patches()
+
+
 def _patches() -> list[Patch]:
     found = [patch for area in AREAS if hasattr(area, "patches") for patch in area.patches()]
-    return [Refusing(PATCHERS, AnotherPatcherError), *bindings.patches(), *found]
+    late = [each for each in found if isinstance(each, Late)]
+    rivals = (Refused(name, AnotherPatcherError) for name in PATCHERS)
+    triton = WhenImported("triton", _patches_of_triton, sees_scope=True)
+    # Last, since a module that is imported in a scope is patched after everything else.
+    others = (each for each in found if not isinstance(each, Late))
+    return [*bindings.patches(), *others, LateModules([*rivals, *late, triton])]
 
 
 INSTALLATION = Installation(_patches)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import shlex
+import sys
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
-import torchdevice as _package
 from torchdevice import activation, target_selection
 from torchdevice import options as _options
 from torchdevice.errors import TorchDeviceError
 from torchdevice.scope import Scope
 
-_NAME = _package.__name__
+_NAME = "torchdevice"
 
 _ON, _OFF, _HELP = "on", "off", "--help"
 
@@ -48,13 +48,13 @@ def add(ipython: Any) -> None:
             return _run(ipython, cell)
 
     ipython.register_magic_function(torchdevice, "line_cell", _NAME)
-    ipython.push({_NAME: _package})
+    ipython.push({_NAME: sys.modules[_NAME]})
 
 
 def remove(ipython: Any) -> None:
     """Leave the scope of ``%torchdevice``, and remove the commands."""
     _leave()
-    ipython.drop_by_id({_NAME: _package})
+    ipython.drop_by_id({_NAME: sys.modules[_NAME]})
     for kind in ("line", "cell"):
         ipython.magics_manager.magics[kind].pop(_NAME, None)
 

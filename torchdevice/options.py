@@ -305,6 +305,12 @@ class Options:
         "until the program waits for them.",
         **_switch("asynchronous"),
     )
+    random: Literal["device", "cpu"] = _option(
+        "device",
+        "The numbers that simulated devices draw: their own, by a seed and an offset as CUDA's, or for each seed the "
+        "CPU's, to compare a program with itself on the CPU.",
+        **_one_of("random", "device", "cpu"),
+    )
     compute: Literal["meta"] | None = _option(
         None,
         "meta: tensors of simulated devices have shapes and memory, but no values, so that a program is planned that "

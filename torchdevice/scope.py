@@ -12,6 +12,7 @@ before it could begin leaves when it drops that, see ``foundation/interrupt_safe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -50,7 +51,6 @@ class _Leaving(Leaving):
     """One use of a scope by a ``with`` statement."""
 
     def __init__(self, scope: Scope) -> None:
-        super().__init__()
         self._scope = scope
         # Entries of this statement are at this depth or deeper.
         self._depth = len(state.entries)
@@ -252,27 +252,21 @@ def _fill(entry: Entry, context: Context) -> None:
     entry.parts = [INSTALLATION, *of_target, *(wrap.needed(context) if wraps else ())]
 
 
-def leave(entry: Entry) -> None:
-    """Undo an entry, complete or not. May be called again."""
-    do_all(_LEAVING, entry)
-
-
 def _leave_signals(entry: Entry) -> None:
     # Handlers may stop waiting when no entry has patches in place.
     if not state.entries or (entry.parts and not any(each.parts for each in state.entries)):
         signals.settle(in_a_scope=False)
 
 
-def _forget(entry: Entry) -> None:
-    _context_of(entry).entries.discard(entry)
+def _forget(entry: Any) -> None:
+    entry.context.entries.discard(entry)
 
 
-def _finish_thread(entry: Entry) -> None:
-    context = _context_of(entry)
+def _finish_thread(entry: Any) -> None:
     for other in state.entries:
-        if other.context is context:
+        if other.context is entry.context:
             return
-    context.finish_thread()
+    entry.context.finish_thread()
 
 
 def _drop_installations(entry: Entry) -> None:
@@ -280,12 +274,12 @@ def _drop_installations(entry: Entry) -> None:
         installation.drop(entry)
 
 
-def _leave_runtime(entry: Entry) -> None:
-    _context_of(entry).runtime.leave_thread(entry)
+def _leave_runtime(entry: Any) -> None:
+    entry.context.runtime.leave_thread(entry)
 
 
-def _leave_verify(entry: Entry) -> None:
-    if _context_of(entry).options.verify:
+def _leave_verify(entry: Any) -> None:
+    if entry.context.options.verify:
         _verify().leave_thread(entry)
 
 
@@ -293,11 +287,6 @@ def _verify() -> Any:
     from torchdevice.verify import watching  # here, because most programs do not ask for it
 
     return watching
-
-
-def _context_of(entry: Entry) -> Context:
-    assert entry.context is not None
-    return entry.context
 
 
 _LEAVING = (
@@ -310,6 +299,9 @@ _LEAVING = (
     _leave_runtime,
 )
 """The steps of leaving, in order. Each can be repeated, and is done even if another step failed."""
+
+leave: Callable[[Entry], None] = functools.partial(do_all, _LEAVING)
+"""Undo an entry, complete or not. May be called again."""
 
 
 def _refuse_other_patchers() -> None:

@@ -322,14 +322,17 @@ SURROUNDINGS = [
     Case(
         "package", "from nvidia import dali  #: change\nimport numba.cuda as c  #: change\nimport cupy, os  #: change"
     ),
-    Case("package", "try:\n    import triton  #: approximate\nexcept ImportError:\n    triton = None"),
-    Case("package", "try:\n    import triton  #: approximate\nexcept (ValueError, ImportError):\n    triton = None"),
+    Case("package", "try:\n    import xformers  #: approximate\nexcept ImportError:\n    xformers = None"),
+    Case(
+        "package", "try:\n    import xformers  #: approximate\nexcept (ValueError, ImportError):\n    xformers = None"
+    ),
     Case("package", "if find_spec('apex'):\n    import apex  #: approximate"),
     Case(
-        "package", "try:\n    import triton  #: change\nexcept ValueError:\n    pass\nelse:\n    import apex  #: change"
+        "package", "try:\n    import pynvml  #: change\nexcept ValueError:\n    pass\nelse:\n    import apex  #: change"
     ),
     Case("package", "try:\n    def f():\n        import pynvml  #: change\nexcept ImportError:\n    pass"),
     Case("package", "import torch\nif torch.cuda.is_available():\n    import deepspeed  #: change"),
+    Case("package", "import triton.language as tl  #: approximate"),
     Case("package", "import flash_attn, triton", "cuda"),
     Case(
         "package",
@@ -808,14 +811,14 @@ class TestBesideWhatHappened:
         console = io.StringIO()
         Console(file=console, width=200).print(report)
         for form in (str(report), console.getvalue(), report.to_html()):
-            assert "foretold, and happened" in form and "happened, and was not foretold" in form
+            assert "predicted, and happened" in form and "happened, and was not predicted" in form
             assert "did not happen" not in form and "2 findings more leave no trace" in form
         assert "x = &lt;1&gt;" in report.to_html() and "do 2 [rule]" in str(report)
 
     def test_a_report_without_it_says_nothing_of_it(self) -> None:
         with torchdevice.portable("cpu") as scope:
             report = scope.report()
-        assert "the source foretold" not in str(report) + report.to_html()
+        assert "the source predicted" not in str(report) + report.to_html()
 
     def test_a_program_that_is_in_no_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(source, "_given", {})
@@ -919,5 +922,5 @@ def test_a_graph_belongs_to_the_line_that_asks_for_it() -> None:
     (found,) = findings("import torch\n@torch.compile\ndef f(): pass\nf()", "simulated:mps", {"compile"})
     said = ("torch.compile with inductor -> x", "a -> b")
     graph, other = (against_report.Event(found.path, 4, "f()", each, True) for each in said)
-    assert against_report.covers(found, graph) and against_report.foretells(found, graph)
-    assert not against_report.covers(found, other) and not against_report.foretells(found, other)
+    assert against_report.covers(found, graph) and against_report.predicts(found, graph)
+    assert not against_report.covers(found, other) and not against_report.predicts(found, other)

@@ -6,6 +6,7 @@ import os
 import py_compile
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import zipfile
@@ -342,6 +343,22 @@ class TestNotCompiled:
             assert plain[0] == 1 and "torch._C" not in run[2]
             if not flags:
                 assert run == plain
+
+    @pytest.mark.sampled(4)
+    @pytest.mark.parametrize("kind", NOT_COMPILED)
+    def test_a_program_from_stdin(self, kind: str, tmp_path: Path) -> None:
+        found = []
+        for command in (["-"], ["-m", "torchdevice", "run", "--target", "cpu", "-", "argument"]):
+            done = subprocess.run(
+                [sys.executable, *command],
+                input=NOT_COMPILED[kind],
+                cwd=tmp_path,
+                capture_output=True,
+                timeout=300,
+                check=False,
+            )
+            found.append((done.returncode, done.stdout, done.stderr))
+        assert found[0] == found[1] and found[0][0] == 1
 
     @pytest.mark.parametrize("kind", NOT_COMPILED)
     @pytest.mark.parametrize("start", ["module", "package", "folder", "archive", "-c"])

@@ -496,11 +496,10 @@ class TestTracing:
             compiled = torch.compile(transform, backend="aot_eager", fullgraph=True)(x)
             assert torch.allclose(compiled.cpu(), 2 * x.cpu().sum(1) if expected is None else expected)
 
-    def test_fake_tensors(self, cuda: torchdevice.Scope, target: str, kind: str) -> None:
+    def test_fake_tensors(self, cuda: torchdevice.Scope, kind: str) -> None:
         with FakeTensorMode():
             a, b = torch.ones(3).cuda(), torch.ones(3, device="cuda:0")
-            of_fake = "simulated" if target == "mps-on-simulated" else kind  # a fake tensor names torch's own device
-            assert (a + b).device.type == of_fake == a.to("cuda").device.type
+            assert (a + b).device.type == kind == a.to("cuda").device.type
 
     @pytest.mark.sampled(2, of="processes that compile")
     @pytest.mark.one_engine
@@ -796,3 +795,44 @@ def test_compiling_after_a_process_group_has_begun() -> None:
         torch._dynamo.trace_rules.clear_lru_cache()  # so does init_process_group
         compiled = torch.compile(factory, backend="eager", fullgraph=True)
         assert compiled(torch.ones(3, device="cuda")).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("place", ["cpu", "simulated:cuda"])
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_backward_is_compiled_for_the_machine_as_it_is(engine: str, place: str) -> None:
+    def step(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 16).to(device)
+        compiled = torch.compile(lambda x: torch.softmax(model(x), -1) + torch.arange(16, device=x.device))
+        compiled(torch.ones(5, 8).to(device)).pow(2).sum().backward()
+        return [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
+
+    expected = step("cpu")
+    torch._dynamo.reset()
+    with (
+        torchdevice.portable(place, engine=engine),
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("error", "TensorFloat32")  # of a compiler that sees CUDA
+        found = step("cuda")
+    torch._dynamo.reset()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_code_that_is_kept_on_disk_with_its_guards(engine: str, tmp_path: Path) -> None:
+    program = """
+        import torch
+        doubled = torch.compile(lambda x: (x * 2 + torch.ones(3, device="cuda")).sum())
+        print(doubled(torch.ones(3, device="cuda")).item())
+    """
+    environment = {
+        "TORCH_CACHING_PRECOMPILE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHDEVICE_ENGINE": engine,
+    }
+    for _ in range(2):
+        done = run_program(tmp_path, program, options=("--target", "cpu"), **environment)
+        assert (done.returncode, done.stdout) == (0, "9.0\n"), done.stderr

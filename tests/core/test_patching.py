@@ -227,9 +227,8 @@ class TestReplacedInImporters:
         callback = Callback(lambda: None, lambda: None)
         patches = [Replaced(owner, "name", doubled), patching.ReplacedInImporters(source, "a_rare_name", doubled)]
         after = [Replaced(owner, "other", doubled), Replaced(owner, "other", doubled)]
-        run, middle, last = patching.together([*patches, callback, *after])
-        assert isinstance(run, Together) and middle is callback and isinstance(last, Together)
-        assert run.patches == patches and last.patches == after
+        run, other = patching.together([*patches, callback, *after])
+        assert other is callback and isinstance(run, Together) and run.patches == [*patches, *after]
         run.install()
         assert owner.name == ("torch's", "torch's") and source.a_rare_name == (len, len)
         later = modules("torch._a_later_importer", a_rare_name=len)
@@ -306,7 +305,7 @@ class TestSubclassInPlaceOf:
 class TestGuarded:
     @pytest.fixture
     def module(self, owner: Any) -> Any:
-        patch = Guarded(owner, {"name": lambda context: context.family, "added": self.added})
+        patch = Guarded({owner: {"name": lambda context: context.family, "added": self.added}})
         patch.install()
         yield owner
         patch.remove()
@@ -381,7 +380,7 @@ class TestGuarded:
         assert not hasattr(module, "added")
 
     def test_a_module_of_another_class_is_left_alone(self, owner: Any) -> None:
-        patch = Guarded(owner, {"name": lambda context: context.family})
+        patch = Guarded({owner: {"name": lambda context: context.family}})
         patch.install()
         patch.install()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -111,12 +111,19 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.fixture
+def on_cpu() -> Iterator[torchdevice.Scope]:
+    with torchdevice.portable("cpu") as scope:
+        yield scope
+
+
 class TestAttention:
     @pytest.mark.parametrize("backends", BACKENDS, ids=lambda chosen: "+".join(each.name for each in chosen))
     @pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5}, {"is_causal": True}, {"attn_mask": True}], ids=str)
     def test_disabled_backends_fall_back_to_the_targets(
-        self, cuda: torchdevice.Scope, backends: list[SDPBackend], options: dict[str, Any]
+        self, on_cpu: torchdevice.Scope, backends: list[SDPBackend], options: dict[str, Any]
     ) -> None:
+        """A simulated device refuses what CUDA refuses: tests/simulation/refusals/test_rules.py."""
         attend = torch.nn.functional.scaled_dot_product_attention
         q = torch.rand(1, 2, 8, 16, device="cuda", requires_grad=True)
         if "attn_mask" in options:

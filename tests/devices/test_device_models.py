@@ -74,7 +74,7 @@ def test_products_of_float8_need_capability_8_9(model: str) -> None:
 def test_products_of_float8_go_by_the_option_and_by_the_profile() -> None:
     with torchdevice.simulate("a100", capability=(9, 0)):
         float8_product()
-    with torchdevice.simulate("mps"):
+    with torchdevice.simulate("mps"), pytest.raises(TypeError, match="Float8_e4m3fn to the MPS backend"):
         float8_product()
 
 

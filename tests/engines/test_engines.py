@@ -201,13 +201,14 @@ class TestWhatIsWrapped:
                     torch.logsumexp(nested, 1)
 
     @pytest.mark.lacked_by("mps-on-simulated", "choice among kernels of attention")
-    def test_attention_calls_the_mode_only_where_torch_has_no_kernel(self, wrapped: torchdevice.Scope) -> None:
-        q = torch.randn(1, 1, 4, 8, device="cuda")
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
-            torch.nn.functional.scaled_dot_product_attention(q, q, q)
-        assert any("attention" in entry.requested for entry in wrapped.journal.degraded)
-        with pytest.raises(RuntimeError, match=r"shape|size|dimension"):
-            torch.nn.functional.scaled_dot_product_attention(q, q[..., :3], q)
+    def test_attention_calls_the_mode_only_where_torch_has_no_kernel(self) -> None:
+        with torchdevice.portable("cpu", engine="wrap") as scope:
+            q = torch.randn(1, 1, 4, 8, device="cuda")
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+                torch.nn.functional.scaled_dot_product_attention(q, q, q)
+            assert any("attention" in entry.requested for entry in scope.journal.degraded)
+            with pytest.raises(RuntimeError, match=r"shape|size|dimension"):
+                torch.nn.functional.scaled_dot_product_attention(q, q[..., :3], q)
 
     def test_strict(self, chosen: str) -> None:
         with torchdevice.portable(engine="wrap", strict=True), pytest.raises((FidelityError, torch.AcceleratorError)):
@@ -688,10 +689,10 @@ for engine in ("mode", "wrap"):
 
 
 @pytest.mark.one_engine
-@pytest.mark.parametrize(("imported", "most"), [("", 380), ("import torch._dynamo", 480)], ids=["torch", "Dynamo"])
+@pytest.mark.parametrize(("imported", "most"), [("", 200), ("import torch._dynamo", 300)], ids=["torch", "Dynamo"])
 def test_entering_again_takes_few_frames_of_python(imported: str, most: int) -> None:
-    # In a process of its own: entering changes some 150 attributes with "mode" and 350 with "wrap", and in each module
-    # that has imported functions of torch by value one more for each of them; later torch has more such modules.
+    # In a process of its own: entering changes some 150 attributes with "mode" and 350 with "wrap", together, and looks
+    # for the modules that a program may import later by one finder.
     done = run_python("-c", ENTERING, imported, TORCHDEVICE_ENGINE="")
     assert done.returncode == 0, done.stderr
     assert 100 < max(map(int, done.stdout.split())) <= most, done.stdout

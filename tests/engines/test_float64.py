@@ -413,6 +413,16 @@ class TestOnTheCpu:
 
         assert torch.equal(draw(), draw()) and draw().unique().numel() == 4
 
+    @pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")
+    @pytest.mark.parametrize("identity", ["program", "target"])
+    def test_another_seed_gives_other_numbers(self, identity: str) -> None:
+        def draw(seed: int) -> list[float]:
+            generator = torch.Generator("cuda").manual_seed(seed)
+            return torch.rand(2, dtype=F64, device="cuda", generator=generator).tolist()
+
+        with torchdevice.simulate("mps", float64="cpu", identity=identity):
+            assert draw(1) == draw(1) != draw(2)
+
     @pytest.mark.filterwarnings("ignore:Sparse")
     @pytest.mark.parametrize("convert", ["to_sparse_csr", "to_sparse_csc"])
     def test_a_compressed_layout_is_refused(self, on_cpu: torchdevice.Scope, convert: str) -> None:

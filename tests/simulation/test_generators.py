@@ -1,4 +1,4 @@
-"""Generators of simulated devices: offsets, and states that several share. Numbers are the CPU's of the same seed."""
+"""Generators of simulated devices: seeds and offsets, and states that several share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchdevice.simulation import device_generators
 
 @pytest.fixture
 def generator() -> Iterator[torch.Generator]:
-    with torchdevice.simulate(count=2):
+    with torchdevice.simulate(count=2, random="device"):
         yield torch.Generator("cuda").manual_seed(3)
 
 
@@ -29,7 +29,51 @@ def test_the_offset_counts_kernels(generator: torch.Generator) -> None:
     assert generator.get_offset() == 8
     generator.manual_seed(3)
     assert generator.get_offset() == 0
-    assert draw(generator) == torch.rand(3, generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**63, 2**64 - 1])
+def test_numbers_are_not_those_of_the_cpu_unless_asked_for(seed: int) -> None:
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(seed)).tolist()
+    for random, same in (("device", False), ("cpu", True)):
+        with torchdevice.simulate(random=random):
+            assert (draw(torch.Generator("cuda").manual_seed(seed)) == expected) == same
+
+
+def test_a_state_is_a_seed_and_an_offset(generator: torch.Generator) -> None:
+    draw(generator)
+    state = generator.get_state()
+    assert state.view(torch.int64).tolist() == [3, 4] and state.dtype is torch.uint8
+    expected = draw(generator)
+    with torchdevice.simulate(random="device"):  # another machine
+        torch.cuda.set_rng_state(torch.tensor([3, 4]).view(torch.uint8))
+        assert draw(None) == expected
+        torch.cuda.set_rng_state(torch.tensor([3]).view(torch.uint8))
+        assert torch.cuda._get_rng_state_offset() == 0 and torch.cuda.initial_seed() == 3
+
+
+def test_kernels_draw_different_numbers(generator: torch.Generator) -> None:
+    assert len({tuple(draw(generator)) for _ in range(1000)}) == 1000
+    x = torch.randn(100_000, device="cuda", generator=generator)
+    assert abs(x.mean().item()) < 0.02 and abs(x.std().item() - 1) < 0.02
+    seeds = [draw(generator.manual_seed(seed))[0] for seed in range(1000)]
+    assert abs(sum(seeds) / 1000 - 0.5) < 0.05
+
+
+def test_a_generator_of_the_device_draws_for_no_cpu_tensor(generator: torch.Generator) -> None:
+    for wrong in (
+        lambda: torch.rand(3, generator=generator),
+        lambda: torch.randperm(3, generator=generator),
+        lambda: torch.empty(3).normal_(generator=generator),
+        lambda: torch.bernoulli(torch.ones(3), generator=generator),
+        lambda: torch.multinomial(torch.ones(3), 1, generator=generator),
+    ):
+        with pytest.raises(RuntimeError, match=r"^Expected a 'cpu' device type for generator but found 'cuda'$"):
+            wrong()
+    torch.set_default_device("cuda")
+    try:
+        torch.rand(3, generator=generator)
+    finally:
+        torch.set_default_device(None)
 
 
 def test_going_back_to_an_offset(generator: torch.Generator) -> None:
@@ -63,7 +107,9 @@ def test_a_state_keeps_its_offset(generator: torch.Generator) -> None:
 
 
 def test_the_offset_of_the_device() -> None:
-    with torchdevice.simulate():
+    with torchdevice.simulate(random="device"):
+        torch.cuda.manual_seed(1)
+        expected = draw(None)
         torch.cuda.manual_seed(1)
         before = torch.cuda.get_rng_state()
         torch.cuda._set_rng_state_offset(100)
@@ -72,7 +118,7 @@ def test_the_offset_of_the_device() -> None:
         assert torch.cuda._get_rng_state_offset() == 104
         torch.cuda.set_rng_state(before)
         assert torch.cuda._get_rng_state_offset() == 0
-        assert draw(None) == torch.rand(3, generator=torch.Generator().manual_seed(1)).tolist()
+        assert draw(None) == expected
 
 
 def test_a_shared_state(generator: torch.Generator) -> None:
@@ -81,19 +127,18 @@ def test_a_shared_state(generator: torch.Generator) -> None:
     assert shared.get_offset() == 4 and apart.get_offset() == 0 and draw(apart) == first
     assert draw(shared) == draw(apart) and generator.get_offset() == 8
     generator.graphsafe_set_state(apart.manual_seed(5))
-    assert draw(generator) == torch.rand(3, generator=torch.Generator().manual_seed(5)).tolist()
+    assert draw(generator) == draw(torch.Generator("cuda").manual_seed(5))
     assert apart.get_offset() == 4 and shared.get_offset() == 8 and generator.initial_seed() == 5
 
 
 def test_nothing_is_kept_of_a_generator_that_is_gone(generator: torch.Generator) -> None:
-    tables = (device_generators._index_by_identity, device_generators._shared_by_identity, device_generators._offsets)
     gc.collect()
-    before = [set(table) for table in tables]
+    before = set(device_generators._known)
     other = torch.Generator("cuda")
     draw(other.graphsafe_get_state())
     del other
     gc.collect()
-    assert [set(table) - known for table, known in zip(tables, before, strict=True)] == [set(), set(), set()]
+    assert set(device_generators._known) == before
 
 
 FROM_POSITION = {
@@ -110,7 +155,7 @@ FROM_POSITION = {
 def test_a_generator_that_has_a_place_determines_the_numbers(draws: Callable[..., torch.Tensor]) -> None:
     x = torch.linspace(1, 8, 12)
     expected = draws(x, torch.Generator().manual_seed(3))
-    with torchdevice.simulate("cuda", count=2):
+    with torchdevice.simulate("cuda", count=2, random="cpu"):
         found = [draws(x.cuda(), torch.Generator("cuda").manual_seed(seed)) for seed in (3, 3, 4)]
         assert found[0].tolist() == found[1].tolist() == expected.tolist() != found[2].tolist()
         torch.cuda.manual_seed(3)

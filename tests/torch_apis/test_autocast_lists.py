@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import plain_torch
+from conftest import plain_torch, run_python
 from same_dtypes import Dtypes, autocast_of, differences, dtypes_of, of_torch
 from sweeping import choose
 from torch.testing._internal.autocast_test_lists import AutocastTestLists
@@ -282,3 +282,23 @@ def recurrent() -> None:
 @pytest.mark.parametrize("program", [language, vision, detection, recurrent], ids=lambda program: program.__name__)
 def test_programs_have_the_same_dtypes_on_a_cpu_as_on_a_simulated_gpu(program: Callable[[], object]) -> None:
     assert differences(program) == []
+
+
+LIBRARY = """
+import torch
+library = torch.library.Library("some_library", "DEF")
+library.define("op(Tensor x) -> Tensor")
+for key in ("CPU", "AutocastCPU"):
+    library.impl("op", lambda x: x + 1, key)
+with torch.autocast("cuda", torch.bfloat16):
+    x = torch.ones(2, 2, device="cuda")
+    print((x @ x).dtype, torch.ops.some_library.op(x).tolist())
+"""
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_operators_of_a_library_may_have_kernels_for_autocast(target: str) -> None:
+    """As torchvision's have. They are read once in a process, at its first region of autocast."""
+    ran = run_python("-m", "torchdevice", "run", "--target", target, "--autocast", "bfloat16", "-c", LIBRARY)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "torch.bfloat16 [[2.0, 2.0], [2.0, 2.0]]\n"

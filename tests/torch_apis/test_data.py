@@ -15,6 +15,8 @@ import torch
 from conftest import OUT_OF_TREE, plain_torch, run_program
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import torchdevice
+
 pytestmark = pytest.mark.usefixtures("cuda")
 
 
@@ -60,7 +62,13 @@ class TestLoader:
         loader = DataLoader(
             TensorDataset(torch.arange(8)), shuffle=True, generator=torch.Generator("cuda").manual_seed(0)
         )
-        assert sorted(int(x) for (x,) in loader) == list(range(8))
+        scope = torchdevice.current()
+        assert scope is not None
+        if scope.runtime.target == "cpu":
+            assert sorted(int(x) for (x,) in loader) == list(range(8))
+        else:  # as on a GPU, where the sampler draws on the CPU
+            with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator"):
+                list(loader)
 
 
 class TestPinning:

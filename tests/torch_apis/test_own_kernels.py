@@ -173,3 +173,19 @@ def test_a_kernel_of_autograd(target: str, engine: Any, name: str) -> None:
         op, library = _of_library(name)
         library.impl("op", lambda x: x * 3, "AutogradCUDA")
         assert op(torch.ones(2, device="cuda")).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_a_kernel_of_torch_serves_only_its_own_device(target: str, engine: Any, name: str) -> None:
+    """torch's CUDA build registers kernels in Python that end in kernels of CUDA, in a scope if it needs them there."""
+
+    def router(keys: Any, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("CUDA's kernel was called")
+
+    router.__module__ = "torch._native.registry"
+    with torchdevice.portable(target, engine=engine):
+        library = torch.library.Library(name, "DEF")
+        library.define("op(Tensor x) -> Tensor")
+        library.impl("op", lambda x: x - 1, "CompositeExplicitAutograd")
+        library.impl("op", router, "CUDA", with_keyset=True)
+        assert getattr(torch.ops, name).op(torch.ones(2, device="cuda")).tolist() == [0, 0]

@@ -53,7 +53,7 @@ def set_stream(context: Context, stream: torch.Stream) -> None:
 
 def get_default_generator(context: Context, index: int) -> torch.Generator:
     """Return the default generator of a device."""
-    return context.runtime.default_generator(context.device(index).index or 0)
+    return context.runtime.default_generator(context.target_index(index))
 
 
 def get_device_capability(context: Context, index: int) -> NoReturn:
@@ -84,7 +84,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_accelerator_getDeviceCapability": get_device_capability,
     "_accelerator_getDefaultGenerator": get_default_generator,
     "_accelerator_exchangeDevice": device_queries.exchange_device,
-    "_accelerator_maybeExchangeDevice": device_queries.maybe_exchange_device,
+    "_accelerator_maybeExchangeDevice": device_queries.exchange_device,
     "_accelerator_synchronizeDevice": device_queries.synchronize_device,
     "_accelerator_isAllocatorInitialized": is_allocator_initialized,
     "_accelerator_emptyCache": memory.empty_cache,

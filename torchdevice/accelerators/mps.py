@@ -31,7 +31,7 @@ _ids = itertools.count(1)
 
 
 def _index(context: Context) -> int:
-    return context.device(context.thread.device_index).index or 0
+    return context.target_index(context.thread.device_index)
 
 
 @supplied_value("torch._C._has_mps", native_to=_MPS, denies=True)
@@ -108,14 +108,8 @@ def driver_allocated_memory(context: Context) -> int:
     return context.runtime.memory(_index(context)).reserved
 
 
-@supplied_function("_mps_recommendedMaxMemory", native_to=_MPS)
+@supplied_function(["_mps_recommendedMaxMemory", "_mps_maxBufferLength"], native_to=_MPS)
 def recommended_max_memory(context: Context) -> int:
-    """Return the bytes of the target's memory."""
-    return memory.total(context, context.thread.device_index)
-
-
-@supplied_function("_mps_maxBufferLength", native_to=_MPS)
-def max_buffer_length(context: Context) -> int:
     """Return the bytes of the target's memory: one tensor may occupy all of it."""
     return memory.total(context, context.thread.device_index)
 
@@ -247,13 +241,7 @@ def profiler_stop_trace(context: Context) -> None:
     """Do nothing: no trace was started."""
 
 
-@supplied_function("_mps_isCaptureEnabled", native_to=_MPS)
-def is_capture_enabled(context: Context) -> bool:
-    """Return False: there is no Metal to capture."""
-    return False
-
-
-@supplied_function("_mps_isCapturing", native_to=_MPS)
+@supplied_function(["_mps_isCaptureEnabled", "_mps_isCapturing"], native_to=_MPS)
 def is_capturing(context: Context) -> bool:
     """Return False: there is no Metal to capture."""
     return False

@@ -43,7 +43,7 @@ def get_device_count(context: Context) -> int:
 @supplied_function("_xpu_synchronize", native_to=XPU)
 def synchronize(context: Context, index: int) -> None:
     """Wait for the target's work."""
-    context.runtime.synchronize(context.device(context.ordinal(Spelling(XPU, index))).index or 0)
+    context.runtime.synchronize(context.target_index(context.ordinal(Spelling(XPU, index))))
 
 
 @supplied_function("_xpu_getCurrentStream", native_to=XPU)

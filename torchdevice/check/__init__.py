@@ -1,4 +1,4 @@
-"""What of a program a target does otherwise, foretold from its source: the program is neither run nor imported."""
+"""What of a program a target does otherwise, predicted from its source: the program is neither run nor imported."""
 
 from torchdevice.check import device_rules, dtype_rules, environment_rules, operator_rules, torch_name_rules
 from torchdevice.check.checker import check, check_source

@@ -1,4 +1,4 @@
-"""Compares what was foretold from sources with what a report says of the program's run."""
+"""Compares what was predicted from sources with what a report says of the program's run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Event(NamedTuple):
 
 
 def compared(report: Report, files: Iterable[str], target: Target, ended: Iterable[Event] = ()) -> Report:
-    """Return a report with what was foretold of some files beside what happened.
+    """Return a report with what was predicted of some files beside what happened.
 
     Args:
         report: What happened.
@@ -49,7 +49,7 @@ def compared(report: Report, files: Iterable[str], target: Target, ended: Iterab
 
 
 def _findings(file: str, target: Target) -> list[Finding]:
-    """Return what was foretold of a file, or of a program that is in no file. A notebook's report has other lines."""
+    """Return what was predicted of a file, or of a program that is in no file. A notebook's report has other lines."""
     text = source.remembered(file)
     if text is not None:
         return check_source(sources.program(file, text.encode()), target)
@@ -71,14 +71,14 @@ def events_of(report: Report) -> list[Event]:
 
 
 def compare(findings: Iterable[Finding], events: Iterable[Event]) -> Comparison:
-    """Return which findings happened, which did not, and which events no finding foretold.
+    """Return which findings happened, which did not, and which events no finding predicted.
 
     An event belongs to the findings of its statement, and a graph, which is compiled where its function is called, to
     those of ``torch.compile``. An event that is more than another device with the same meaning belongs only to those
     that are not called handled.
     """
     findings, events = list(findings), list(events)
-    came = [finding for finding in findings if any(foretells(finding, event) for event in events)]
+    came = [finding for finding in findings if any(predicts(finding, event) for event in events)]
     away = [finding for finding in findings if finding not in came]
     unforeseen = [event for event in events if not any(covers(finding, event) for finding in findings)]
     return Comparison(
@@ -96,7 +96,7 @@ def covers(finding: Finding, event: Event) -> bool:
     return finding.verdict is not Verdict.HANDLED or not event.degraded
 
 
-def foretells(finding: Finding, event: Event) -> bool:
+def predicts(finding: Finding, event: Event) -> bool:
     """Return whether an event shows that a finding is right."""
     return _is_at(finding, event) and (finding.verdict is not Verdict.HANDLED) is event.degraded
 

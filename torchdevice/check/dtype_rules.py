@@ -33,10 +33,12 @@ def _dtype(node: ast.Attribute | ast.Name | ast.Call | ast.Constant, view: View)
         name = "" if _names_dtype(node, view) or _goes_to_the_cpu(node, view) else _wide(node.func.value, view)
     if name and view.target.lacks_dtype(name):
         wide = str(torch_object(name)).removeprefix("torch.")
-        kept = _NARROWER[wide]
+        kept = _NARROWER.get(wide)
         yield Found(
-            Verdict.APPROXIMATE,
-            f"Ask for {kept}: {view.target.name} has no {wide}, and keeps tensors in {kept}.",
+            Verdict.APPROXIMATE if kept else Verdict.CHANGE,
+            f"Ask for {kept}: {view.target.name} has no {wide}, and keeps tensors in {kept}."
+            if kept
+            else f"Ask for another dtype: {view.target.name} has no {wide}, and raises an error.",
             leaves_trace=isinstance(node, ast.Call) or not _is_kept(node, view),
         )
 

@@ -17,14 +17,19 @@ _TABLES: Mapping[str, Mapping[str, str]] = data_files.read(__file__, "environmen
 PACKAGES = _TABLES["packages"]
 """Packages that run on CUDA only, and what to use in their place."""
 
+INTERPRETED = _TABLES["interpreted"]
+"""Packages whose code for CUDA runs elsewhere too, and what to say of them."""
+
 
 @rule("package", ast.Import, ast.ImportFrom)
 def _package(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
     """An import of a package that runs on CUDA only, such as `flash_attn`, in a file that is not the package's own. The
     program must be changed, unless it asks whether the package is there, or goes on where the import fails: then it
-    takes that branch, which is approximate."""
+    takes that branch, which is approximate. So is an import of `triton`, whose kernels run in NumPy."""
     if view.target.native in _CUDA:
         return
+    for name in sorted(name for name in _packages(node, INTERPRETED) if not view.is_inside(name)):
+        yield Found(Verdict.APPROXIMATE, INTERPRETED[name], leaves_trace=False)
     for name in sorted(name for name in _packages(node, PACKAGES) if not view.is_inside(name)):
         if view.is_guarded(node) or _is_asked_for(name, node, view):
             said = f"The program goes on without {name}, which needs CUDA."

@@ -106,21 +106,18 @@ def check(paths: Sequence[str], options: argparse.Namespace) -> int:
             for finding in check_file(file, target, rules - project.ignored_in(file))
         ]
         baseline = options.baseline or (project.baseline and project.folder / project.baseline)
-        if options.write_baseline:
-            return _write_baseline(baseline, findings)
-        if baseline:
+        if baseline and not options.write_baseline:
             findings = configuration.without_known(Path(baseline), findings)
-        _show(findings, len(files), options)
-    return int(any(finding.verdict is Verdict.CHANGE for finding in findings))
-
-
-def _write_baseline(baseline: str | Path | None, findings: Sequence[Finding]) -> int:
-    from torchdevice.check import Verdict, configuration
-
-    if not baseline:
-        raise ValueError("--write-baseline names no file. Add --baseline FILE, or 'baseline' in pyproject.toml.")
-    configuration.write_baseline(Path(baseline), [each for each in findings if each.verdict is Verdict.CHANGE])
-    return 0
+        changes = [finding for finding in findings if finding.verdict is Verdict.CHANGE]
+        if options.write_baseline:
+            if not baseline:
+                raise ValueError(
+                    "--write-baseline names no file. Add --baseline FILE, or 'baseline' in pyproject.toml."
+                )
+            configuration.write_baseline(Path(baseline), changes)
+            return 0
+        _show(findings, findings if options.all else changes, len(files), options)
+    return int(bool(changes))
 
 
 def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[str]:
@@ -142,10 +139,7 @@ def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[st
     return (selected or set(RULES)) - ignored
 
 
-def _show(findings: list[Finding], files: int, options: argparse.Namespace) -> None:
-    from torchdevice.check import Verdict
-
-    shown = findings if options.all else [each for each in findings if each.verdict is Verdict.CHANGE]
+def _show(findings: list[Finding], shown: list[Finding], files: int, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([finding.to_dict() for finding in shown], indent=1))
     elif options.sarif:

@@ -21,6 +21,7 @@ import pkgutil
 import runpy
 import subprocess
 import sys
+import tempfile
 import textwrap
 import types
 import warnings
@@ -81,7 +82,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="say in the report, too, what 'torchdevice check' foretells of the program, beside what happened",
+        help="say in the report, too, what 'torchdevice check' predicts of the program, beside what happened",
     )
     actions.append(ranks.add(parser))
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
@@ -115,8 +116,10 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
         return _start_python(options, program)
     if program.is_command:
         return _start_command(options, program)
-    if program.path and isinstance(program.source, bytes) and not _is_valid(program.source):
+    if isinstance(program.source, bytes) and not _is_valid(program.source):
         # Python words an error in a file differently from one in text that it is given to compile.
+        if not program.path:
+            _give_stdin(program.source)
         return _become([*subprocess._args_from_interpreter_flags(), *program.argv])  # type: ignore[attr-defined]
     sys.argv[:] = program.argv
     _set_first_path(program)
@@ -140,6 +143,14 @@ def _become(arguments: Sequence[str]) -> int:
     if os.name == "nt":  # where another process would not take the place of this one
         return subprocess.call(words)
     os.execv(sys.executable, words)
+
+
+def _give_stdin(source: bytes) -> None:
+    """Let the next interpreter read what was read from stdin."""
+    with tempfile.TemporaryFile() as file:
+        file.write(source)
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
 
 
 def _is_valid(source: bytes) -> bool:
@@ -241,7 +252,7 @@ def _activate(options: argparse.Namespace, program: Program) -> None:
     from torchdevice import activation
     from torchdevice.torch_apis import sanitizer
 
-    enabled = activation.enable_chosen(_chosen(options, program), propagate=True)
+    enabled = activation.enable_chosen(_chosen(options, program), propagate=True, shows_errors=False)
     if program.source is not None and not program.path and options.report is not None:
         from torchdevice.report import source
 
@@ -274,15 +285,15 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
 
 
 def _show(options: argparse.Namespace, verify: str | bool | None, report: Report) -> None:
-    """Show what a run is to say at its end: what was verified, and what happened, with what the sources foretold."""
+    """Show what a run is to say at its end: what was verified, and what happened, with what the sources predicted."""
     if verify:
         show_verified(verify, report, quiet=options.report is True)
     if options.report is not None:
-        show_report(options.report, _with_foretold(report, options.rest) if options.check else report)
+        show_report(options.report, _with_predicted(report, options.rest) if options.check else report)
 
 
-def _with_foretold(report: Report, words: Sequence[str]) -> Report:
-    """Return a report with what the sources of the program foretold."""
+def _with_predicted(report: Report, words: Sequence[str]) -> Report:
+    """Return a report with what the sources of the program predicted."""
     from torchdevice.check import Target, against_report
     from torchdevice.core.thread_state import suspended
     from torchdevice.journal.callers import PROGRAM, kind_of_file

@@ -14,7 +14,7 @@ from torchdevice.compile import unstacked_mode
 from torchdevice.compile.device_interfaces import Interfaces
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.importing import Importing
+from torchdevice.core.importing import Late
 from torchdevice.core.patching import (
     Callback,
     Patch,
@@ -67,12 +67,11 @@ class _Skipped:
             trace_rules.SKIP_DIRS_RE = self._before
 
 
-class _DynamoPatches:
+class _DynamoPatches(Late):
     """The patches of Dynamo and of Inductor's compiled graphs, installed as soon as these modules are imported."""
 
     def __init__(self) -> None:
-        self._importing = Importing("torch._dynamo", self.install)
-        self._patches: list[Patch] = []
+        super().__init__("torch._dynamo")
         self._in_place = False
         self._inductor: Patch | None = None
         self._skipped = _Skipped()
@@ -82,13 +81,11 @@ class _DynamoPatches:
     def install(self) -> None:
         # Without this module `_make` has nothing to patch: Dynamo is not imported, or not completely.
         if "torch._dynamo.output_graph" not in sys.modules:
-            self._importing.install()
             return
         if not self._in_place:
             # Made once, installed at each entry.
-            self._patches = self._patches or together(self._make())
-            for patch in self._patches:
-                patch.install()
+            self.patches = self.patches or together(self._make())
+            super().install()
             self._in_place = True
         # Inductor is imported at the first compilation, perhaps after this scope was entered.
         if self._inductor is None and "torch._inductor.output_code" in sys.modules:
@@ -138,15 +135,13 @@ class _DynamoPatches:
         ]
 
     def remove(self) -> None:
-        self._importing.remove()
         self._in_place = False
         if self._inductor is not None:
             self._inductor.remove()
         for cls in list(self._seen_generators):
             torch._dynamo.variables.builder.VariableBuilder._type_dispatch().pop(cls, None)
             self._seen_generators.discard(cls)
-        for patch in reversed(self._patches):
-            patch.remove()
+        super().remove()
 
 
 WHEN_IMPORTED = _DynamoPatches()

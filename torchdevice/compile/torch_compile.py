@@ -72,8 +72,17 @@ def _compile_ahead(context: Context, original: Any, model: Any, inputs: Any, *ar
 _NOT_AHEAD = "Export and package the model on the CPU, in torchdevice.portable('cpu'), or use torch.compile()."
 
 
+def _compile_backward(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """``compile_fx_backward``, which torch calls in the program's first ``backward``, where a mode is active."""
+    with torch._C.DisableTorchFunction():
+        return truthfully(context, original, *args, **kwargs)
+
+
 def _patches_of_inductor(module: ModuleType) -> list[Patch]:
-    return [replaced_function(module, "compile_fx_aot", _compile_ahead)]
+    return [
+        replaced_function(module, "compile_fx_aot", _compile_ahead),
+        replaced_function(module, "compile_fx_backward", _compile_backward),
+    ]
 
 
 def patches() -> list[Patch]:

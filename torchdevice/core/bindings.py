@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from torchdevice.core.context import Context
@@ -41,6 +42,9 @@ class Supplied(NamedTuple):
 
 
 SUPPLIED: dict[str, Supplied] = {}
+
+_named: set[Callable[..., Any]] = set()
+"""The functions that are supplied by a name already."""
 
 _C = "torch._C."
 
@@ -80,19 +84,26 @@ def supplied_function(
             else _reporting(function, names[0], fidelity, note or first_line(function).removeprefix("Return "))
         )
 
-        def value(context: Context) -> Any:
-            found = context.bound(called) if _answers(context, native_to, dotted if denies else "") else TORCHS_OWN
-            # Cached by the context, because torch reads names such as `_cuda_getDevice` in hot paths.
-            context.supplied_values[value] = found
-            return found
-
-        dotted = ""
         for each in names:
             dotted = each if "." in each else _C + each
+            # A function of its own for each name, as torch has: Dynamo tells them apart by identity.
+            own = functools.wraps(called)(functools.partial(called)) if called in _named else called
+            _named.add(called)
+            value = _value_of(own, native_to, dotted if denies else "")
             add(Supplied(dotted, value, fidelity, note or first_line(function), on or {}, function))
         return function
 
     return register
+
+
+def _value_of(function: Callable[..., Any], native_to: str, denied: str) -> Callable[[Context], Any]:
+    def value(context: Context) -> Any:
+        found = context.bound(function) if _answers(context, native_to, denied) else TORCHS_OWN
+        # Cached by the context, because torch reads names such as `_cuda_getDevice` in hot paths.
+        context.supplied_values[value] = found
+        return found
+
+    return value
 
 
 def supplied_as(name: str, other: str, *, native_to: str) -> None:
@@ -160,9 +171,9 @@ def first_line(function: Callable[..., Any]) -> str:
 
 
 def patches() -> list[Patch]:
-    """Return the patches that make every supplied name visible to threads with a context."""
-    modules: dict[str, dict[str, Callable[[Any], Any]]] = {}
+    """Return the patch that makes every supplied name visible to threads with a context."""
+    modules: dict[ModuleType, dict[str, Callable[[Any], Any]]] = {}
     for supplied in SUPPLIED.values():
         module, _, name = supplied.name.rpartition(".")
-        modules.setdefault(module, {})[name] = supplied.value
-    return [Guarded(importlib.import_module(module), names) for module, names in modules.items()]
+        modules.setdefault(importlib.import_module(module), {})[name] = supplied.value
+    return [Guarded(modules)]

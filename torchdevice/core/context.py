@@ -186,7 +186,7 @@ class Context:
             RuntimeError: The process was forked from one that had used the accelerator. The text is torch's.
             ValueError: Settings in the environment are wrong, see :meth:`Runtime.initialize`.
         """
-        if self.is_initialized:
+        if self._initialized and self.user == os.getpid():  # as `is_initialized` does it, without its frame
             return
         if self.is_in_bad_fork:
             raise RuntimeError(
@@ -248,7 +248,11 @@ class Context:
 
     def device(self, index: int) -> torch.device:
         """Return the target's device for one of the program's ordinals."""
-        return self.runtime.device(index if index < self.runtime.device_count() else 0)
+        return self.runtime.device(self.target_index(index))
+
+    def target_index(self, index: int) -> int:
+        """Return the index of the target's device for one of the program's ordinals."""
+        return index if index < self.runtime.device_count() else 0
 
     def stands_for(self, family: str) -> bool:
         """Return whether the target stands in for an accelerator: the program may use it, and it is not the target."""

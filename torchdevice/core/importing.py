@@ -5,62 +5,69 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 from torchdevice.core import thread_state
-from torchdevice.core.patching import Patch, together
+from torchdevice.core.patching import Patch, do_all, together
 from torchdevice.foundation import torch_internals
 
 
-class Importing:
-    """A finder of modules that finds one module as Python does, and calls back when the module has been imported.
+class Late:
+    """Patches of a module that programs import themselves.
 
     Args:
         name: The module's full name.
-        imported: Called when it has been imported.
         sees_scope: Whether the module's text runs in the scope; a module of torch sees the machine as it is.
+
+    Attributes:
+        patches: The patches, from the first installation on.
     """
 
-    def __init__(self, name: str, imported: Callable[[], None], *, sees_scope: bool = False):
-        self._name, self._imported, self._sees_scope = name, imported, sees_scope
+    def __init__(self, name: str, *, sees_scope: bool = False):
+        self.name, self.sees_scope = name, sees_scope
+        self.patches: list[Patch] = []
 
     def install(self) -> None:
-        # At the front, before the finders that would load the module unseen.
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        """Put the patches in. The module has been imported."""
+        for patch in self.patches:
+            patch.install()
 
     def remove(self) -> None:
-        finders: list[Any] = sys.meta_path
-        finders.remove(self) if self in finders else None  # on one line: somebody may come between two
+        """Take the patches out."""
+        for patch in reversed(self.patches):
+            patch.remove()
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != self._name:
-            return None
-        # The usual finder of files; builtin and frozen modules are not among those that are waited for.
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._imported, self._sees_scope)  # type: ignore[assignment]
-        return spec
+    def loader(self, own: Any) -> Any:
+        """Return the loader of the module, whose own one is given."""
+        return _Loader(own, self)
 
 
-class Refusing(Importing):
-    """A finder that finds modules as Python does, so that a program may ask for them, and raises at their import.
+class WhenImported(Late):
+    """Patches that ``make`` returns for the module: put in as soon as it is imported."""
 
-    Args:
-        names: The modules' full names.
-        error: Returns the error for a name.
-    """
+    def __init__(self, name: str, make: Callable[[ModuleType], list[Patch]], *, sees_scope: bool = False):
+        super().__init__(name, sees_scope=sees_scope)
+        self._make = make
 
-    def __init__(self, names: Collection[str], error: Callable[[str], Exception]):
-        self._names, self._error = names, error
+    def install(self) -> None:
+        if not self.patches:
+            torch_internals.check("later", self.name)
+            # Made once: the module stays the same object for the process.
+            self.patches = together(self._make(sys.modules[self.name]))
+        super().install()
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name in self._names else None
-        if spec is not None:
-            spec.loader = self  # type: ignore[assignment]
-        return spec
+
+class Refused(Late):
+    """A module that is found, so that a program may ask for it, and raises ``error(name)`` where it is imported."""
+
+    def __init__(self, name: str, error: Callable[[str], Exception]):
+        super().__init__(name)
+        self._error = error
+
+    def loader(self, own: Any) -> Any:
+        return self
 
     def create_module(self, spec: Any) -> None:
         """Leave it to Python."""
@@ -69,11 +76,45 @@ class Refusing(Importing):
         raise self._error(module.__name__)
 
 
+class LateModules:
+    """All modules that a scope waits for, as one patch: a finder that finds these modules as Python does.
+
+    Attributes:
+        modules: The modules by name.
+    """
+
+    def __init__(self, modules: Iterable[Late]):
+        self.modules = {each.name: each for each in modules}
+
+    def install(self) -> None:
+        # At the front, before the finders that would load a module unseen.
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        for name, late in self.modules.items():
+            # None keeps Python from importing a module; one that is being imported is there without its functions.
+            module = sys.modules.get(name)
+            if module is not None and not getattr(module.__spec__, "_initializing", False):
+                late.install()
+
+    def remove(self) -> None:
+        finders: list[Any] = sys.meta_path
+        finders.remove(self) if self in finders else None  # on one line: somebody may come between two
+        do_all([late.remove for late in reversed(self.modules.values()) if late.patches])
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        late = self.modules.get(name)
+        # The usual finder of files; builtin and frozen modules are not among those that are waited for.
+        spec = None if late is None else importlib.machinery.PathFinder.find_spec(name, path, target)
+        if late is not None and spec is not None and spec.loader is not None:
+            spec.loader = late.loader(spec.loader)
+        return spec
+
+
 class _Loader:
     """Loads a module by another loader, to which it belongs afterwards."""
 
-    def __init__(self, loader: Any, imported: Callable[[], None], sees_scope: bool):
-        self._loader, self._imported, self._sees_scope = loader, imported, sees_scope
+    def __init__(self, loader: Any, late: Late):
+        self._loader, self._late = loader, late
 
     def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
@@ -81,42 +122,6 @@ class _Loader:
     def exec_module(self, module: Any) -> None:
         # Before the module's text runs, which may look at its own loader or reload itself.
         module.__loader__ = module.__spec__.loader = self._loader
-        with contextlib.nullcontext() if self._sees_scope else thread_state.suspended(compiling=True):
+        with contextlib.nullcontext() if self._late.sees_scope else thread_state.suspended(compiling=True):
             self._loader.exec_module(module)
-        self._imported()  # after the text, so that the functions to patch exist
-
-
-class WhenImported:
-    """Patches of a module that programs import themselves: put in as soon as it is imported.
-
-    Args:
-        name: The module's full name.
-        make: Returns the patches of the module.
-        sees_scope: Whether the module's text runs in the scope, see :class:`Importing`.
-    """
-
-    def __init__(self, name: str, make: Callable[[ModuleType], list[Patch]], *, sees_scope: bool = False):
-        self._name, self._make = name, make
-        self._importing = Importing(name, self._put_in, sees_scope=sees_scope)
-        self._patches: list[Patch] | None = None
-
-    def install(self) -> None:
-        module = sys.modules.get(self._name)
-        # A module that is being imported is in sys.modules already, without its functions.
-        if module is None or getattr(module.__spec__, "_initializing", False):
-            self._importing.install()
-        else:
-            self._put_in()
-
-    def _put_in(self) -> None:
-        if self._patches is None:
-            torch_internals.check("later", self._name)
-            # Made once: the module stays the same object for the process.
-            self._patches = together(self._make(sys.modules[self._name]))
-        for patch in self._patches:
-            patch.install()
-
-    def remove(self) -> None:
-        self._importing.remove()
-        for patch in reversed(self._patches or []):
-            patch.remove()
+        self._late.install()  # after the text, so that the functions to patch exist

@@ -18,6 +18,7 @@ wanted.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
@@ -152,8 +153,9 @@ def put_in(patches: Iterable[Replaced]) -> None:
             if present_value(name, _ABSENT) is not present:
                 continue  # somebody came between, and may have installed this patch
             # The replacement is made again only for another original, since other patches and Dynamo hold it by
-            # identity.
-            if patch.value is _ABSENT or original is not patch.original:
+            # identity. A class method read from its class is another object each time.
+            is_known = original is patch.original or present is patch.before is not _ABSENT
+            if patch.value is _ABSENT or not is_known:
                 patch.original, patch.value = original, patch.make(original)
             patch.before = present
             # The last step. An interrupt before it leaves torch's own value in place.
@@ -328,28 +330,32 @@ def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple
 
 
 class Guarded:
-    """Names of a module whose values depend on the thread's context.
+    """Names of modules whose values depend on the thread's context.
 
     Args:
-        module: The module, for example ``torch._C``.
-        names: For each name, a function of the active context that returns its value, or :data:`TORCHS_OWN`.
+        modules: For each module, such as ``torch._C``, and for each of its names, a function of the active context that
+            returns the value, or :data:`TORCHS_OWN`.
     """
 
-    def __init__(self, module: ModuleType, names: Mapping[str, Callable[[Any], Any]]):
-        self._module = module
-        self._before: type[ModuleType] = type(module)
-        descriptors = {name: _GuardedName(name, value) for name, value in names.items()}
-        # Pybind11 reads `__module__` of the instance, see `OwnModule`.
-        members = {**descriptors, "__module__": OwnModule(__name__)}
-        self._class = type(f"Guarded[{module.__name__}]", (self._before,), members)
+    def __init__(self, modules: Mapping[ModuleType, Mapping[str, Callable[[Any], Any]]]):
+        self._classes = [(module, type(module), _with_names(module, names)) for module, names in modules.items()]
 
     def install(self) -> None:
-        self._module.__class__ = self._class
+        for module, _, guarded in self._classes:
+            module.__class__ = guarded
 
     def remove(self) -> None:
-        # Another package may have put its own subclass on top, which must not be taken away.
-        if type(self._module) is self._class:
-            self._module.__class__ = self._before
+        for module, before, guarded in self._classes:
+            # Another package may have put its own subclass on top, which must not be taken away.
+            if type(module) is guarded:
+                module.__class__ = before
+
+
+def _with_names(module: ModuleType, names: Mapping[str, Callable[[Any], Any]]) -> type[ModuleType]:
+    descriptors = {name: _GuardedName(name, value) for name, value in names.items()}
+    # Pybind11 reads `__module__` of the instance, see `OwnModule`.
+    members = {**descriptors, "__module__": OwnModule(__name__)}
+    return type(f"Guarded[{module.__name__}]", (type(module),), members)
 
 
 _DELETED: Any = object()
@@ -447,17 +453,12 @@ class Together:
         take_out(self.places)
 
 
-def together(patches: Iterable[Patch]) -> list[Patch]:
-    """Return patches that do the same in the same order, with those that follow each other joined where they can be."""
-    found: list[Patch] = []
-    for patch in patches:
-        if not isinstance(patch, (Replaced, ReplacedInImporters)):
-            found.append(patch)
-        elif found and isinstance(found[-1], Together):
-            found[-1].patches.append(patch)
-        else:
-            found.append(Together([patch]))
-    return found
+def together(patches: Sequence[Patch]) -> list[Patch]:
+    """Return patches that do the same, with the replaced attributes joined, in their order, before all others."""
+    replaced = [each for each in patches if isinstance(each, (Replaced, ReplacedInImporters))]
+    others = [each for each in patches if not isinstance(each, (Replaced, ReplacedInImporters))]
+    # First, for a patch of modules that import by value looks at what is replaced already.
+    return [Together(replaced), *others] if replaced else others
 
 
 class Callback:
@@ -469,6 +470,9 @@ class Callback:
 
 
 # ---- all of them together --------------------------------------------------------------------------------------------
+
+
+_removing = operator.attrgetter("remove")
 
 
 class Installation:
@@ -489,17 +493,15 @@ class Installation:
     def hold(self, holder: object) -> None:
         """Put everything in place. If that fails or is interrupted, the caller calls :meth:`drop`."""
         self._holders.add(holder)
-        self._settle()
+        # On one line: an interrupt between two lines would leave the lock held. Nested entries, which change nothing,
+        # take no lock.
+        if self._in_place is not True:
+            with self._lock: self._change()  # noqa: E701  # fmt: skip
 
     def drop(self, holder: object) -> None:
         """Take everything out if there is no other holder. May be called again, and without :meth:`hold`."""
         self._holders.discard(holder)
-        self._settle()
-
-    def _settle(self) -> None:
-        # Outside the lock: nested entries, which change nothing, take no lock.
         if self._in_place is not bool(self._holders):
-            # On one line: an interrupt between two lines would leave the lock held.
             with self._lock: self._change()  # noqa: E701  # fmt: skip
 
     def _change(self) -> None:
@@ -518,7 +520,7 @@ class Installation:
                 for patch in self._patches:
                     patch.install()
             else:
-                do_all([patch.remove for patch in reversed(self._patches)])
+                do_all(list(map(_removing, reversed(self._patches))))
             if self._round is this_round and bool(self._holders) is wanted:
                 self._in_place = wanted
                 return

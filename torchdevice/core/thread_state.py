@@ -11,6 +11,7 @@ and the two must agree, also when an asyncio task is suspended inside a ``with``
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 import threading
@@ -35,6 +36,8 @@ _stack_length = torch._C._len_torch_function_stack
 _stack_at = torch._C._get_function_stack_at
 _push = torch._C._push_on_torch_function_stack
 _pop = torch._C._pop_torch_function_stack
+
+_mode_of = operator.attrgetter("mode")
 
 # Torch's `_tls` objects are per thread, so they can say "initialising" of one thread alone.
 _initializing = {str(of_module(module)): module._tls for module in conventional_modules()}
@@ -229,7 +232,7 @@ def leave(entry: Entry) -> None:
         state.mode = None if entry.during_call or not state.entries else state.entries[-1].unstacked
         entry.restores = False  # once: a destructor may come here late, when another entry is the innermost
     # Another entry may share the mode: nested scopes of a thread have one.
-    if entry.mode is not None and all(other.mode is not entry.mode for other in state.entries):
+    if entry.mode is not None and entry.mode not in map(_mode_of, state.entries):
         entry.mode.serve(None)
     settle()
 
@@ -329,7 +332,7 @@ def stacked_modes() -> list[Any]:
     """Return what is on torch's stack of function modes, the topmost last."""
     while True:
         try:
-            return [_stack_at(index) for index in range(_stack_length())]
+            return list(map(_stack_at, range(_stack_length())))
         except RuntimeError:
             continue  # a signal handler between these calls made the stack shorter
 

@@ -42,8 +42,20 @@ def has_cudnn(context: Context) -> bool:
 
 @supplied_function("_can_use_cudnn_attention")
 def can_use_cudnn_attention(context: Context, params: Any, debug: bool = False) -> bool:
-    """Return False: there is no cuDNN."""
-    return False
+    """Return whether cuDNN's attention could compute a call; False where no CUDA is simulated."""
+    return context.runtime.can_use_attention("cudnn", params, debug)
+
+
+@supplied_function("_can_use_flash_attention")
+def can_use_flash_attention(context: Context, params: Any, debug: bool = False) -> bool:
+    """Return whether FlashAttention could compute a call; False where no CUDA is simulated."""
+    return context.runtime.can_use_attention("flash", params, debug)
+
+
+@supplied_function("_can_use_mem_efficient_attention")
+def can_use_mem_efficient_attention(context: Context, params: Any, debug: bool = False) -> bool:
+    """Return whether memory-efficient attention could compute a call; False where no CUDA is simulated."""
+    return context.runtime.can_use_attention("mem_efficient", params, debug)
 
 
 def patches() -> list[Patch]:

@@ -55,7 +55,15 @@ def set_device(context: Context, device: int) -> None:
     context.thread.select(device if 0 <= device < context.device_count else context.ordinal(Spelling("cuda", device)))
 
 
-@supplied_function(["_cuda_exchangeDevice", "torch.cuda._exchange_device"])
+# Those with "maybe" avoid creating a device context, which a stand-in device does not have.
+@supplied_function(
+    [
+        "_cuda_exchangeDevice",
+        "_cuda_maybeExchangeDevice",
+        "torch.cuda._exchange_device",
+        "torch.cuda._maybe_exchange_device",
+    ]
+)
 def exchange_device(context: Context, device: int) -> int:
     """Set the current device and return the previous ordinal. A negative ordinal sets nothing and returns -1."""
     if device < 0:
@@ -65,13 +73,6 @@ def exchange_device(context: Context, device: int) -> int:
     if device != previous:
         set_device(context, device)
     return previous
-
-
-@supplied_function(["_cuda_maybeExchangeDevice", "torch.cuda._maybe_exchange_device"])
-def maybe_exchange_device(context: Context, device: int) -> int:
-    """Set the current device and return the previous ordinal."""
-    # CUDA's function avoids creating a device context, which a stand-in device does not have.
-    return exchange_device(context, device)
 
 
 @supplied_function("_cuda_hasPrimaryContext")
@@ -101,7 +102,7 @@ def synchronize(context: Context) -> None:
 
 def synchronize_device(context: Context, index: int) -> None:
     """Wait for the work of one of the program's devices."""
-    context.runtime.synchronize(context.device(index).index or 0)
+    context.runtime.synchronize(context.target_index(index))
     for observer in context.stream_observers:
         observer.device_synchronized(index)
 
@@ -131,8 +132,22 @@ def ipc_collect(context: Context) -> None:
 
 
 def properties_of(context: Context, device: int) -> DeviceProperties:
-    """Return the properties of the program's device with an ordinal."""
-    index = context.device(device).index or 0
+    """Return the properties of the program's device with an ordinal.
+
+    They are kept: ``torch.autocast`` reads them each time, and reading the machine's memory takes longer than a small
+    step of training.
+    """
+    known = context.settings.get((_PROPERTIES, device))
+    if known is None:
+        known = context.settings[_PROPERTIES, device] = _read_properties(context, device)
+    return known
+
+
+_PROPERTIES = "device properties"
+
+
+def _read_properties(context: Context, device: int) -> DeviceProperties:
+    index = context.target_index(device)
     name = (context.options.properties or {}).get("name") or context.runtime.name(index)
     measured = DeviceProperties(
         name=name,
@@ -152,10 +167,7 @@ def cuda_device_properties(context: Context) -> type:
     return DeviceProperties
 
 
-@supplied_value("torch.cuda._CudaDeviceProperties")
-def cuda_cuda_device_properties(context: Context) -> type:
-    """Return the class of the objects that ``get_device_properties`` returns."""
-    return DeviceProperties
+supplied_value("torch.cuda._CudaDeviceProperties")(cuda_device_properties)
 
 
 @supplied_value("torch._C._has_cuda")
@@ -178,8 +190,9 @@ class InitializedFlag:
         self._original = original
 
     def __bool__(self) -> bool:
-        context = thread_state.state.context
-        if context is None or not context.stands_for(self.device_type):
+        context, family = thread_state.state.context, self.device_type
+        # As `stands_for` says it, without its frame: `torch.cuda` asks in most of its functions.
+        if context is None or family not in context.families or family == context.family:
             return bool(self._original)
         return sys._getframe(1).f_code is not self.device_count
 

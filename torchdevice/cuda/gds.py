@@ -20,14 +20,9 @@ def has_gds(context: Context) -> bool:
     return True
 
 
-@supplied_function("_gds_register_buffer")
+@supplied_function(["_gds_register_buffer", "_gds_deregister_buffer"])
 def register_buffer(context: Context, storage: Any) -> None:
     """Do nothing: any storage can be read into without registration."""
-
-
-@supplied_function("_gds_deregister_buffer")
-def deregister_buffer(context: Context, storage: Any) -> None:
-    """Do nothing: no storage was registered."""
 
 
 @supplied_function("_gds_register_handle")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchdevice.cuda.capture_rules import CaptureOrder, not_while_capturing
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation import dispatch_modes
 from torchdevice.foundation.interrupt_safe_exit import block
@@ -26,19 +27,8 @@ from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 _aten = torch.ops.aten
 
 
-_WAITS_FOR_THE_DEVICE = frozenset(
-    {
-        _aten._local_scalar_dense.default,
-        _aten._unique2.default,
-        _aten.equal.default,
-        _aten.masked_select.default,
-        _aten.nonzero.default,
-        _aten.repeat_interleave.Tensor,
-        _aten.unique_consecutive.default,
-        _aten.unique_dim.default,
-    }
-)
-"""Operators that cannot be captured, because the host needs a value or the size of the result."""
+_WAITS_FOR_THE_DEVICE = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+"""Tags of operators that cannot be captured, because the host needs a value or the size of the result."""
 
 
 _INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
@@ -90,7 +80,10 @@ class Capture(TorchDispatchMode):
 
     Attributes:
         failed: Whether the program called an operator that cannot be captured.
+        order: The streams that take part; None where that is not followed.
     """
+
+    order: CaptureOrder | None = None
 
     def __init__(
         self,
@@ -114,6 +107,8 @@ class Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.order is not None and not self.order.captures():
+            return dispatch_modes.run(func, args, kwargs)  # on a stream that takes no part, at once
         self._refuse_waiting(func, args, kwargs)
         self._refuse_generator(args, kwargs)
         # `squeeze_` and its like change the tensor object alone, which a replay must not do again.
@@ -132,9 +127,10 @@ class Capture(TorchDispatchMode):
         device = kwargs.get("device")
         to_host = func is _aten._to_copy.default and device is not None and device.type != self._device_type
         masked = func in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in tensors(args[1]))
-        if func in _WAITS_FOR_THE_DEVICE or masked or (to_host and not kwargs.get("non_blocking")):
-            self.failed = True
-            raise not_permitted()
+        sized = kwargs.get("output_size") is not None  # of `repeat_interleave`, which then needs no value
+        waits = func not in _INDEXING and not sized and _WAITS_FOR_THE_DEVICE.intersection(func.tags)
+        if waits or masked or (to_host and not kwargs.get("non_blocking")):
+            not_while_capturing()
 
     def _refuse_generator(self, args: Any, kwargs: Any) -> None:
         """Raise CUDA's error for an operator that draws from a generator which is not registered with the graph."""
@@ -224,16 +220,6 @@ class Capture(TorchDispatchMode):
                 # In place: the program and later operators hold the recorded results.
                 for known, new in zip(made, _made_by(op, op(*args, **kwargs)), strict=True):
                     known.copy_(new)
-
-
-def not_permitted() -> torch.AcceleratorError:
-    """Return CUDA's error for an operation that is not permitted during a capture."""
-    return torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
-
-
-def invalidated() -> torch.AcceleratorError:
-    """Return CUDA's error for the end of a capture in which an operation was not permitted."""
-    return torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
 
 
 def _made_by(op: Any, result: Any) -> list[torch.Tensor]:

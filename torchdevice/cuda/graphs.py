@@ -18,7 +18,8 @@ from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
 from torchdevice.core.patching import Callback, Patch, replaced_function, without_original
 from torchdevice.cuda import streams
-from torchdevice.cuda.graph_capture import Capture, invalidated, not_permitted
+from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
+from torchdevice.cuda.graph_capture import Capture
 from torchdevice.devices.private_pools import PrivatePools, new_id
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.journal.callers import program_line, warn_at
@@ -85,6 +86,9 @@ class GraphStandIn:
             # Ordered: hooks run in the order in which they were registered.
             setattr(self, f"_{moment}_hooks", collections.OrderedDict())
 
+    def __repr__(self) -> str:
+        return f"<{self.__class__.__module__}.{self.__class__.__qualname__} object at {id(self):#x}>"
+
     def __getattr__(self, name: str) -> Any:
         """Return torch's own methods that register hooks (torch 2.14 and later)."""
         if not name.startswith("register_") or not hasattr(torch.cuda.CUDAGraph, name):
@@ -117,14 +121,14 @@ class GraphStandIn:
         """Record operators from now on. :meth:`capture_end` restores the program's tensors to which they write."""
         thread = self._context.thread
         if thread.capture is not None:
-            raise not_permitted()
+            raise error(NOT_PERMITTED)
         # Id 0 is the default stream, on which CUDA refuses a capture.
         if not (self.captures_default_stream or thread.streams.get(thread.device_index, 0)):
             raise RuntimeError(_DEFAULT_STREAM.format(self.maker))
         if self._captured is not None:
             raise RuntimeError(_OWNS_GRAPH.format(self.maker))
         runtime = self._context.runtime
-        index = self._context.device(thread.device_index).index or 0
+        index = self._context.target_index(thread.device_index)
         generator = runtime.default_generator(index)
         self._pool = new_id(for_graph=True) if pool is None else tuple(pool)
         # None where the tensors cannot be told from the host's.
@@ -133,6 +137,10 @@ class GraphStandIn:
         self._capture = thread.capture = Capture(
             told_apart, generators, runtime.numbers_of, runtime.same_memory, runtime.copy_outside
         )
+        if not self.captures_default_stream:
+            stream = thread.device_index, thread.streams.get(thread.device_index, 0)
+            self._capture.order = CaptureOrder(self._context, self._capture, stream, capture_error_mode)
+            self._context.stream_observers.append(self._capture.order)
         # A capture that the program never ends must not stay with the thread.
         thread.at_exit.append(self._abandon)
         self._allocate_from_pool(index)
@@ -150,7 +158,9 @@ class GraphStandIn:
             self._release = weakref.finalize(self, self._pools.release_private, self._pool)
             self._pools.route(self._pool, lambda: context.thread.capture is capture)
 
-    def _end_allocation(self) -> None:
+    def _end_following(self, capture: Capture) -> None:
+        if capture.order is not None:
+            self._context.stream_observers.remove(capture.order)
         if self._pools is not None:
             self._pools.unroute(self._pool)
 
@@ -159,7 +169,7 @@ class GraphStandIn:
         # All three at once, so that an interrupt leaves no half of them.
         capture, self._capture, self._context.thread.capture = self._capture, None, None
         if capture is not None:
-            self._end_allocation()
+            self._end_following(capture)
             capture.abandon()
             self._release()
 
@@ -172,12 +182,14 @@ class GraphStandIn:
         capture.__exit__(None, None, None)
         # Before the tensors are restored, which is no part of the graph.
         self._context.thread.capture = None
-        self._end_allocation()
+        self._end_following(capture)
         # Nothing is computed during a capture on CUDA.
         capture.put_back()
         if capture.failed:
             self._release()
-            raise invalidated()
+            raise error(INVALIDATED)
+        if capture.order is not None:
+            capture.order.check_end()
         if not capture.has_work:
             warn_at(program_line(), UserWarning(_EMPTY.format(self.maker)), UserWarning)
         self._captured = capture

@@ -7,6 +7,7 @@ allocations, is 0.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -84,7 +85,7 @@ def _figures(current: int, peak: int) -> dict[str, int]:
 def _target_index(context: Context, device: int) -> int:
     if not context.accepts(device):
         raise RuntimeError(f"Invalid device argument {device}: did you call init?")  # CUDACachingAllocator.cpp
-    return context.device(device).index or 0
+    return context.target_index(device)
 
 
 def report(context: Context, name: str) -> None:
@@ -234,13 +235,16 @@ def _figure(field: str) -> Callable[..., int]:
     """Return the replacement of a function that reads one figure; torch makes and sorts a table of all for it."""
 
     def read(context: Context, original: Any, device: Any = None) -> int:
-        if not torch.cuda.is_initialized():
+        # As in torch, which takes CUDA for not initialised there. The cheap comparison comes first.
+        if context.user != os.getpid() and context.is_in_bad_fork:
             return 0
-        index = context.thread.device_index
-        if device is not None:
-            index = torch.cuda._utils._get_device_index(device, optional=True)
-        report(context, "torch.cuda.memory_stats")
-        return getattr(context.runtime.memory(_target_index(context, index)), field)
+        if not context.runtime.exact_memory:
+            report(context, "torch.cuda.memory_stats")
+        if device is None:
+            index = context.target_index(context.thread.device_index)
+        else:
+            index = _target_index(context, torch.cuda._utils._get_device_index(device, optional=True))
+        return getattr(context.runtime.memory(index), field)
 
     return read
 
@@ -259,7 +263,7 @@ def device_memory_used(context: Context, original: Any, device: Any = None) -> i
     module = _module(context)
     index = module._utils._get_device_index(device, optional=True)
     report(context, f"{module.__name__}.device_memory_used")
-    return context.runtime.memory(context.device(index).index or 0).reserved
+    return context.runtime.memory(context.target_index(index)).reserved
 
 
 def patches() -> list[Patch]:

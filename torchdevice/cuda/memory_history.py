@@ -211,7 +211,7 @@ def record_memory_history(
     if _STOP not in active.settings:
 
         def ran_out(device: int, size: int, total: int, free: int) -> None:
-            history.out_of_memory(active.device(device).index or 0, size, free)
+            history.out_of_memory(active.target_index(device), size, free)
 
         unwatch = active.runtime.watch_allocations(history, active)
 

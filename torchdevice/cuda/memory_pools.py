@@ -40,6 +40,9 @@ class MemPoolStandIn:
         pools.keep_private(self.id, serves_all=serves_all, splits=splits)
         weakref.finalize(self, _end, pools, self.id).atexit = False
 
+    def __repr__(self) -> str:
+        return f"<{self.__class__.__module__}.{self.__class__.__qualname__} object at {id(self):#x}>"
+
     def use_count(self) -> int:
         """Return how many objects and routes keep the pool."""
         return self._pools.uses_of(self.id)
@@ -55,7 +58,7 @@ def _end(pools: PrivatePools, owner: PoolId) -> None:
 
 
 def _pools(context: Context, device: int) -> PrivatePools:
-    found = context.runtime.private_pools(context.device(device).index or 0)
+    found = context.runtime.private_pools(context.target_index(device))
     return found if found is not None else _refuse(context)
 
 
@@ -113,7 +116,7 @@ def begin_allocate_current_thread_to_pool(context: Context, device: int, mempool
 @supplied_function("_cuda_beginAllocateCurrentStreamToPool", on=NO_POOLS)
 def begin_allocate_current_stream_to_pool(context: Context, device: int, mempool_id: PoolId) -> None:
     """Serve the allocations on this thread's current stream of a device from a pool."""
-    index = context.device(device).index or 0
+    index = context.target_index(device)
     stream = context.thread.streams.get(index, 0)
     _begin(context, device, mempool_id, lambda: context.thread.streams.get(index, 0) == stream)
 
@@ -131,7 +134,7 @@ def release_pool(context: Context, device: int, mempool_id: PoolId) -> None:
 
 
 def _raw(context: Context, device: int, name: str, remedy: str) -> RawMemory:
-    found = context.runtime.raw_memory(context.device(device).index or 0)
+    found = context.runtime.raw_memory(context.target_index(device))
     return found if found is not None else thread_state.refuse(name, remedy)
 
 

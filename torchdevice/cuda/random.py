@@ -14,7 +14,7 @@ from torchdevice.core.patching import Patch, replaced_in_importers
 @supplied_value("torch.cuda.default_generators")
 def default_generators(context: Context) -> tuple[torch.Generator, ...]:
     """Return a default generator for each advertised device. A target with one device repeats its generator."""
-    return tuple(context.runtime.default_generator(context.device(i).index or 0) for i in range(context.device_count))
+    return tuple(context.runtime.default_generator(context.target_index(i)) for i in range(context.device_count))
 
 
 @supplied_function("_cuda_getRNGState")
@@ -34,7 +34,8 @@ _CUDA_STATE_BYTES = 16
 
 
 def _set_rng_state(context: Context, original: Any, new_state: torch.Tensor, device: Any = "cuda") -> None:
-    if new_state.numel() == _CUDA_STATE_BYTES:
+    own = context.runtime.default_generator(context.target.index or 0).get_state().numel()
+    if new_state.numel() == _CUDA_STATE_BYTES != own:
         raise RuntimeError(
             f"A random state of {_CUDA_STATE_BYTES} bytes is that of a CUDA generator, and the generator of "
             f"{context.family!r} cannot continue it. Use torch.manual_seed() instead of restoring the state."

@@ -128,24 +128,16 @@ _DEFAULT_PLAN_CACHE_SIZE = 4096
 """``CUFFT_DEFAULT_CACHE_SIZE`` of aten/src/ATen/native/cuda/CuFFTPlanCache.h."""
 
 
-def plan_cache_max_size(context: Context, device: int) -> int:
-    """Return the number of plans that was stored for a device, or cuFFT's default."""
-    return context.settings.get(("plan cache", device), _DEFAULT_PLAN_CACHE_SIZE)
-
-
-def set_plan_cache_max_size(context: Context, device: int, size: int) -> None:
-    """Store the greatest number of plans for a device."""
-    context.settings["plan cache", device] = size
-
-
 @rewrites(torch._cufft_get_plan_cache_max_size)
 def _plan_cache_max_size(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    return plan_cache_max_size(context, *args)
+    (device,) = args
+    return context.settings.get(("plan cache", device), _DEFAULT_PLAN_CACHE_SIZE)
 
 
 @rewrites(torch._cufft_set_plan_cache_max_size)
 def _set_plan_cache_max_size(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    set_plan_cache_max_size(context, *args)
+    device, size = args
+    context.settings["plan cache", device] = size
 
 
 @rewrites(torch._cufft_get_plan_cache_size)

@@ -27,6 +27,7 @@ class Sleeping(StreamObserver):
         self._until[stream] = max(time.perf_counter(), self.busy_until(stream)) + seconds
 
     def busy_until(self, stream: Stream) -> float:
+        """Return the time at which a stream's work is done; 0 if it is."""
         return self._until.get(stream, 0.0)
 
     def event_recorded(self, event: int, stream: Stream) -> None:
@@ -59,14 +60,15 @@ def wait_until(moment: float) -> None:
 
 def busy_until(context: Context, stream: Stream) -> float:
     """Return the time, of ``time.perf_counter()``, at which a stream's work is done; 0 if it is."""
-    return max((observer.busy_until(stream) for observer in context.stream_observers), default=0.0)
+    found = context.settings.get(Sleeping)
+    return found.busy_until(stream) if found is not None else 0.0
 
 
 def sleep(context: Context, cycles: int) -> None:
     """Let the current stream be busy for the time that a 1 GHz clock takes for that many cycles."""
-    found = next((each for each in context.stream_observers if isinstance(each, Sleeping)), None)
+    found = context.settings.get(Sleeping)
     if found is None:
-        found = Sleeping()
+        found = context.settings[Sleeping] = Sleeping()
         context.stream_observers.append(found)
     context.runtime.watch_host_waits(context)
     index = context.thread.device_index

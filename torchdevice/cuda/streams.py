@@ -44,8 +44,10 @@ CUDA_DEVICE_TYPE = 1
 @supplied_function("_cuda_getCurrentStream")
 def get_current_stream(context: Context, device: int) -> tuple[int, int, int]:
     """Return the id of this thread's current stream on the device, the device's ordinal, and CUDA's device type."""
-    _check(context, device)
-    return context.thread.streams.get(device, 0), device, CUDA_DEVICE_TYPE
+    stream_id = context.thread.streams.get(device)
+    if stream_id is None:  # the program has not changed it, and the ordinal may be wrong
+        _check(context, device)
+    return stream_id or 0, device, CUDA_DEVICE_TYPE
 
 
 @supplied_function("_cuda_getDefaultStream")
@@ -95,8 +97,10 @@ def _check(context: Context, device: int) -> None:
 @supplied_function("_cuda_setStream")
 def set_stream(context: Context, stream_id: int, device_index: int, device_type: int) -> None:
     """Make a stream current on its device, and make the device current, as CUDA does."""
-    context.thread.streams[device_index] = stream_id
-    context.thread.select(device_index)
+    thread = context.thread
+    thread.streams[device_index] = stream_id
+    if device_index != thread.device_index:
+        thread.select(device_index)
 
 
 @supplied_function("_cuda_isCurrentStreamCapturing")
@@ -236,7 +240,7 @@ class StreamStandIn(torch.Stream):
 
     @property
     def _target_index(self) -> int:
-        return self._context.device(self.device_index).index or 0
+        return self._context.target_index(self.device_index)
 
     def __enter__(self) -> StreamStandIn:
         thread = self._context.thread
@@ -325,24 +329,26 @@ class EventStandIn(torch.Event):
         Raises:
             RuntimeError: The event was recorded on another device before.
         """
-        index = self._context.thread.device_index if stream is None else stream.device_index
+        context = self._context
+        on = index, _ = _identity_of(context, stream)
         if self._recorded_on is not None and self._recorded_on != index:
             raise RuntimeError(f"Event device {self._recorded_on} does not match recording stream's device {index}.")
-        for observer in self._context.stream_observers:
+        for observer in context.stream_observers:
             if self._recorded_on is None:
                 observer.event_created(self._number)
-            observer.event_recorded(self._number, _identity_of(self._context, stream))
+            observer.event_recorded(self._number, on)
         self._recorded_on = index
-        self._mark = self._context.runtime.mark(self._context.device(index).index or 0, timing=self._timing)
-        self._done_at = busy_until(self._context, _identity_of(self._context, stream))
+        self._mark = context.runtime.mark(context.target_index(index), timing=self._timing)
+        self._done_at = busy_until(context, on)
         # What `_sleep` adds to the time of the event, in milliseconds as `elapsed_time` counts.
         self._late = max(0.0, self._done_at - time.perf_counter()) * 1e3
 
     def wait(self, stream: Any = None) -> None:
         """Make later work of a stream wait for the event; all work runs in one order, so that costs nothing."""
         if self._mark is not None:
+            on = _identity_of(self._context, stream)
             for observer in self._context.stream_observers:
-                observer.event_waited(self._number, _identity_of(self._context, stream))
+                observer.event_waited(self._number, on)
 
     def query(self) -> bool:
         """Return whether the work before the recorded point is done; True if no point was recorded."""
@@ -409,7 +415,9 @@ def _cuda_device(index: int) -> torch.device:
 
 
 def _new_stream(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> StreamStandIn:
-    return new_stream(context, StreamStandIn, *args, **kwargs)
+    # `torch.cuda.current_stream` names the stream that it wants, which programs ask for all the time.
+    known = context.streams.get((StreamStandIn, kwargs.get("stream_id", -1), kwargs.get("device_index", -1)))
+    return known or new_stream(context, StreamStandIn, *args, **kwargs)
 
 
 def new_stream(

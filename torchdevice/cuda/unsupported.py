@@ -18,37 +18,6 @@ POOL = (
 )
 
 
-_KERNEL = "It compiles or launches CUDA code. Use a torch function, or a CPU implementation."
-
-
-_COMMUNICATOR = "NCCL's communicators need CUDA. Use torch.distributed, or torch.cuda.nccl without communicators."
-
-
-REMEDIES = {
-    **dict.fromkeys(
-        (
-            "_cuda_getCurrentBlasHandle",
-            "_cuda_getCurrentSolverHandle",
-            "_cuda_busy_wait_for_flag",
-            "_cuda_clear_flag",
-        ),
-        POINTER,
-    ),
-    **dict.fromkeys(
-        (
-            "_cuda_changeCurrentAllocator",
-            "_cuda_cudaHostAllocator",
-            "_cuda_customAllocator",
-            "_cuda_getAllocator",
-        ),
-        POOL,
-    ),
-    "_cuda_jiterator_compile_and_launch_kernel": _KERNEL,
-    **dict.fromkeys(("_nccl_init_rank", "_nccl_unique_id"), _COMMUNICATOR),
-    "_cuda_getHipblasltVersion": "hipBLASLt is a library of ROCm. Check torch.version.hip before this call.",
-}
-
-
 def refusing(name: str, remedy: str, *, native_to: str = "cuda") -> None:
     """Supply a function of ``torch._C`` that raises with a remedy."""
 
@@ -58,5 +27,16 @@ def refusing(name: str, remedy: str, *, native_to: str = "cuda") -> None:
     supplied_function(name, Fidelity.UNSUPPORTED, note=remedy, native_to=native_to)(refuse)
 
 
-for _name, _remedy in REMEDIES.items():
-    refusing(_name, _remedy)
+for _remedy, _names in {
+    POINTER: "_cuda_getCurrentBlasHandle _cuda_getCurrentSolverHandle _cuda_busy_wait_for_flag _cuda_clear_flag",
+    POOL: "_cuda_changeCurrentAllocator _cuda_cudaHostAllocator _cuda_customAllocator _cuda_getAllocator",
+    "It compiles or launches CUDA code. Use a torch function, or a CPU implementation.": (
+        "_cuda_jiterator_compile_and_launch_kernel"
+    ),
+    "NCCL's communicators need CUDA. Use torch.distributed, or torch.cuda.nccl without communicators.": (
+        "_nccl_init_rank _nccl_unique_id"
+    ),
+    "hipBLASLt is a library of ROCm. Check torch.version.hip before this call.": "_cuda_getHipblasltVersion",
+}.items():
+    for _name in _names.split():
+        refusing(_name, _remedy)

@@ -51,17 +51,13 @@ class _History:
         number = _next_number()
         # Two changes before the next node: the last one counts.
         if self._numbers and self._numbers[-1] == number:
-            self._drop(slice(-1, None))
+            del self._numbers[-1], self._streams[-1]
         if not self._streams or self._streams[-1] != streams:
             self._numbers.append(number)
             self._streams.append(dict(streams))
         # Dropped in halves, so that the cost of moving the lists is spread over many changes.
         if len(self._numbers) > 2 * _KEPT:
-            self._drop(slice(0, _KEPT))
-
-    def _drop(self, these: slice) -> None:
-        del self._numbers[these]
-        del self._streams[these]
+            del self._numbers[:_KEPT], self._streams[:_KEPT]
 
     def at(self, number: int) -> Mapping[int, int]:
         # The last change at or before the number.

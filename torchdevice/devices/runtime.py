@@ -373,6 +373,14 @@ class Runtime(abc.ABC):
         """Return the generator that draws the numbers for a generator which may share its state with others."""
         return generator
 
+    def random_state(self, generator: torch.Generator) -> torch.Tensor:
+        """Return the state from which the CPU would draw what a generator draws next, where ``draws_on_cpu``."""
+        return generator.get_state()
+
+    def can_use_attention(self, kernel: str, params: Any, debug: bool) -> bool:
+        """Return whether one of CUDA's kernels could compute attention: "flash", "mem_efficient" or "cudnn"."""
+        return False
+
     def serve_reducer(self, model: Any) -> None:
         """Prepare the device for what a ``DistributedDataParallel`` asks of it in C++."""
 

@@ -53,9 +53,5 @@ class StreamObserver:
     def collectives_waited(self) -> None:
         """The current stream of each device waits for the collectives so far."""
 
-    def busy_until(self, stream: Stream) -> float:
-        """Return the time, of ``time.perf_counter()``, at which a stream's work is done; 0 if it is."""
-        return 0.0
-
     def backward_began(self) -> None:
         """The autograd engine begins, which orders its work after that of the forward on any stream."""

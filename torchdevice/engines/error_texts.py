@@ -8,7 +8,7 @@ import torch
 
 from torchdevice.core.context import Context
 
-OF_TORCH = (RuntimeError, TypeError, ValueError)
+OF_TORCH = (RuntimeError, TypeError, ValueError, AttributeError)
 """The types of errors in which torch names devices."""
 
 _TOLD = "_torchdevice_told"
@@ -65,7 +65,7 @@ def _rename_device(context: Context, error: BaseException) -> None:
 
 def _renamed(text: str, own: str, programs: str) -> str:
     """Return a text with the device as torch would name the program's: of a device, of a type and of a backend."""
-    text = re.sub(rf"\b{own}(?=:\d)|(?<=['\"]){own}(?=['\"](?! backend))", programs, text)
+    text = re.sub(rf"\b{own}(?=:\d)|(?<=torch\.){own}(?=\.)|(?<=['\"]){own}(?=['\"](?! backend))", programs, text)
     text = re.sub(rf"\b{own}(\w+)Type\b", rf"torch.{programs}.\1Tensor", text)
     return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
 
@@ -78,7 +78,7 @@ def _tell_observers(context: Context, error: RuntimeError) -> None:
     wanted = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
     size = int(float(wanted[1]) * _UNITS.get(wanted[2], 1)) if wanted else 0
     device = context.thread.device_index
-    index = context.device(device).index or 0
+    index = context.target_index(device)
     total, free = context.runtime.total_memory(index), context.runtime.free_memory(index)
     for observer in list(context.out_of_memory_observers):
         observer(device, size, total, free)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torchdevice.core.context import Context
 from torchdevice.errors import PortabilityWarning
 from torchdevice.fallback import doubles
-from torchdevice.fallback.cpu_fallback import call_on_cpu, generator_from
+from torchdevice.fallback.cpu_fallback import call_on_cpu, generator_on_cpu
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
 from torchdevice.journal.callers import program_line, warn_at
@@ -69,8 +69,8 @@ def created_on_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
         return None
     is_leaf = kwargs.pop("requires_grad", False)
     draws_from = kwargs.get("generator")
-    if draws_from is not None and draws_from.device.type == context.device_type:
-        kwargs["generator"] = generator_from(draws_from)
+    if draws_from is not None:
+        kwargs["generator"] = generator_on_cpu(draws_from)
     made = keep(context, func(*args, **{**kwargs, "device": "cpu"}), kwargs["dtype"], device)
     return made.requires_grad_() if is_leaf else made
 

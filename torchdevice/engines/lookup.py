@@ -25,7 +25,7 @@ GENERIC: tuple[rewriters.Rewriter, ...] = (rewriters.with_device_keyword, *map(r
 NUMBERED: list[rewriters.Rewriter | None] = [None]  # Dynamo holds the index as a constant
 """Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
 
-_tables: dict[tuple[bool, str, bool, bool], rewriters.Table] = {}
+_tables: dict[tuple[Any, ...], rewriters.Table] = {}
 
 
 def table_of(context: Context) -> rewriters.Table:
@@ -33,16 +33,16 @@ def table_of(context: Context) -> rewriters.Table:
 
     Contexts of one kind share a table: what is seen in one serves the others, and compiled code finds the same objects.
     """
-    by_device = context.device_type if context.runtime.rewriters else ""
+    own = context.runtime.rewriters
     blocks = context.runtime.blocking_copies_only
-    kind = context.shown_as is not None, by_device, bool(context.product_dtypes), blocks
+    kind = context.shown_as is not None, tuple(own.values()), bool(context.product_dtypes), blocks
     found = _tables.get(kind)
     if found is None:
         reads = rewriters.READS if context.shown_as is not None else {}
         products = half_precision_matmul.TABLE if context.product_dtypes else {}
         copies = rewriters.COPIES if blocks else {}
         # The later ones take the place of the earlier ones: a runtime knows its device best.
-        found = _tables[kind] = {**rewriters.REGISTERED, **reads, **copies, **products, **context.runtime.rewriters}
+        found = _tables[kind] = {**rewriters.REGISTERED, **reads, **copies, **products, **own}
         # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.
         NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
     return found

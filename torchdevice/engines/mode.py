@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -39,6 +40,10 @@ class DeviceMode(ContextMode):
         self.find: Any = _find_nothing
         self.serve(context)
 
+    def __reduce__(self) -> Any:
+        # Compiled code that is kept on disk keeps its guards, which compare the context's key.
+        return _with_key, ("" if self.context is None else self.context.key,)
+
     def serve(self, context: Context | None) -> None:
         # Compared first, since nested scopes of one context call this at each entry.
         if context is not self.context:
@@ -66,6 +71,13 @@ class DeviceMode(ContextMode):
                 raise
         # Outside the `except` clause, so that the second attempt's error does not carry the first as its context.
         return detour(args, kwargs or {})
+
+
+def _with_key(key: str) -> DeviceMode:
+    """Return a mode that serves nothing, for guards of compiled code that were kept on disk."""
+    mode = DeviceMode(None)
+    mode.context = types.SimpleNamespace(key=key)  # type: ignore[assignment]
+    return mode
 
 
 def of_this_thread() -> ContextMode | None:

@@ -51,6 +51,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _is_tracing = torch._C._is_tracing
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # functorch's wrappers report is_leaf too
 _use_count = torch._C._storage_Use_Count
+_DisableTorchDispatch = torch._C._DisableTorchDispatch
 
 
 # ---- what is known of memory -----------------------------------------------------------------------------------------
@@ -287,7 +288,8 @@ def _own_references() -> tuple[int, int]:
     def called(storage: Any) -> tuple[int, int]:
         return _references(storage)
 
-    return found(torch.empty(1, device="cpu"))
+    with _DisableTorchDispatch():  # no mode of the program sees this tensor
+        return found(torch.empty(1, device="cpu"))
 
 
 # ---- creation --------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Set
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
@@ -27,6 +28,8 @@ from torchdevice.foundation.torch_internals import is_torch_function_all_disable
 from torchdevice.lowlevel.replace_new import Call, Constructor
 
 _state = thread_state.state
+
+_stack_length = torch._C._len_torch_function_stack
 
 
 def _ask(mode: ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,11 +65,26 @@ class EntryPoint:
         # In this order: outside scopes only one attribute of the thread is read.
         if mode is None or is_torch_function_all_disabled():
             return self.original(*args, **kwargs)
+        if _stack_length():
+            return self._by_modes_above(args, kwargs)
         _state.mode = None  # _ask, inlined: a Python call less for each wrapped call
         try:
             return mode.__torch_function__(self.original, (), args, kwargs)
         finally:
             _state.mode = mode if mode.context is not None else None
+
+    def _by_modes_above(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the uppermost mode on torch's stack, one of the program's, handle a call.
+
+        That mode calls the entry point again, with one mode less on the stack. So the program's modes see the call as
+        it is written, and none of the calls that this package makes for it.
+        """
+        # torch finds these by name where entry points are; of other functions it would name the originals.
+        if isinstance(self.original, (types.FunctionType, types.MethodDescriptorType)):
+            return self.original(*args, **kwargs)
+        return handle_torch_function(
+            self, [value for value in args if type(value) is not torch.Tensor], *args, **kwargs
+        )
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -114,13 +132,15 @@ class LastResort(EntryPoint):
     """An entry point that calls the mode only after the original has failed, so that it costs next to nothing."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if _stack_length():
+            return EntryPoint.__call__(self, *args, **kwargs)
         try:
             return self.original(*args, **kwargs)
         except (RuntimeError, TypeError):  # torch's errors for missing kernels and dtypes
             if _state.mode is None:
                 raise
         # Outside the `except` clause, so that an error of the mode's own attempt has no other one as its context.
-        return super().__call__(*args, **kwargs)
+        return EntryPoint.__call__(self, *args, **kwargs)
 
 
 class _Product(LastResort):
@@ -128,7 +148,7 @@ class _Product(LastResort):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         # Half precision does not fail, it is only slow; so for these arguments the mode comes first.
-        if half_precision_matmul.begins_in_float32(args):
+        if not _stack_length() and half_precision_matmul.begins_in_float32(args):
             return super().__call__(*args, **kwargs)
         return EntryPoint.__call__(self, *args, **kwargs)
 
@@ -173,8 +193,8 @@ def _new_device(original: Call) -> Any:
 
     def __new__(cls: type, /, *args: Any, **kwargs: Any) -> torch.device:
         mode = _state.mode
-        if mode is None or is_torch_function_all_disabled():
-            return original(cls, args, kwargs)
+        if mode is None or _stack_length() or is_torch_function_all_disabled():
+            return original(cls, args, kwargs)  # the program's modes call the class again
         return _ask(mode, cls, args, kwargs)
 
     return __new__
@@ -197,12 +217,14 @@ def _operator_call(original: Any) -> Any:
     @functools.wraps(original)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         mode: Any = _state.mode
+        if mode is None or _stack_length() or is_torch_function_all_disabled():
+            return original(self, *args, **kwargs)
         # The usual case: an operator that carries no device.
-        if mode is None or lookup.rewriter_of(mode.table, self) is None or is_torch_function_all_disabled():
+        if lookup.rewriter_of(mode.table, self) is None:
             try:
                 return original(self, *args, **kwargs)
             except (RuntimeError, TypeError) as error:
-                if mode is None or mode.context is None or not retries.can_follow(error, mode.context):
+                if mode.context is None or not retries.can_follow(error, mode.context):
                     raise
         # Outside the `except` clause, as in `LastResort`.
         return _ask(mode, self, args, kwargs)

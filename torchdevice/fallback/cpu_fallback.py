@@ -114,8 +114,8 @@ class CpuFallback(Converted):
             if value.type == self._device_type:
                 self.device = value
                 return CPU
-        elif isinstance(value, torch.Generator) and value.device.type == self._device_type:
-            return generator_from(value)
+        elif isinstance(value, torch.Generator):
+            return generator_on_cpu(value)
         return value
 
     def returned(self, result: Any) -> Any:
@@ -141,10 +141,16 @@ class CpuFallback(Converted):
         return mapped(views, own)
 
 
-def generator_from(generator: torch.Generator) -> torch.Generator:
-    """Return a generator of the CPU, seeded by a number that one of the target draws."""
+def generator_on_cpu(generator: torch.Generator) -> torch.Generator:
+    """Return what draws on the CPU in the place of a generator: another one for the target's, else the generator."""
+    context = state.context
+    # A simulated device's says the program's device, and kernels get torch's own object in its place.
+    own: Any = generator if context is None else context.runtime.numbers_of(generator)
+    device = generator.device if context is None or own is generator else context.runtime.device(own.index)
+    if device.type == CPU.type:
+        return generator
     # A seed from the target's generator, so that the CPU's numbers depend on the program's seed.
-    seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
+    seed = torch.randint(1 << 62, (), generator=own, device=device)
     return torch.Generator().manual_seed(int(seed))
 
 

@@ -31,14 +31,13 @@ class Leaving:
     """What leaves, for one ``with`` statement. :meth:`late` says how."""
 
     _watcher: object = None
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
+    _thread = 0
 
     def as_exit(self) -> Callable[..., Any]:
         """Return what the statement holds as ``__exit__``."""
         # A partial is an object of C: no frame holds it, and its end runs no code of Python.
         held = functools.partial(self.exit)
+        self._thread = threading.get_ident()
         self._watcher = weakref.ref(held, self._dropped)
         _unfinished.add(self)  # last, for the watcher takes it out
         return held
@@ -71,7 +70,6 @@ class LeavingBy(Leaving):
     """Leaves by calling ``leave``."""
 
     def __init__(self, leave: Callable[[], object]):
-        super().__init__()
         self._leave = leave
 
     def late(self) -> None:

@@ -8,6 +8,7 @@ also lists the names that only some releases or builds of torch have, for which 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,8 +41,8 @@ def _has(module: str, name: str) -> bool:
         return False
     for part in name.split("."):
         if not hasattr(owner, part):
-            # An attribute that the constructor sets is not on the class, but its code has the name.
-            return isinstance(owner, type) and part in owner.__init__.__code__.co_names
+            # An attribute that the constructor sets is not on the class, but its code, which a scope wraps, names it.
+            return isinstance(owner, type) and part in inspect.unwrap(owner.__init__).__code__.co_names
         owner = getattr(owner, part)
     return True
 

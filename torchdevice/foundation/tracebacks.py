@@ -30,6 +30,12 @@ def trim(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error; Python 3.10 has none."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+
+
 def without_ours(error: BaseException) -> TracebackType | None:
     """Return an error's traceback without this package's frames; None where there are no others.
 
@@ -37,6 +43,8 @@ def without_ours(error: BaseException) -> TracebackType | None:
     the two frames of one function the second is kept.
     """
     entries = _entries(error.__traceback__)
+    if isinstance(error, ModuleNotFoundError) and error.name == "triton" and not hasattr(error, "__notes__"):
+        add_note(error, "Install Triton by `pip install triton` (Linux). Its kernels then run without a GPU, in NumPy.")
     if os.environ.get(FRAMES) == "full":
         return error.__traceback__
     if entries and _is_ours(entries[-1]) and isinstance(error, _OF_DEFECTS) and not isinstance(error, IndexError):

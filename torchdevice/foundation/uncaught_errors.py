@@ -22,11 +22,12 @@ class Hooks:
 
     Args:
         shell: IPython's ``InteractiveShell``; None in other programs.
+        of_main: Whether errors of the main thread are shown, too. Under ``torchdevice run`` the command shows them.
     """
 
-    def __init__(self, shell: Any = None):
+    def __init__(self, shell: Any = None, of_main: bool = True):
         self._before = sys.excepthook, threading.excepthook
-        self._own = self._show, self._show_of_thread
+        self._own = self._show if of_main else sys.excepthook, self._show_of_thread
         self._shell = shell
         self._types = (Exception,)
 

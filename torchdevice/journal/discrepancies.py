@@ -59,16 +59,6 @@ class Finding:
             lines.append(f"  python {self.script} shows it alone")
         return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the finding as plain data."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Finding:
-        """Return the finding that :meth:`to_dict` described."""
-        sites = {name: data[name] and Site(**data[name]) for name in ("site", "backward", "library")}
-        return cls(**{**data, **sites, "arguments": tuple(data["arguments"])})
-
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with those that say the same of the same line made one."""

@@ -27,6 +27,9 @@ not assumed, and a second observation must agree, so a build that differs is not
     ``engine="wrap"`` is installed: the slot has the same, single offset in three classes of different kinds. Otherwise
     :class:`EngineUnavailableError`, and ``engine="auto"`` takes ``"mode"``.
 
+``memory_windows``
+    Relies on addresses that a Triton kernel computed, each of which the caller has found to be in a tensor's memory.
+
 ``pointers``
     Relies on addresses being those that a program or torch has just given. Nothing can be checked.
 """

@@ -14,6 +14,7 @@ from torchdevice.journal.discrepancies import Finding
 from torchdevice.journal.discrepancies import merged as merged_findings
 from torchdevice.journal.journal import Journal
 from torchdevice.options import Options
+from torchdevice.report import reading
 from torchdevice.report.predicted import Comparison
 from torchdevice.report.rows import Group, Row, merged, rows_of
 from torchdevice.version import versions
@@ -75,7 +76,7 @@ class Content:
         rows: What happened, the most important first.
         processes: The processes it happened in.
         left_out: How many calls were not told apart because there were too many different ones.
-        comparison: What was foretold from the source beside what happened; None where nobody asked.
+        comparison: What was predicted from the source beside what happened; None where nobody asked.
         findings: What ``verify=`` found.
         verified: How many calls ``verify=`` compared: ``"compared"``, ``"random"`` (shapes, dtypes and ranges only) and
             ``"unknown"`` (the CPU cannot make them) -> operator -> number. Empty without ``verify=``.
@@ -154,27 +155,19 @@ class Content:
     @property
     def verification(self) -> dict[str, Any]:
         """What ``verify=`` found and how many calls it compared, as plain data."""
-        return {"findings": [each.to_dict() for each in self.findings], "verified": self.verified}
+        return {"findings": list(map(dataclasses.asdict, self.findings)), "verified": self.verified}
 
     # ---- forms -------------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, which JSON can hold."""
+        totals = {group.value: dataclasses.asdict(Totals.of(rows)) for group, rows in self.groups.items()}
+        fields = dataclasses.asdict(self).items()
         return {
             "format": _FORMAT,
-            "program": list(self.program),
-            "target": self.target,
-            "written_for": self.written_for,
-            "versions": dict(self.versions),
-            "totals": {
-                **dataclasses.asdict(self.totals),
-                **{group.value: dataclasses.asdict(Totals.of(rows)) for group, rows in self.groups.items()},
-            },
-            "left_out": self.left_out,
-            "processes": [dataclasses.asdict(process) for process in self.processes],
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in fields},
+            "totals": {**dataclasses.asdict(self.totals), **totals},
             "rows": [row.to_dict() for row in self.rows],
-            "comparison": self.comparison and self.comparison.to_dict(),
-            **self.verification,
         }
 
     @classmethod
@@ -186,18 +179,8 @@ class Content:
         """
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ValueError("this is not a report of torchdevice. Use a file that 'run --report=FILE.json' wrote.")
-        return cls(
-            program=tuple(data["program"]),
-            target=data["target"],
-            written_for=data["written_for"],
-            versions=data["versions"],
-            rows=tuple(Row.from_dict(row) for row in data["rows"]),
-            processes=tuple(Process(**process) for process in data["processes"]),
-            left_out=data["left_out"],
-            comparison=Comparison.from_dict(data.get("comparison")),
-            findings=tuple(map(Finding.from_dict, data.get("findings", ()))),
-            verified=data.get("verified", {}),
-        )
+        found: C = reading.record(cls, data)
+        return found
 
     def to_json(self, indent: int | None = 1) -> str:
         """Return :meth:`to_dict` as text."""

@@ -111,11 +111,11 @@ def processes(row: Row, report: Content) -> str:
     return first if len(row.processes) <= 4 else f"{first} and {len(row.processes) - 4} more"
 
 
-FORETOLD = "What the source foretold:"
+PREDICTED = "What the source predicted:"
 
 
 def place(line: Line) -> str:
-    """Return the place of a line that was foretold."""
+    """Return the place of a line that was predicted."""
     return source.place(line.file, line.line)
 
 

@@ -75,7 +75,7 @@ def _row(row: Row, report: Content) -> Line:
 def _comparison(report: Content) -> list[Line]:
     if report.comparison is None:
         return []
-    lines: list[Line] = ["", ((formatting.FORETOLD, "bold"),)]
+    lines: list[Line] = ["", ((formatting.PREDICTED, "bold"),)]
     for title, group in report.comparison.groups.items():
         lines.append(f"  {title}: {formatting.plural(len({(each.file, each.line) for each in group}), 'line')}")
         for (place, line), same in groupby(group, key=lambda each: (formatting.place(each), each.source)):

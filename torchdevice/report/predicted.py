@@ -1,21 +1,19 @@
-"""What was foretold from the source of a program beside what happened when it ran, as data."""
+"""What was predicted from the source of a program beside what happened when it ran, as data."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What was foretold of a line, or what happened at it.
+    """What was predicted of a line, or what happened at it.
 
     Attributes:
         file: Path of the source file.
         line: Line number, from 1.
         source: The text of the line.
-        said: What was foretold or happened, in a sentence.
+        said: What was predicted or happened, in a sentence.
     """
 
     file: str
@@ -26,12 +24,12 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What was foretold beside what happened.
+    """What was predicted beside what happened.
 
     Attributes:
-        happened: What was foretold and happened.
-        absent: What was foretold and did not happen, perhaps because the program did not get there.
-        unforeseen: What happened and was not foretold.
+        happened: What was predicted and happened.
+        absent: What was predicted and did not happen, perhaps because the program did not get there.
+        unforeseen: What happened and was not predicted.
         untraced: How many findings are of a kind that no report shows, such as branches.
     """
 
@@ -44,28 +42,8 @@ class Comparison:
     def groups(self) -> dict[str, tuple[Line, ...]]:
         """The lines by what a report calls them; without groups that have none."""
         found = {
-            "foretold, and happened": self.happened,
-            "foretold, and did not happen, or was not reached": self.absent,
-            "happened, and was not foretold": self.unforeseen,
+            "predicted, and happened": self.happened,
+            "predicted, and did not happen, or was not reached": self.absent,
+            "happened, and was not predicted": self.unforeseen,
         }
         return {title: lines for title, lines in found.items() if lines}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain data."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any] | None) -> Comparison | None:
-        """Return the comparison that :meth:`to_dict` described; None for None."""
-        if data is None:
-            return None
-        return cls(
-            happened=_lines(data["happened"]),
-            absent=_lines(data["absent"]),
-            unforeseen=_lines(data["unforeseen"]),
-            untraced=data["untraced"],
-        )
-
-
-def _lines(data: Iterable[dict[str, Any]]) -> tuple[Line, ...]:
-    return tuple(Line(**each) for each in data)

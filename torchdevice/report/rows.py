@@ -86,13 +86,6 @@ class Row:
         """Return the row as plain data."""
         return {**dataclasses.asdict(self), "fidelity": self.fidelity.value, "group": self.group.value}
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Row:
-        """Return the row that :meth:`to_dict` described."""
-        known = {field.name: data[field.name] for field in dataclasses.fields(cls)}
-        libraries = [LibraryLine(**each) for each in data["libraries"]]
-        return cls(**{**known, "fidelity": Fidelity(data["fidelity"]), "libraries": libraries})
-
 
 def rows_of(entries: Iterable[Entry], process: str) -> list[Row]:
     """Return the rows of a journal's entries."""

@@ -6,7 +6,6 @@ This is done once in a process, and torch cannot undo it. Nothing of it is used 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,16 +20,17 @@ from torchdevice.mps_workarounds import installing
 from torchdevice.simulation import device_guard, policy, printing, sharing, storage_resizing
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import (
-    cpu_kernels,
     handwritten_kernels,
     nested,
     quantized,
+    recurrent_networks,
     sparse,
 )
 from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
+from torchdevice.simulation.kernels.pipeline import Fallback, Pipeline, kernel_of, refusals_of
 from torchdevice.simulation.policy import DEVICE_TYPE
-from torchdevice.simulation.refusals import mps_refusals
-from torchdevice.simulation.refusals.cuda_refusals import guarded
+from torchdevice.simulation.refusals.cuda_rules import COMPOSED
+from torchdevice.simulation.refusals.rules import guarded
 from torchdevice.torch_apis import autocast_lists
 
 _libraries: list[torch.library.Library] = []
@@ -112,10 +112,16 @@ def _register() -> None:
 
 
 def _guard_storage() -> None:
-    """Replace ``torch.UntypedStorage.__new__``, which crashes on this device, for the rest of the process."""
+    """Replace two constructors of storages, which crash on this device, for the rest of the process."""
     original = torch.UntypedStorage.__new__
     guarded = functools.update_wrapper(functools.partial(new_storage, original), original)
     torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
+    torch.UntypedStorage.new = functools.update_wrapper(_empty_storage, torch.UntypedStorage.new)  # type: ignore[method-assign, assignment]
+
+
+def _empty_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    """``UntypedStorage.new``: make an empty storage on the same device."""
+    return type(self)(0, device=self.device)
 
 
 def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
@@ -141,16 +147,19 @@ def _register_kernels() -> None:
     fallback.fallback(run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in handwritten_kernels.SPECIAL.items():
-        op = overload_of(name)
-        aten.impl(name, mps_refusals.guarded(op, guarded(op, cpu_kernels.watched(op, kernel))), "PrivateUse1")
+        aten.impl(name, Pipeline(overload_of(name), kernel).run, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
+        for name in recurrent_networks.OPERATORS:
+            op = overload_of(name)
+            aten.impl(name, guarded(refusals_of(op), recurrent_networks.kernel_of(op)), key)
+        for name in COMPOSED:
+            op = overload_of(name)
+            aten.impl(name, guarded(refusals_of(op), op.decompose), key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
-    for name in VIEWS:
-        aten.impl(name, cpu_kernels.view_of(overload_of(name)), "PrivateUse1")
-    for name in sorted(_shadowed().difference(handwritten_kernels.SPECIAL, quantized.MAKING, nested.MAKING)):
-        aten.impl(name, _made_when_called(name), "PrivateUse1")
+    for name in sorted(_named().difference(handwritten_kernels.SPECIAL, quantized.MAKING, nested.MAKING)):
+        aten.impl(name, kernel_of(overload_of(name)), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             aten.impl(name, _holding_doubles(overload_of(name).decompose), key)
@@ -168,26 +177,13 @@ def _register_kernels() -> None:
     )
 
 
-def _made_when_called(name: str) -> Any:
-    """Return a kernel that is made at its first call: a program calls few operators, and making all takes long."""
-    made: Any = None
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        nonlocal made
-        if made is None:
-            made = _kernel_of(overload_of(name))
-        return made(*args, **kwargs)
-
-    return kernel
-
-
-def _shadowed() -> set[str]:
-    """Return the operators that need a kernel of their own: torch would run a composite kernel, not the fallback.
+def _named() -> set[str]:
+    """Return the operators with a kernel of their own: most because torch would run a composite one, not the fallback.
 
     Those that are known to be wrong on MPS, or that only backward calls, need one too: a scope puts its own before it.
     """
     whole = of_aten(composite())
-    found = shadowed("CPU")
+    found = shadowed("CPU").union(_FREQUENT)
     found.update(name for name in whole if name.startswith("_foreach_") or name in _RUN_WHOLE)
     found.update(of_aten(installing.guarded_on("CPU")), of_aten(refused_backward.operators("CPU")))
     return found
@@ -199,8 +195,8 @@ _RUN_WHOLE = frozenset(_WHOLE.split())
 """Composite operators that take another path on the CPU than on an out-of-tree device, or that printing needs."""
 
 
-VIEWS = ("as_strided", "view", "_reshape_alias")
-"""Operators that most views are made of. A kernel of their own takes less time than the fallback."""
+_FREQUENT = ("as_strided", "view", "_reshape_alias", "zero_")
+"""Operators that most views, or `torch.zeros`, are made of. A kernel of their own takes less time than the fallback."""
 
 
 _COMPOSED_IN_FLOAT64 = [
@@ -223,25 +219,5 @@ def _holding_doubles(composition: Any) -> Any:
     return kernel
 
 
-def run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The fallback: run an operator that has no registered kernel."""
-    kernel = _kernels_by_op.get(op)
-    if kernel is None:
-        kernel = _kernels_by_op[op] = _kernel_of(op)
-    return kernel(*args, **kwargs)
-
-
-def _kernel_of(op: Any) -> cpu_kernels.Kernel:
-    made.append(op)
-    if on_kernel is not None:
-        on_kernel(op)
-    return mps_refusals.guarded(op, guarded(op, cpu_kernels.kernel_of(op)))
-
-
-_kernels_by_op: dict[Any, Any] = {}
-
-made: list[Any] = []
-"""The operators that have been called, and have no handwritten kernel."""
-
-on_kernel: Callable[[Any], None] | None = None
-"""Is told of each of them, while kernels in C++ may serve it."""
+run_any = Fallback(kernel_of).run
+"""Runs an operator that has no registered kernel."""

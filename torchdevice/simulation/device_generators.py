@@ -1,15 +1,22 @@
-"""Random numbers: each device has its own generator, a CPU generator, so that a seed gives the CPU's numbers."""
+"""Random numbers as CUDA counts them: a generator has a seed and an offset, which each kernel that draws moves on.
+
+The numbers are those of the CPU's kernels, drawn from a generator of the CPU that is seeded anew for each kernel, by
+the seed and the offset. So a state of 16 bytes says all numbers that follow, on any machine. They are neither the CPU's
+nor a GPU's for the same seed: without compiled code, CUDA's Philox takes 30 times the time of the CPU's generator.
+With the option ``random="cpu"`` a seed gives the CPU's numbers, and a state is one of the CPU's.
+"""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from torchdevice.core import thread_state
+from torchdevice.cuda.capture_rules import not_while_capturing
 from torchdevice.simulation import machine, policy
 
 Drawing = Callable[[Callable[..., Any], int, list[Any], dict[str, Any]], Any]
@@ -18,26 +25,61 @@ Drawing = Callable[[Callable[..., Any], int, list[Any], dict[str, Any]], Any]
 _PER_KERNEL = 4
 """By how much a kernel moves the offset of a generator. Philox makes four numbers at a time, and counts in them."""
 
+_WORD = 2**64 - 1
+
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""The constants of splitmix64, which makes one seed of a seed and an offset."""
+
+
+class _State:
+    """A seed and an offset, which generators may share, and the generator of the CPU that draws the numbers."""
+
+    def __init__(self) -> None:
+        context = thread_state.state.context
+        self.is_cpus = context is not None and context.options.random == "cpu"
+        self.numbers: torch.Generator = _Plain("cpu")
+        self.seed, self.offset = self.numbers.initial_seed(), 0
+
+    def begin(self, seed: int, offset: int = 0) -> None:
+        """Go on from an offset of a seed."""
+        if offset % _PER_KERNEL:
+            raise RuntimeError("offset must be a multiple of 4")
+        self.seed, self.offset = seed & _WORD, offset
+        self.numbers.manual_seed(_mixed(self.seed, offset) if offset else seed)
+
+    def upcoming(self) -> torch.Generator:
+        """Return the generator of the CPU from which the next kernel draws."""
+        if not self.is_cpus:
+            self.numbers.manual_seed(_mixed(self.seed, self.offset))
+        return self.numbers
+
+    def next(self) -> torch.Generator:
+        """Return what :meth:`upcoming` does, and count the kernel."""
+        numbers = self.upcoming()
+        self.offset += _PER_KERNEL
+        return numbers
+
+
+def _mixed(seed: int, offset: int) -> int:
+    mixed = (seed + (offset // _PER_KERNEL + 1) * _STEP) & _WORD
+    mixed = (mixed ^ mixed >> 30) * _FIRST & _WORD
+    mixed = (mixed ^ mixed >> 27) * _SECOND & _WORD
+    return (mixed ^ mixed >> 31) >> 1  # a seed fits into an int64
+
 
 class Generator(torch.Generator):
     """A generator of the simulated device.
-
-    A generator of CUDA has a seed and an offset, and its state can be shared with others. A generator of the CPU has no
-    offset and no shared state: here the offset counts kernels that drew numbers, and each offset of a seed means one
-    state.
 
     Args:
         index: The index of the device.
     """
 
+    __module__, __qualname__ = torch.Generator.__module__, torch.Generator.__qualname__  # as `repr` shows it
     index: int
-    _shared: torch.Generator | None = None
 
     def __new__(cls, index: int) -> Generator:
-        # `own` makes a generator of the CPU, the only kind that torch's CPU kernels accept.
-        self = own(cls, index)
-        self.index = index
-        return self
+        not_while_capturing("Cannot construct a new CUDAGeneratorImpl")
+        return _with_state(index, _State())
 
     def __init__(self, index: int):
         pass
@@ -49,92 +91,80 @@ class Generator(torch.Generator):
             return torch.device(policy.spelled(self.index))
 
     @property
-    def numbers(self) -> torch.Generator:
-        """The generator of the CPU that draws the numbers: this one, unless it shares its state."""
-        return self if self._shared is None else self._shared
+    def _state(self) -> Any:
+        return _known[self._cdata][1]
 
     def get_state(self) -> torch.Tensor:
-        """Return the state of the CPU's generator that draws the numbers."""
-        state = _Plain.get_state(self.numbers)
-        _remember(state, self.get_offset())
-        # The offset too, so that `set_state` of this state restores it; the CPU's state has no field for it.
-        return state
+        """Return the seed and the offset as 16 bytes; with ``random="cpu"`` the state of the CPU's generator."""
+        not_while_capturing("Cannot call CUDAGeneratorImpl::current_seed")
+        if self._state.is_cpus:
+            return self._state.numbers.get_state()
+        words = self._state.seed.to_bytes(8, "little") + self._state.offset.to_bytes(8, "little")
+        return torch.tensor(list(words), dtype=torch.uint8, device="cpu")
 
     def set_state(self, new_state: torch.Tensor) -> Generator:  # type: ignore[override]
-        """Go on from a state."""
-        _Plain.set_state(self.numbers, new_state)
-        # A state from elsewhere has no offset that could be known.
-        _offsets[self.numbers._cdata] = _known.get(_key(new_state), 0)
+        """Go on from a state. One of 8 bytes is a seed.
+
+        Raises:
+            RuntimeError: It is no state of CUDA's. The texts are torch's.
+        """
+        not_while_capturing("Please ensure to utilize the CUDAGeneratorImpl::set_state_index method during capturing.")
+        if self._state.is_cpus:
+            self._state.numbers.set_state(new_state)
+            self._state.offset = 0
+            return self
+        with torch._C.DisableTorchFunction():
+            if new_state.dtype is not torch.uint8 or not new_state.is_cpu:
+                raise TypeError("RNG state must be a torch.ByteTensor")
+            words = bytes(new_state.tolist())
+        if len(words) not in (8, 16):
+            raise RuntimeError("RNG state is wrong size")
+        self._state.begin(int.from_bytes(words[:8], "little"), int.from_bytes(words[8:], "little"))
         return self
 
     def manual_seed(self, seed: int) -> Generator:  # type: ignore[override]
         """Begin the numbers of a seed."""
-        _Plain.manual_seed(self.numbers, seed)
-        _offsets.pop(self.numbers._cdata, None)
+        not_while_capturing("Cannot call CUDAGeneratorImpl::set_current_seed")
+        self._state.begin(seed)
         return self
 
     def seed(self) -> int:
         """Begin the numbers of a new seed, and return it."""
-        _offsets.pop(self.numbers._cdata, None)
-        return _Plain.seed(self.numbers)
+        self.manual_seed(_Plain("cpu").seed())
+        return self.initial_seed()
 
     def initial_seed(self) -> int:
         """Return the seed."""
-        return _Plain.initial_seed(self.numbers)
+        not_while_capturing("Cannot call CUDAGeneratorImpl::current_seed")
+        return self._state.numbers.initial_seed() if self._state.is_cpus else self._state.seed
 
     def get_offset(self) -> int:
         """Return four for each kernel that has drawn numbers since the generator was seeded."""
-        offset = _offsets.get(self.numbers._cdata, 0)
-        # Remembered when the program asks for an offset, since only those can be asked for again.
-        _states[self.initial_seed(), offset] = _Plain.get_state(self.numbers)
-        _forget(_states)
-        return offset
+        not_while_capturing("Cannot call CUDAGeneratorImpl::get_offset")
+        return self._state.offset
 
     def set_offset(self, offset: int) -> Generator:
-        """Go on from an offset: as after :meth:`get_offset` returned it, or with numbers that only this offset has.
+        """Go on from an offset.
 
         Raises:
             RuntimeError: The offset is no multiple of 4. The text is CUDA's.
         """
-        if offset % _PER_KERNEL:
-            raise RuntimeError("offset must be a multiple of 4")
-        seed = self.initial_seed()
-        known = _states.get((seed, offset))
-        # An offset that no generator has been at needs numbers of its own, the same at each call.
-        _Plain.set_state(self.numbers, _state_at(seed, offset) if known is None else known)
-        _offsets[self.numbers._cdata] = offset
+        not_while_capturing("Cannot call CUDAGeneratorImpl::set_offset")
+        self._state.begin(self.initial_seed(), offset)
         return self
 
     def clone_state(self) -> Generator:
         """Return a new generator in this generator's state, which will draw equal numbers."""
-        clone = Generator(self.index)
-        clone.set_state(self.get_state())
-        return clone
+        return Generator(self.index).set_state(self.get_state()).set_offset(self.get_offset())
 
     def graphsafe_get_state(self) -> Generator:
         """Return a generator that shares this generator's state."""
-        other = Generator(self.index)
-        other._share(self._shareable())
-        return other
+        return _with_state(self.index, self._state)
 
     def graphsafe_set_state(self, state: Generator) -> Generator:  # type: ignore[override]
         """Share the state of another generator."""
-        self._share(state._shareable())
+        _known[self._cdata] = self.index, state._state
         return self
-
-    def _shareable(self) -> torch.Generator:
-        """Return the generator of the CPU with this generator's state, which is no generator of the program."""
-        if self._shared is None:
-            shared: torch.Generator = own(_State, self.index)
-            # The shared generator begins where this one stands.
-            _Plain.set_state(shared, _Plain.get_state(self))
-            _offsets[shared._cdata] = _offsets.get(self._cdata, 0)
-            self._share(shared)
-        assert self._shared is not None
-        return self._shared
-
-    def _share(self, numbers: torch.Generator) -> None:
-        self._shared = _shared_by_identity[self._cdata] = numbers
 
     def __reduce__(self) -> Any:
         return _restored, (self.index, self.get_state())
@@ -143,95 +173,54 @@ class Generator(torch.Generator):
 _Plain = torch._C.Generator
 
 
-class _State(torch._C.Generator):
-    """A state that generators share. Up to torch 2.12 only generators of a class in Python take weak references."""
-
-
 def own(cls: type, index: int) -> Any:
     """Return a new CPU generator of class ``cls`` that draws numbers for device ``index``."""
     generator: Any = _Plain.__new__(cls, "cpu")  # type: ignore[call-arg]
-    _index_by_identity[generator._cdata] = index
-    # Not at exit: the tables may be gone by then.
-    weakref.finalize(generator, _drop, generator._cdata).atexit = False
+    _known[generator._cdata] = index, None
+    # Not at exit: the table may be gone by then.
+    weakref.finalize(generator, _known.pop, generator._cdata, None).atexit = False
     return generator
 
 
-def _drop(identity: int) -> None:
-    for table in (_index_by_identity, _shared_by_identity, _offsets):
-        table.pop(identity, None)  # type: ignore[attr-defined]
+def _with_state(index: int, state: _State) -> Generator:
+    # A generator of the CPU, the only kind that torch's CPU kernels accept.
+    generator: Generator = own(Generator, index)
+    generator.index = index
+    _known[generator._cdata] = index, state
+    return generator
 
 
 def _restored(index: int, state: torch.Tensor) -> Generator:
-    generator = Generator(index)
-    generator.set_state(state)
-    return generator
+    return Generator(index).set_state(state)
 
 
-_index_by_identity: dict[int, int] = {}
-"""``_cdata`` of each live generator -> its device. A kernel gets another Python object for the same C++ generator."""
+_known: dict[int, tuple[int, _State | None]] = {}
+"""``_cdata`` of each live generator of a device -> its device and its state; no state for a program's own class.
 
-_shared_by_identity: dict[int, torch.Generator] = {}
-"""``_cdata`` of each generator that shares its state -> the generator of the CPU with the state."""
-
-_offsets: dict[int, int] = {}
-"""``_cdata`` of a generator that has drawn numbers -> its offset."""
-
-_known: dict[bytes, int] = {}
-"""States that programs were given -> the offset."""
-
-_states: dict[tuple[int, int], torch.Tensor] = {}
-"""Seed and offset as a program read them -> the state."""
-
-_REMEMBERED = 1000
-"""How many states are remembered."""
+A kernel gets another Python object for the same C++ generator."""
 
 
-def _key(state: torch.Tensor) -> bytes:
-    return hashlib.blake2b(state.numpy().tobytes(), digest_size=16).digest()
+def is_of_device(generator: torch.Generator) -> bool:
+    """Return whether a generator is one of a simulated device."""
+    return generator._cdata in _known
 
 
-def _remember(state: torch.Tensor, offset: int) -> None:
-    if offset:
-        _known[_key(state)] = offset
-        _forget(_known)
-
-
-def _forget(table: dict[Any, Any]) -> None:
-    while len(table) > _REMEMBERED:
-        # Dictionaries keep the order of insertion: the oldest goes.
-        del table[next(iter(table))]
-
-
-def _state_at(seed: int, offset: int) -> torch.Tensor:
-    """Return the state for an offset at which no generator has been: that of a seed made of both."""
-    made = _Plain("cpu").manual_seed(seed)
-    if offset:
-        # 7 bytes: a seed fits into an int64 in any case.
-        mixed = hashlib.blake2b(f"{seed} {offset}".encode(), digest_size=7).digest()
-        state = made.manual_seed(int.from_bytes(mixed, "little")).get_state()
-        state[:8] = torch.tensor(list((seed & _WORD).to_bytes(8, "little")), dtype=torch.uint8)  # the seed it tells
-        return state
-    return made.get_state()
-
-
-_WORD = 2**64 - 1
-
-
-def numbers_of(generator: torch.Generator) -> torch.Generator:
-    """Return the generator of the CPU that draws the numbers for a generator, as it is now."""
-    return _shared_by_identity.get(generator._cdata, generator)
+def upcoming(generator: torch.Generator) -> torch.Generator:
+    """Return the generator of the CPU from which the next kernel draws that is given a generator of a device."""
+    state = _known[generator._cdata][1] if is_of_device(generator) else None
+    return generator if state is None else state.upcoming()
 
 
 def next_numbers(generator: torch.Generator) -> torch.Generator:
     """Return the generator of the CPU from which a kernel draws that was given a generator, and count the kernel."""
-    numbers = numbers_of(generator)
-    _drew(numbers)
-    return numbers
+    state = _known[generator._cdata][1]
+    return generator if state is None else state.next()
 
 
-def _drew(generator: torch.Generator) -> None:
-    # One step for each kernel, as Philox's counter on CUDA.
-    _offsets[generator._cdata] = _offsets.get(generator._cdata, 0) + _PER_KERNEL
+def numbers_of(generator: torch.Generator) -> torch.Generator:
+    """Return what draws from the state that a generator has now, also where it is given another one later."""
+    index, state = _known.get(generator._cdata, (0, None))
+    return generator if state is None else _with_state(index, state)
 
 
 def default_generator(index: int) -> Generator:
@@ -257,22 +246,14 @@ def kind_of(op: Any) -> Drawing | None:
 def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run a kernel with the generator that the program passed, or with the device's."""
     given = kwargs.get("generator")
-    if given is not None and index < 0 and _index_by_identity.get(given._cdata) is None:
+    # A generator of the CPU that the program made, given to a kernel of the device.
+    if given is not None and not is_of_device(given):
+        if index >= 0:
+            raise RuntimeError(
+                f"Expected a {policy.spelled(index).split(':')[0]!r} device type for generator but found 'cpu'"
+            )
         return run(*args, **kwargs)
-    return run(*args, **{**kwargs, "generator": drawing_for(index, given)})
-
-
-def drawing_for(index: int, given: torch.Generator | None) -> torch.Generator:
-    """Return the CPU's generator from which a kernel draws: that of the device, or the one that the program passed.
-
-    Raises:
-        RuntimeError: The program passed a generator of the CPU that it made itself.
-    """
-    if given is not None and _index_by_identity.get(given._cdata) is None:
-        raise RuntimeError(
-            f"Expected a {policy.spelled(index).split(':')[0]!r} device type for generator but found 'cpu'"
-        )
-    return next_numbers(default_generator(index) if given is None else given)
+    return run(*args, **{**kwargs, "generator": next_numbers(default_generator(index) if given is None else given)})
 
 
 def _from_position(place: int, run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -291,14 +272,13 @@ def drawing(index: int, run: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
     The CPU's generator has the state of the device's during the call, and its own state afterwards.
     """
-    cpu, numbers = torch.default_generator, numbers_of(default_generator(index))
+    cpu, numbers = torch.default_generator, next_numbers(default_generator(index))
     before = cpu.get_state()
-    cpu.set_state(_Plain.get_state(numbers))
+    cpu.set_state(numbers.get_state())
     try:
         # Under the CPU's own generator, since the kernel takes none.
         return run(*args, **kwargs)
     finally:
-        _Plain.set_state(numbers, cpu.get_state())
-        _drew(numbers)
+        numbers.set_state(cpu.get_state())
         # Restored last, so that an error in between cannot leave the device's state there.
         cpu.set_state(before)

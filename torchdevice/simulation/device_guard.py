@@ -32,16 +32,17 @@ _second = operator.itemgetter(1)  # a function in C, as is everything in the cha
 
 def is_asked() -> bool:
     """Return whether torch has looked a method up and not called it yet. Python's global lock is held meanwhile."""
-    return _count(_looked_up) > _count(_called)
+    return _ahead() > 0
 
 
 signals.is_asked = is_asked
 
 
-def _count(counter: Iterator[int]) -> int:
-    """Return where a counter stands, without counting."""
+def _ahead() -> int:
+    """Return how often torch has looked a method up and not called it, without counting."""
     # `repr` of `count(7)` is "count(7)". `next` would count, and copying an iterator is deprecated.
-    return int(repr(counter)[len("count(") : -1])
+    looked_up, called = repr(_looked_up), repr(_called)
+    return int(looked_up[len("count(") : -1]) - int(called[len("count(") : -1])
 
 
 def _lookups(method: Any) -> Iterator[Any]:
@@ -69,7 +70,7 @@ def renew() -> None:
             waiting = _lookups(method)
             next(waiting)  # up to the first `yield`, where the error check waits
             spare.append(waiting)
-    ahead = _count(_looked_up) - _count(_called)  # 0, unless somebody else than torch looked a method up, or called it
+    ahead = _ahead()  # 0, unless somebody else than torch looked a method up, or called it
     for counter in ahead * [_called] or -ahead * [_looked_up]:
         next(counter)
 

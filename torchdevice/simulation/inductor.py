@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchdevice.core import thread_state
 from torchdevice.foundation import torch_internals
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, without_mode
@@ -67,10 +68,12 @@ def compile_graph(options: dict[str, Any], gm: torch.fx.GraphModule, inputs: Seq
 def _compile_one(gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Compiled:
     """Compile a graph of ATen operators, forward or backward. The result takes a list of the device's tensors."""
     fx = importlib.import_module("torch._inductor.compile_fx")
-    index = next((each.device.index or 0 for each in _tensors(gm) if each.device.type == DEVICE_TYPE), 0)
-    draws = any(_draws(node.target) for node in gm.graph.nodes)
-    examples = [_example(each) for each in inputs]
-    compiled = fx.compile_fx_inner(_for_cpu(gm, examples), examples, **options)
+    # A backward graph may be compiled where it first runs, in the scope.
+    with thread_state.suspended(compiling=True):
+        index = next((each.device.index or 0 for each in _tensors(gm) if each.device.type == DEVICE_TYPE), 0)
+        draws = any(_draws(node.target) for node in gm.graph.nodes)
+        examples = [_example(each) for each in inputs]
+        compiled = fx.compile_fx_inner(_for_cpu(gm, examples), examples, **options)
 
     @without_mode
     def run(given: list[Any]) -> Any:

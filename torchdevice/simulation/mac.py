@@ -107,6 +107,9 @@ class MacRuntime(MpsRuntime):
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         return self._simulated.generator(index, cls)
 
+    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
+        return self._simulated.numbers_of(generator)
+
     def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
         return self._simulated.new_storage(original, *args, device=device, **kwargs)
 

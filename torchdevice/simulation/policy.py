@@ -104,16 +104,23 @@ class Policy:
         """Return this thread's recorders; an empty tuple inside a recorded kernel."""
         return () if _thread.recorded else self.recorders
 
-    def falls_back(self, op: Any) -> bool:
-        """Return whether an operator needs :meth:`run`: a recorder is active, or the device lacks the operator.
+    def falls_back(self, op: Any, args: Any, kwargs: Any) -> bool:
+        """Return whether a call needs :meth:`run`: a recorder is active, or the device lacks ``op``.
+
+        Args:
+            op: The operator; None for one that every device has.
+            args, kwargs: The arguments of the call.
 
         Raises:
             NotImplementedError: The device lacks the operator, and the variable is ``0``, the scope is strict, the
                 profile allows no fallback, or the program is written for the device, where this package does nothing.
             torch.AcceleratorError: The device is lost.
         """
-        check_alive()
-        return bool(self.recorder()) or self._missing(op) is not None
+        error = lost()
+        # A kernel that makes tensors of nothing on the device checks that by itself.
+        if error is not None and any(each.get_device() >= 0 for each in tensors((args, kwargs))):
+            raise error
+        return bool(self.recorder()) or (op is not None and self._missing(op) is not None)
 
     def _missing(self, op: Any) -> str | None:
         """Return the operator's name if it is one that the device lacks, and that runs on the CPU."""
@@ -153,22 +160,6 @@ def asking() -> Policy | None:
     """Return the policy of this thread's scope if its kernels must ask anything."""
     context = thread_state.state.context
     return context.policy if context is not None and context.asks else None
-
-
-def looked_at(op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
-    """Run a kernel under the recorders of this thread's scope, if there are any.
-
-    Raises:
-        torch.AcceleratorError: The devices are lost, and the call is given tensors on them.
-    """
-    policy = asking()
-    if policy is None:
-        return kernel(*args, **kwargs)
-    # A kernel that makes new tensors checks that by itself.
-    if any(each.get_device() >= 0 for each in tensors((args, kwargs))):
-        check_alive()
-    looking = policy.recorder()
-    return _record(looking, op, kernel, args, kwargs) if looking else kernel(*args, **kwargs)
 
 
 def _simulating(context: Context) -> Context:
@@ -233,20 +224,27 @@ def _set_lost(machine: Machine, lost: tuple[tuple[str, str], str] | None) -> Non
         each.policy.settle()
 
 
-def check_alive() -> None:
-    """Raise CUDA's error if the devices of this thread's scope are lost, or if the process is a fork of their user's.
-
-    Raises:
-        torch.AcceleratorError: They are.
-    """
+def lost() -> Exception | None:
+    """Return CUDA's error if the devices of this thread's scope are lost, or the process is a fork of their user's."""
     context = thread_state.state.context
     if context is None or context.machine is None:
-        return
+        return None
     if context.machine.lost is not None:
-        kind, why = context.machine.lost
-        raise cuda_error(kind, why)
+        return cuda_error(*context.machine.lost)
     if context.is_in_bad_fork:
-        raise cuda_error(INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'.")
+        return cuda_error(INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'.")
+    return None
+
+
+def check_alive() -> None:
+    """Raise the error of :func:`lost`, if there is one.
+
+    Raises:
+        torch.AcceleratorError: The devices are lost.
+    """
+    error = lost()
+    if error is not None:
+        raise error
 
 
 def check_scope() -> None:

@@ -2,9 +2,9 @@
 
 - ``cuda``: no dtype. CUDA has a kernel for most operators for which the CPU has one; what it refuses of the others is
   in ``cuda_refusals.py``.
-- ``mps``: float64 and complex128 (torch/testing/_internal/common_mps.py and the text torch raises), and the operators
-  that torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries, gives neither an MPS kernel
-  nor a composite one.
+- ``mps``: float8, float64 and complex128 (torch/testing/_internal/common_mps.py and the texts torch raises), and the
+  operators that torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries, gives neither an
+  MPS kernel nor a composite one.
 - ``strict``: everything that ``cuda`` or ``mps`` lacks, without a fallback to the CPU. A program that runs on it needs
   nothing that either of the two lacks.
 """
@@ -81,13 +81,19 @@ class Profile:
     def dtype_message(self, dtype: torch.dtype) -> str:
         """Return the text of torch's error for a dtype that Metal lacks (aten/src/ATen/mps/EmptyTensor.cpp)."""
         name = str(dtype).removeprefix("torch.")
+        if dtype in FLOAT8:
+            kind = name.capitalize()
+            return f"Trying to convert {kind} to the MPS backend but it does not have support for that dtype."
         return (
             f"Cannot convert a MPS Tensor to {name} dtype as the MPS framework doesn't support {name}. "
             f"Please use {'float32' if dtype.is_floating_point else 'complex64'} instead."
         )
 
 
-_NOT_ON_METAL = frozenset({torch.float64, torch.complex128})
+FLOAT8 = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
+
+
+_NOT_ON_METAL = frozenset({torch.float64, torch.complex128}) | FLOAT8
 
 
 PROFILES: Mapping[str, Profile] = {

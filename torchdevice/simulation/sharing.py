@@ -33,6 +33,8 @@ def _reduce(tensor: torch.Tensor) -> Any:
             return _reduce_tensor(tensor)
         if tensor.requires_grad and not tensor.is_leaf:
             return _reduce_tensor(tensor.cpu())  # which torch refuses
+        if policy.stands_for_mps():
+            raise RuntimeError("_share_filename_: only available on CPU")
         context = thread_state.state.context
         if context is not None:
             entry = context.note("a tensor for another process", "a copy of it", Fidelity.APPROXIMATE)

@@ -11,9 +11,10 @@ from torch.utils.dlpack import DLDeviceType
 
 from torchdevice.core.context import Context
 from torchdevice.devices import parameter_data
+from torchdevice.engines import rewriters
 from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.simulation import policy, printing
+from torchdevice.simulation import device_generators, policy, printing
 from torchdevice.simulation.allocator.storages import meaning
 
 
@@ -31,7 +32,13 @@ def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``Tensor.share_memory_``, which does nothing for an out-of-tree backend and is therefore reported."""
+    """``Tensor.share_memory_``, which does nothing for an out-of-tree backend and is therefore reported.
+
+    Raises:
+        RuntimeError: The device stands for MPS, which shares no memory. The text is torch's.
+    """
+    if policy.stands_for_mps() and rewriters.native_device(args[0]).type == policy.DEVICE_TYPE:
+        raise RuntimeError("_share_filename_: only available on CPU")
     context.report("Tensor.share_memory_", "nothing: other processes get copies", Fidelity.APPROXIMATE)
     return func(*args, **kwargs)
 
@@ -71,6 +78,60 @@ def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.DEVICE_TYPE else func(*args, **kwargs)
 
 
+def _array_interface(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """``Tensor.__cuda_array_interface__``, with the address of ``data_ptr()``, where the device stands for CUDA."""
+    if not policy.stands_for_cuda() or rewriters.native_device(args[0]).type != policy.DEVICE_TYPE:
+        return func(*args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        return _interface.fget(_AsCuda(args[0]))
+
+
+_interface: Any = torch.Tensor.__cuda_array_interface__
+
+
+class _AsCuda:
+    """Reads as a tensor does, except that it is on CUDA."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+
+def _drawn(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Call a function that takes a generator. One of the device may not draw for the CPU.
+
+    Raises:
+        RuntimeError: It would. The text is torch's (aten/src/ATen/core/Generator.h).
+    """
+    generator = kwargs.get("generator")
+    if generator is not None and device_generators.is_of_device(generator) and _is_for_cpu(context, args, kwargs):
+        kind = generator.device.type if context.shown_as is None else context.shown_as
+        raise RuntimeError(f"Expected a 'cpu' device type for generator but found {kind!r}")
+    return with_device_keyword(context, func, args, kwargs)
+
+
+def _is_for_cpu(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    given = next((each for each in (kwargs.get("out"), *args) if isinstance(each, torch.Tensor)), None)
+    if given is not None:
+        return rewriters.native_device(given).type == "cpu"
+    asked = kwargs.get("device")
+    device = torch.get_default_device() if asked is None else asked
+    return context.redirect(device) is None and torch.device(device).type == "cpu"
+
+
+_OF_TENSORS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ bernoulli multinomial"
+
+_DRAWING = (
+    *(getattr(torch, name) for name in ["rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"]),
+    *(getattr(torch.Tensor, name) for name in _OF_TENSORS.split()),
+)
+"""Functions that programs pass a generator."""
+
+
 _NAMING_DEVICES = (
     torch.Tensor.numpy,
     torch.Tensor.set_,
@@ -90,9 +151,14 @@ TABLE = {
     printing.formatted: _repr,
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     **parameter_data.REWRITERS,
+    **dict.fromkeys(_DRAWING, _drawn),
+    _interface.__get__: _array_interface,
     torch.sparse_coo_tensor: _sparse_coo_tensor,
     **dict.fromkeys(_OF_BATCHES, _of_batch),
     torch.Tensor.__dlpack_device__: _dlpack_device,
     torch.Tensor.is_shared: _is_shared,
     torch.Tensor.share_memory_: _share_memory,
 }
+
+# CUDA refuses attention of which no enabled backend is capable. Another device takes its own.
+TABLE_OF_CUDA = {**TABLE, torch._C._nn.scaled_dot_product_attention: None}

@@ -17,7 +17,7 @@ from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps_runtime import says_refused
 from torchdevice.devices.private_pools import PrivatePools, RawMemory
-from torchdevice.devices.runtime import MEMORY_FRACTION, Mark, Memory, Runtime
+from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Memory, Runtime
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
     backend,
@@ -33,7 +33,8 @@ from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
 from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
-from torchdevice.simulation.profiles import Profile
+from torchdevice.simulation.profiles import FLOAT8, Profile
+from torchdevice.simulation.refusals import attention
 from torchdevice.torch_apis import sanitizer
 
 _set_multithreading = torch._C._set_multithreading_enabled
@@ -81,14 +82,14 @@ class SimulatedRuntime(Runtime):
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
         self.memory_limit = memory_limit
-        self.unsupported_dtypes = profile.unsupported_dtypes
+        self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
         self.folds_ordinals = profile.single
         self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
         self.kernels_refuse = profile.accelerator == "mps"
         self.refusing_key = "PrivateUse1" if self.kernels_refuse else None
         self._count = count
 
-    @property
+    @functools.cached_property  # each entry of a scope reads it
     def target(self) -> str:
         return f"{self.device_type}:{self.profile.name}:{self._count}"
 
@@ -106,10 +107,13 @@ class SimulatedRuntime(Runtime):
 
     @property
     def rewriters(self) -> Mapping[Any, Any]:
-        return simulated_rewriters.TABLE
+        return simulated_rewriters.TABLE_OF_CUDA if self.profile.stands_for_cuda else simulated_rewriters.TABLE
 
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor if index_of(tensor) < 0 else aliased(tensor)
+
+    def can_use_attention(self, kernel: str, params: Any, debug: bool) -> bool:
+        return self.profile.stands_for_cuda and attention.can_use(kernel, params, debug)
 
     def enter_thread(self, entry: Any) -> None:
         """Register the device, unless it is registered already, and keep backward on the calling thread.
@@ -129,7 +133,7 @@ class SimulatedRuntime(Runtime):
             _begin(context)
             native.begin(context)
         context.policy.settle()
-        native.follow_entry()
+        native.follow_thread()
         sanitizer.begin(context)
 
     def leave_thread(self, entry: Any) -> None:
@@ -168,7 +172,7 @@ class SimulatedRuntime(Runtime):
 
     def mark(self, index: int, *, timing: bool) -> Mark:
         policy.check_alive()
-        return super().mark(index, timing=timing)
+        return HostMark()
 
     def device_count(self) -> int:
         return self._count
@@ -262,6 +266,9 @@ class SimulatedRuntime(Runtime):
 
     def numbers_of(self, generator: torch.Generator) -> torch.Generator:
         return device_generators.numbers_of(generator)
+
+    def random_state(self, generator: torch.Generator) -> torch.Tensor:
+        return device_generators.upcoming(generator).get_state()
 
     def serve_reducer(self, model: Any) -> None:
         page_locked.serve(model)

@@ -1,8 +1,8 @@
 """``torch.autocast("cuda")`` and its older spellings.
 
 The program's autocast object enables autocast for cuda, as torch wrote it, so that ``torch.is_autocast_enabled()`` and
-similar functions report that. A second autocast object, for the target, is entered and left with it, and CUDA's lists
-of operators (``autocast_lists.py``) where the target has others.
+similar functions report that. With it autocast of the target is switched on and off, and CUDA's lists of operators
+(``autocast_lists.py``) where the target has others.
 
 torch accepts any dtype for cuda; for other devices torch warns of some and leaves autocast off. The operators that
 autocast casts make no such difference, so autocast of the target accepts any dtype too.
@@ -28,8 +28,8 @@ from torchdevice.engines import float64_policy
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.torch_apis import autocast_lists
 
-_IS_COMPANION = "_torchdevice_is_companion"
-"""The attribute of autocast that a scope has made beside the program's."""
+_NO_BACKEND = "privateuseone"
+"""The name of the out-of-tree backend where none is registered."""
 
 _COMPANIONS = "_torchdevice_companions"
 
@@ -65,6 +65,25 @@ def _finite_dtype(context: Context, requested: torch.dtype) -> torch.dtype:
         return getattr(torch, context.options.autocast)
     # bfloat16 has float32's range. Without instructions for it, products are many times slower than in float32.
     return torch.float32 if torch.bfloat16 in runtime.slow_product_dtypes else torch.bfloat16
+
+
+class _Enabled:
+    """Autocast of a device in any dtype. ``torch.autocast`` warns of some, and takes longer to make and to enter."""
+
+    def __init__(self, device_type: str, dtype: torch.dtype, enabled: bool):
+        self._device_type, self._wanted = device_type, (enabled, dtype)
+        self._before = self._wanted
+
+    def __enter__(self) -> None:
+        self._before = torch.is_autocast_enabled(self._device_type), torch.get_autocast_dtype(self._device_type)
+        self._set(*self._wanted)
+
+    def __exit__(self, *raised: object) -> None:
+        self._set(*self._before)
+
+    def _set(self, enabled: bool, dtype: torch.dtype) -> None:
+        torch.set_autocast_enabled(self._device_type, enabled)
+        torch.set_autocast_dtype(self._device_type, dtype)
 
 
 class _Companion:
@@ -137,11 +156,9 @@ def _exit(original: Any) -> Any:
 def _companion(context: Context | None, requested: autocast) -> _Companion | None:
     """Return autocast of other devices; None where the program's autocast suffices or is for another device."""
     enabled = requested._enabled
-    if hasattr(requested, _IS_COMPANION):
-        return None
     if requested.device == autocast_lists.SPARE:  # in a graph of Dynamo, perhaps while torch answers for itself
         context = thread_state.innermost()
-        of_target = _of_any_dtype(context.device_type, requested.fast_dtype, enabled, requested._cache_enabled)
+        of_target = _Enabled(context.device_type, requested.fast_dtype, enabled)
         return _Companion(context, requested, [of_target, autocast_lists.Region(context.runtime, enabled)])
     if context is None:
         return None
@@ -151,23 +168,14 @@ def _companion(context: Context | None, requested: autocast) -> _Companion | Non
         return None
     dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
     chosen = dict.fromkeys((device_type, context.family), dtype)
-    if _ASKS_ABOUT_ACCELERATOR and (backend := torch._C._get_privateuse1_backend_name()) != "privateuseone":
+    if _ASKS_ABOUT_ACCELERATOR and (backend := torch._C._get_privateuse1_backend_name()) != _NO_BACKEND:
         chosen.setdefault(backend, requested.fast_dtype)
     if chosen.get(requested.device) is requested.fast_dtype:
         del chosen[requested.device]
-    others: list[Any] = [
-        _of_any_dtype(each, dtype, enabled, requested._cache_enabled) for each, dtype in chosen.items()
-    ]
+    others: list[Any] = [_Enabled(each, dtype, enabled) for each, dtype in chosen.items()]
     if context.runtime.autocast_key is not None:
         others.append(autocast_lists.Region(context.runtime, enabled))
     return _Companion(context, requested, others) if others else None
-
-
-def _of_any_dtype(device_type: str, dtype: Any, enabled: bool, cache_enabled: bool | None) -> autocast:
-    made = autocast(device_type, torch.bfloat16, enabled, cache_enabled)
-    made.fast_dtype = dtype
-    setattr(made, _IS_COMPANION, True)
-    return made
 
 
 def _init_in_graph(original: Any) -> Any:
@@ -184,6 +192,8 @@ def _init_in_graph(original: Any) -> Any:
         original(self, device_type, torch.bfloat16 if chosen else dtype, *args, **kwargs)
         if chosen:
             self.fast_dtype = dtype
+        if state.context is not None and state.context.shown_as is not None:
+            self.custom_backend_name = _NO_BACKEND
 
     return __init__
 

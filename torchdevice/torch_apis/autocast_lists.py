@@ -156,7 +156,8 @@ def _registered(key: str, kernels: dict[str, Callable[..., Any]]) -> list[torch.
 
 
 def _names_of_aten(key: str) -> set[str]:
-    return {name.removeprefix("aten::") for name in registrations_for_dispatch_key(key)}
+    # Libraries such as torchvision register operators of their own there.
+    return {name.removeprefix("aten::") for name in registrations_for_dispatch_key(key) if name.startswith("aten::")}
 
 
 @functools.cache

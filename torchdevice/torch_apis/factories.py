@@ -16,7 +16,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers
 from torchdevice.engines import float64_policy, lookup, moves
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
-from torchdevice.torch_apis.storage import with_device
+from torchdevice.torch_apis.storage import rewrites_calls, with_device
 
 
 @rewrites(torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
@@ -45,15 +45,15 @@ _MAY_SHARE = frozenset({torch.as_tensor, torch.asarray})
 def _inject(
     context: Context, original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
-    """``DeviceContext.__torch_function__``: rewrite the device that it adds to a call."""
+    """``DeviceContext.__torch_function__``: rewrite the device that it adds to a call which the mode does not see."""
     kwargs = kwargs or {}
-    if kwargs.get("device") is not None or func not in _device_constructors():
+    if rewrites_calls() or kwargs.get("device") is not None or func not in _device_constructors():
         return original(self, func, types, args, kwargs)
     kwargs = {**kwargs, "device": context.redirect(self.device) or self.device}
     rewriter = lookup.rewriter_of(lookup.table_of(context), func)
     if rewriter is None or not (context.runtime.shares_host_memory or context.unsupported_dtypes):
         return original(self, func, types, args, kwargs)
-    # The mode does not see this call, and a move may have to copy, or a dtype to be replaced.
+    # A move may have to copy, or a dtype to be replaced.
     return rewriter(context, func, args, kwargs)
 
 
@@ -70,7 +70,10 @@ def _nested(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
 def _from_dlpack(context: Context, original: Any, ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """``from_dlpack``: mark the new storage with the side of the source, whose memory it shares."""
     result = original(ext_tensor, *args, **kwargs)
-    return moves.shared(ext_tensor, result) if context.runtime.shares_host_memory else result
+    if not context.runtime.shares_host_memory:
+        return result
+    with torch._C.DisableTorchFunction():  # no mode of the program sees this
+        return moves.shared(ext_tensor, result)
 
 
 def patches() -> list[Patch]:

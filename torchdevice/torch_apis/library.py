@@ -45,7 +45,7 @@ def _impl(
     original(self, op_name, kernel, dispatch_key, **options)
     key = dispatch_key or self.dispatch_key
     prefix, _, rest = key.partition(_key_of(context.options.written_for))
-    if key != prefix and not rest and prefix in _AUTOGRAD:
+    if key != prefix and not rest and prefix in _AUTOGRAD and not _is_torchs(fn):
         name = op_name if isinstance(op_name, str) else op_name.name()
         qualified = name if "::" in name else f"{self.ns}::{name}"
         vars(self).setdefault("_torchdevice_kernels", {})[prefix, qualified] = kernel, options.get("with_keyset", False)
@@ -111,31 +111,21 @@ def needed(context: Context) -> list[Installation]:
     return [] if context.is_native else [_installation(_key_of(context.device_type))]
 
 
-def _register_kernel(context: Context, original: Any, self: Any, device_types: Any, fn: Any = None, /) -> Any:
-    """``CustomOpDef.register_kernel``: register a kernel that runs with the mode."""
-    if fn is None:
-        return functools.partial(_register_kernel, context, original, self, device_types)
-    kernel = _kernel(fn)
-    if self._init_fn is fn:  # what runs where the kernel is switched off
-        self._init_fn = kernel
-    original(self, device_types, kernel)
-    return fn
-
-
 def _kernel(fn: Any) -> Any:
     """Return a function that runs a kernel of the program with the mode. A kernel of torch is returned unchanged."""
-    module = getattr(fn, "__module__", None) or ""
-    own = isinstance(fn, types.FunctionType) and (module in _AROUND_KERNELS or not module.startswith("torch."))
-    return per_context(fn, with_mode) if own else fn
+    return per_context(fn, with_mode) if isinstance(fn, types.FunctionType) and not _is_torchs(fn) else fn
 
 
-_AROUND_KERNELS = frozenset({"torch.library", "torch._library.triton"})
+def _is_torchs(kernel: Any) -> bool:
+    """Return whether a kernel is torch's own, which serves only the device that it was written for."""
+    module = getattr(kernel, "__module__", None) or ""
+    return module.startswith("torch.") and module not in _AROUND_KERNELS
+
+
+_AROUND_KERNELS = frozenset({"torch.library", "torch._library.custom_ops", "torch._library.triton"})
 """Modules whose functions call a kernel of the program that was given to ``register_kernel`` or ``triton_op``."""
 
 
 def patches() -> list[Patch]:
     """Return the patches of the functions that register kernels."""
-    return [
-        replaced_function(torch.library.Library, "impl", _impl),
-        replaced_function(torch._library.custom_ops.CustomOpDef, "register_kernel", _register_kernel),
-    ]
+    return [replaced_function(torch.library.Library, "impl", _impl)]

@@ -106,16 +106,19 @@ def _rebuild(context: Context, original: Any, storage: Any, offset: int, size: A
     return torch.empty(0, dtype=whole.dtype, device=whole.device).set_(whole.untyped_storage(), offset, size, stride)
 
 
+_PACKAGE = _PRIORITY, _tag, _deserialize
+
+_packages: list[Any] = serialization._package_registry
+
+
 def _register() -> None:
-    _unregister()  # may be registered already, and torch's list keeps duplicates
-    serialization.register_package(_PRIORITY, _tag, _deserialize)
+    if _PACKAGE not in _packages:  # torch's list keeps duplicates
+        serialization.register_package(*_PACKAGE)
 
 
 def _unregister() -> None:
-    registry = serialization._package_registry
-    for entry in [entry for entry in registry if entry[2] is _deserialize]:
-        # On one line: a signal handler or destructor may have removed the entry since the line above.
-        registry.remove(entry) if entry in registry else None
+    # On one line: a signal handler or destructor may remove the entry, too.
+    _packages.remove(_PACKAGE) if _PACKAGE in _packages else None
 
 
 def patches() -> list[Patch]:

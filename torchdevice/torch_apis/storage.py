@@ -27,7 +27,7 @@ def _untyped_storage(context: Context, original: Any, *args: Any, device: Any = 
     """``torch.UntypedStorage.__new__``: rewrite the device, and let the runtime make storages of the target."""
     if device is None:
         return original(*args, **kwargs)
-    device = context.redirect(device) or torch.device(device)
+    device = context.redirect(device) or (device if isinstance(device, torch.device) else torch.device(device))
     if device.type == context.device_type:
         return context.runtime.new_storage(original, *args, device=device, **kwargs)
     return original(*args, device=device, **kwargs)
@@ -55,13 +55,13 @@ _NEEDS_TARGET = frozenset(
 def _read_device(context: Context, original: Any, storage: Any) -> torch.device:
     """``UntypedStorage.device``: under ``identity="program"`` the program's device, as ``Tensor.device`` answers."""
     device = original(storage)
-    if context.shown_as is None or device.type != context.device_type or not _rewrites_calls():
+    if context.shown_as is None or device.type != context.device_type or not rewrites_calls():
         return device
     caller = sys._getframe(2).f_globals.get("__name__")  # frame 1 is the function that per_context() made
     return device if caller in _NEEDS_TARGET else context.shown(device)
 
 
-def _rewrites_calls() -> bool:
+def rewrites_calls() -> bool:
     """Return whether torch calls of this thread are rewritten now.
 
     They are not while the mode handles a call. Then torch itself works on the target and needs the target's device.

@@ -80,7 +80,7 @@ class Call:
             generator = self._kwargs.get("generator")
             if generator is None:
                 generator = self._context.runtime.default_generator(self._index())
-            self._state = generator.get_state()
+            self._state = self._context.runtime.random_state(generator)
 
     @property
     def _can_replay(self) -> bool:
@@ -170,11 +170,32 @@ class Call:
             return found
         values = on_cpu(actual, self._alias)
         found = tolerances.of_values(values, expected)
+        if found is not None and self.operator.chooses and values.dtype is torch.int64:
+            return self._of_choices(values, expected, found)
         if found is not None and self._may_be_rounded(values):
             found = self._beyond_rounding(compared, values, found)
         if found is not None and compared.written and self._is_unchanged(actual):
             return found._replace(kind="not written", what=f"is as it was before the call; {found.what}")
         return found
+
+    def _of_choices(self, indices: torch.Tensor, expected: torch.Tensor, found: Difference) -> Difference | None:
+        """Return a difference of indices, unless they are of elements that equal the reference's, each taken once."""
+        given = self.operator.arguments(self._args, self._kwargs)
+        elements = self.inputs.places[id(given["self"])].of(self.inputs.memories[self._memory_of(given["self"])])
+        dim, keepdim = given.get("dim", -1), indices.dim() == elements.dim()
+        if dim is None or ("dim" not in given and self.operator.name.endswith(("argmax", "argmin"))):
+            elements, indices, expected, dim, keepdim = elements.flatten(), indices.view(-1), expected.view(-1), 0, True
+        if not elements.dim():
+            return found
+        indices, expected = (each if keepdim else each.unsqueeze(dim) for each in (indices, expected))
+        ordered = indices.sort(dim).values
+        if bool((indices < 0).any() or (indices >= elements.size(dim)).any() or (ordered.diff(dim=dim) == 0).any()):
+            return found
+        chosen, right = elements.gather(dim, indices), elements.gather(dim, expected)
+        return None if tolerances.of_values(chosen, right) is None else found
+
+    def _memory_of(self, tensor: torch.Tensor) -> int:
+        return self.inputs.places[id(tensor)].memory
 
     def _may_be_rounded(self, values: torch.Tensor) -> bool:
         """Return whether the roundings in a kernel may be the reason of a difference."""
@@ -198,18 +219,26 @@ class Call:
         return place.is_that_of(tensor) and same_bits(window(tensor, self._alias), self.inputs.before(tensor))
 
     def _undeclared(self, copies: Copies) -> Iterator[tuple[str, Difference]]:
-        """Yield the arguments that the operator has changed, which neither its schema says nor the CPU does."""
+        """Yield the arguments that only the operator has changed or only the CPU, which the schema does not say."""
         given = self.operator.arguments(self._args, self._kwargs)
         places = self.inputs.places
         written = {places[id(each)].memory for name in self.operator.written for each in tensors(given.get(name))}
         for name, value in given.items():
             for tensor in tensors(value):
                 place = places[id(tensor)]
-                if place.memory in written or self._is_unchanged(tensor):
+                if place.memory in written:
                     continue
                 expected, before = copies.take(tensor), place.of(self.inputs.memories[place.memory])
                 found = tolerances.of_values(on_cpu(tensor, self._alias), expected)
-                if found is not None and tolerances.of_values(before, expected) is None:
+                if found is None:
+                    continue
+                cpu_wrote = tolerances.of_values(before, expected) is not None
+                if self._is_unchanged(tensor):
+                    kind, what = "not written", f"is as it was before the call; {found.what}"
+                    # The reference of a conjugate or negative view is kept without its bits, which nobody writes to.
+                    is_view = tensor.is_conj() or tensor.is_neg()
+                    found = found._replace(kind=kind, what=what) if cpu_wrote and not is_view else None
+                elif not cpu_wrote:
                     what = f"was changed, although the operator does not declare to write to it; {found.what}"
                     found = found._replace(kind="undeclared write", what=what)
                 if found is not None:

@@ -22,6 +22,9 @@ _WITHOUT_VALUES = _FACTS["without_values"]
 _BY_BITS = _FACTS["by_bits"]
 """Operators whose result depends on the dtype itself, so that float64 is no reference."""
 
+_CHOOSING = _FACTS["choosing"]
+"""Operators that return the indices of elements along a dimension; which one of equal elements is free."""
+
 _ROUNDING = _FACTS["rounding"]
 """Operators that no rounding of their inputs excuses: they compute nothing that they would have to round."""
 
@@ -39,6 +42,7 @@ class Operator:
         is_random: Whether it draws random numbers.
         is_pointwise: Whether each element of the result depends on one element of each argument.
         rounds_only: Whether it computes nothing but a rounding.
+        chooses: Whether results of int64 are the indices of elements, all of which differ along the dimension.
         has_wide: Whether float64 is a reference for it.
         written: The names of the arguments to which it writes.
         made: For each result, whether it is a new tensor.
@@ -55,6 +59,7 @@ class Operator:
         self.is_random = torch.Tag.nondeterministic_seeded in op.tags
         self.is_pointwise = torch.Tag.pointwise in op.tags
         self.rounds_only = base in _ROUNDING or plain in _ROUNDING
+        self.chooses = base in _CHOOSING
         self.has_wide = base not in _BY_BITS
         self.written = [each.name for each in filter(is_written, schema.arguments)]
         self.made = [each.alias_info is None for each in schema.returns]

@@ -22,7 +22,7 @@ from torchdevice.devices.cpu import bytes_wanted  # noqa: E402
 from torchdevice.devices.module import ModuleRuntime  # noqa: E402
 from torchdevice.devices.registry import register_runtime  # noqa: E402
 from torchdevice.simulation import backend, device_generators, device_guard, sharing, storage_resizing  # noqa: E402
-from torchdevice.simulation.kernels import cpu_kernels, handwritten_kernels  # noqa: E402
+from torchdevice.simulation.kernels import handwritten_kernels, pipeline  # noqa: E402
 
 
 class _Runtime(ModuleRuntime):
@@ -53,7 +53,7 @@ def _in_its_memory(kernel: Callable[..., Any]) -> Callable[..., Any]:
             raise torch.npu_like.out_of_memory(wanted, torch.npu_like.memory_allocated()) from None
 
     # Tracebacks leave out frames of the package, as there are none of a backend in C++.
-    run.__code__ = run.__code__.replace(co_filename=cpu_kernels.__file__)
+    run.__code__ = run.__code__.replace(co_filename=pipeline.__file__)
     return run
 
 
@@ -76,9 +76,10 @@ def autoload() -> None:
 
 
 def _register_kernels() -> None:
-    special, make = handwritten_kernels.SPECIAL, cpu_kernels.kernel_of
+    special, make = handwritten_kernels.SPECIAL, pipeline.kernel_of
     special.update({name: _in_its_memory(kernel) for name, kernel in special.items() if name.startswith("empty")})
-    cpu_kernels.kernel_of = lambda op: _in_its_memory(make(op))
+    backend.kernel_of = lambda op: _in_its_memory(make(op))
+    backend.run_any = pipeline.Fallback(backend.kernel_of).run
     backend._register_kernels()
     registered.extend(backend._libraries)
     backend._libraries.clear()  # so that the simulated device sees that torch's place for a backend is taken

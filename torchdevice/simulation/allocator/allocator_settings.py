@@ -1,8 +1,8 @@
 """The settings of CUDA's allocator: what torch refuses of them, and what they mean.
 
 CUDA reads ``PYTORCH_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF`` at initialisation. torch's parser of the settings that
-all accelerators have is in every build and says what is wrong with a value. The keys that only CUDA has are listed here
-(c10/cuda/CUDAAllocatorConfig.cpp).
+all accelerators have is in every build and says what is wrong with a value. ``allocator_settings.json`` lists the keys,
+with those that only CUDA has (c10/cuda/CUDAAllocatorConfig.cpp).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdevice.core import thread_state
+from torchdevice.foundation import data_files
 
 MINIMUM = 512
 """``kMinBlockSize``: sizes are rounded up to a multiple of it, in bytes."""
@@ -106,37 +107,9 @@ DEFAULT = Settings()
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
-_OF_ALL = frozenset(
-    {
-        "expandable_segments",
-        "garbage_collection_threshold",
-        "large_segment_size_mb",
-        "max_non_split_rounding_mb",
-        "max_split_size_mb",
-        "pinned_max_cached_size_mb",
-        "pinned_max_round_threshold_mb",
-        "pinned_use_background_threads",
-        "roundup_power2_divisions",
-    }
-)
-
-_OF_CUDA = frozenset(
-    {
-        "backend",
-        "expandable_segments_reserve",
-        "expandable_segments_reserve_by_class",
-        "graph_capture_record_stream_reuse",
-        "per_process_memory_fraction",
-        "pinned_free_catch_all",
-        "pinned_num_register_threads",
-        "pinned_reserve_segment_size_mb",
-        "pinned_use_cuda_host_register",
-        "pinned_use_hip_host_register",
-        "release_lock_on_cudamalloc",
-        "release_lock_on_hipmalloc",
-        "throw_on_cudamalloc_oom",
-    }
-)
+_KEYS: dict[str, list[str]] = data_files.read(__file__, "allocator_settings.json")
+_OF_ALL = _KEYS["of all accelerators"]
+_OF_CUDA = _KEYS["of CUDA alone"]
 
 _BACKENDS = ("native", "cudaMallocAsync")
 
@@ -162,7 +135,7 @@ def parsed(text: str) -> Settings:
     # Keys and values, without the colon.
     pairs = [setting.strip().partition(":")[::2] for setting in _SETTING.findall(text)]
     for key, value in pairs:
-        if key not in _OF_ALL | _OF_CUDA:
+        if key not in (*_OF_ALL, *_OF_CUDA):
             raise ValueError(f"Unrecognized key '{key}' in CUDA allocator config.")
         if key == "backend" and value.strip() not in _BACKENDS:
             raise RuntimeError("Unknown allocator backend, options are native and cudaMallocAsync")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from torchdevice.devices.runtime import Memory
 from torchdevice.simulation.allocator.memory_blocks import Block
 from torchdevice.simulation.allocator.pool_stats import Figures, shown
 
@@ -47,11 +46,6 @@ class Statistics:
         oversize = [block for block in used if most is not None and block.size >= most]
         for figures in self._oversize.values():
             figures.count_anew(oversize)
-
-    def memory(self) -> Memory:
-        """Return the current values and the peaks, in bytes."""
-        whole = self.whole
-        return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
 
     def shown(self) -> dict[str, Any]:
         """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""

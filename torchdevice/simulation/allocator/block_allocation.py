@@ -34,6 +34,7 @@ from torchdevice.simulation.allocator.memory_blocks import (
 )
 from torchdevice.simulation.allocator.out_of_memory import Limits
 from torchdevice.simulation.allocator.pool_choice import Pools
+from torchdevice.simulation.allocator.pool_stats import Figures
 from torchdevice.simulation.allocator.segments import Segments
 
 # 2^62 is beyond the addresses of every device; the step leaves room for the largest block.
@@ -212,11 +213,17 @@ class Blocks:
         if rest and after is not None:
             after.requested = 0  # a new rest would be split off
         # What freeing and splitting would have added to the peaks and sums for a moment.
-        if previous is not None or (after is not None and (not rest or after.next is not None)):
-            pool.figures.bounce(0 if rest else 1, size)
-        elif rest:
-            pool.figures.total_inactive_count += 1
-            pool.figures.total_inactive += rest
+        is_part = previous is not None or (after is not None and (not rest or after.next is not None))
+        count, inactive = (not rest, size) if is_part else (bool(rest), rest)
+        figures: Figures | None = pool.figures
+        pool.figures.total_inactive_count += count
+        pool.figures.total_inactive += inactive
+        while is_part and figures is not None:  # no call for each: every second allocation comes here
+            if figures.inactive + size > figures.peak_inactive:
+                figures.peak_inactive = figures.inactive + size
+            if figures.inactive_count + count > figures.peak_inactive_count:
+                figures.peak_inactive_count = figures.inactive_count + count
+            figures = figures.whole
         return True
 
     def _from_driver(self, size: int, stream: int) -> Block:

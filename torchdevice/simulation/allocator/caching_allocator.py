@@ -48,17 +48,19 @@ def changing(method: M) -> M:
 
     @functools.wraps(method)
     def changing(self: Device, *args: Any, **kwargs: Any) -> Any:
+        late = self._blocks.late
         try:
             # Before the lock is taken: a release may call observers, which have locks of their own.
-            self._blocks.release_ended()
+            if self.ended:
+                self._blocks.release_ended()
             # Only this thread can hold the lock here: a destructor or handler in the middle of a change.
             if self._is_changing():
                 # Annotations are texts in this package (`from __future__ import annotations`).
                 if method.__annotations__["return"] != "None":
                     return method(self, *args, **kwargs)
-                return self._blocks.late.append(functools.partial(method, self, *args, **kwargs))
+                return late.append(functools.partial(method, self, *args, **kwargs))
             # On one line: tests let interrupts come between lines, where Python lets none come between these.
-            with self._lock: return self._settled(method, *args, **kwargs)  # noqa: E701  # fmt: skip
+            with self._lock: return method(self._settled() if self.freed or late else self, *args, **kwargs)  # noqa: E701  # fmt: skip
         except BaseException as error:
             self._recover_from(error)
             raise
@@ -119,9 +121,9 @@ class Device:
         if not is_whole:
             self._recover()
 
-    def _settled(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _settled(self) -> Device:
         self._blocks.settle()
-        return method(self, *args, **kwargs)
+        return self
 
     @property
     def settings(self) -> Settings:
@@ -298,7 +300,8 @@ class Device:
     @changing
     def figures(self) -> Memory:
         """Return the current values and the peaks, in bytes."""
-        return self._blocks.statistics.memory()
+        whole = self._blocks.statistics.whole
+        return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
 
     @changing
     def statistics(self) -> dict[str, Any]:

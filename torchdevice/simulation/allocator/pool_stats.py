@@ -35,6 +35,7 @@ class Figures:
         segments: Number of segments.
         peak_active: The peak of ``allocated`` and ``pending`` together while blocks were pending.
         peak_active_count: The peak of ``count`` and ``pending_count`` together while blocks were pending.
+        whole: Counts everything that these count; None for the figures of everything.
     """
 
     allocated: int
@@ -60,7 +61,7 @@ class Figures:
 
     def __init__(self, whole: Figures | None = None) -> None:
         """Make figures of 0. ``whole`` counts everything that they count, except sums of increases."""
-        self._whole = whole
+        self.whole = whole
         self._parts: list[Figures] = []
         if whole is not None:
             # So that the whole can sum the increases of its parts, which `add` does not count twice.
@@ -78,8 +79,8 @@ class Figures:
         self.total_requested += requested
         self.total_count += 1
         self._add(size, requested)
-        if self._whole is not None:
-            self._whole._add(size, requested)
+        if self.whole is not None:
+            self.whole._add(size, requested)
 
     def _add(self, size: int, requested: int) -> None:
         # Local variables save attribute look-ups, for this runs at every allocation.
@@ -101,7 +102,7 @@ class Figures:
         self.allocated -= size
         self.requested -= requested
         self.count -= 1
-        whole = self._whole
+        whole = self.whole
         if whole is not None:
             whole.allocated -= size
             whole.requested -= requested
@@ -114,8 +115,8 @@ class Figures:
         self.pending += size
         self.pending_count += 1
         self._raise_active()
-        if self._whole is not None:
-            self._whole.suspend(size)
+        if self.whole is not None:
+            self.whole.suspend(size)
 
     def resume(self, size: int) -> None:
         """Count a pending block as one that a tensor has."""
@@ -123,8 +124,8 @@ class Figures:
         self.pending_count -= 1
         self.allocated += size
         self.count += 1
-        if self._whole is not None:
-            self._whole.resume(size)
+        if self.whole is not None:
+            self.whole.resume(size)
 
     def _raise_active(self) -> None:
         self.peak_active = max(self.peak_active, self.allocated + self.pending)
@@ -137,8 +138,8 @@ class Figures:
         if by > 0:
             setattr(self, f"total_{name}", getattr(self, f"total_{name}") + by)
             setattr(self, f"peak_{name}", max(getattr(self, f"peak_{name}"), value))
-        if self._whole is not None:  # the whole has the same figures
-            self._whole.change(name, by)
+        if self.whole is not None:  # the whole has the same figures
+            self.whole.change(name, by)
 
     def split(self, count: int, size: int) -> None:
         """Change the free parts of segments in use by so many parts and bytes."""
@@ -147,8 +148,8 @@ class Figures:
         if size > 0:
             self.total_inactive += size
         self._split(count, size)
-        if self._whole is not None:
-            self._whole._split(count, size)
+        if self.whole is not None:
+            self.whole._split(count, size)
 
     def _split(self, count: int, size: int) -> None:
         inactive = self.inactive = self.inactive + size
@@ -157,18 +158,6 @@ class Figures:
             self.peak_inactive = inactive
         if inactive_count > self.peak_inactive_count:
             self.peak_inactive_count = inactive_count
-
-    def bounce(self, count: int, size: int) -> None:
-        """Count free parts of segments in use that appear and vanish again."""
-        self.total_inactive_count += count
-        self.total_inactive += size
-        each: Figures | None = self
-        while each is not None:  # no call for each: every second allocation comes here
-            if each.inactive + size > each.peak_inactive:
-                each.peak_inactive = each.inactive + size
-            if each.inactive_count + count > each.peak_inactive_count:
-                each.peak_inactive_count = each.inactive_count + count
-            each = each._whole
 
     def count_anew(self, blocks: Collection[Any]) -> None:
         """Replace all counts by those of some blocks in use, each of which is a segment."""

@@ -58,7 +58,7 @@ def host_waited() -> None:
 class StorageRef(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage of the device, with the CPU tensor whose memory the storage has.
 
-    Make it by :func:`_own`, which lets the device note the end of the storage.
+    Make it by :func:`_reference`, which lets the device note the end of the storage.
 
     Every CPU tensor that a kernel gets for a tensor of this storage is ``tensor`` or a view of it. So torch's kernels
     see which of their arguments overlap, and refuse or copy as they do on the CPU.
@@ -91,15 +91,18 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
                 _give_up(address)
             else:
                 del _owners[address]
-        self.free()
-
-    def free(self) -> None:
-        """Give the block back."""
         block, self.block = self.block, None
         if block is not None:
             self.on.freed.append(block)
             for observer in self.on.observers:
-                observer.freed(self.address)
+                observer.freed(address)
+
+    def tell_allocated(self) -> None:
+        """Tell the observers that the storage has its block."""
+        if self.block is not None and self.block.pool.owner != memory_blocks.UNCACHED:
+            seen = shown(self.on.index, self.block, self.address)
+            for observer in self.on.observers:
+                observer.allocated(seen)
 
 
 class AliasRef(StorageRef):
@@ -131,8 +134,9 @@ class NativeRef(StorageRef):
     def block(self, block: memory_blocks.Block | None) -> None:
         """Do nothing: C++ gives the block back when the storage ends."""
 
-    def free(self) -> None:
-        """Do nothing."""
+    def release(self) -> None:
+        if _owners.get(self.address) is self:
+            _give_up(self.address)
 
 
 native: Any = None
@@ -166,6 +170,13 @@ def _reference(storage: Any, on: Device, memory: torch.Tensor, kind: type[Storag
     owner = kind(storage, on.ended.append)
     owner.block, owner.on, owner.tensor, owner.view, owner.viewer, owner.watcher = None, on, memory, memory, 0, watcher
     return owner
+
+
+def _own(owner: StorageRef, address: int, block: memory_blocks.Block | None) -> None:
+    """Note that a storage of a device has memory, which begins at ``address``."""
+    owner.address, owner.block = address, block
+    _owners[address] = owner
+    owner.tell_allocated()
 
 
 _owners: dict[int, StorageRef] = {}
@@ -374,7 +385,12 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     try:
         block = on.allocate(requested, 0 if context is None else context.thread.streams.get(index, 0))
         tensor = on_device(result, index)
-        _own(_reference(tensor.untyped_storage(), on, result), address, block)
+        owner = _reference(tensor.untyped_storage(), on, result)
+        # As `_own` does it, without the time of its frame.
+        owner.address, owner.block = address, block
+        _owners[address] = owner
+        if on.observers:
+            owner.tell_allocated()
         return tensor
     # Also KeyboardInterrupt: without an owner the block would be lost.
     except BaseException:
@@ -443,17 +459,6 @@ def stream(index: int) -> int:
     return context.thread.streams.get(index, 0) if context is not None else 0
 
 
-def _own(owner: StorageRef, address: int, block: memory_blocks.Block | None) -> None:
-    """Note that a storage of a device has memory, which begins at ``address``."""
-    owner.address, owner.block = address, block
-    _owners[address] = owner
-    observers = owner.on.observers
-    if observers and block is not None and block.pool.owner != memory_blocks.UNCACHED:
-        seen = shown(owner.on.index, block, address)
-        for observer in observers:
-            observer.allocated(seen)
-
-
 def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.Tensor | None, int]:
     """Count a storage of device ``index`` as having the memory of ``memory``, a CPU or meta tensor, from now on.
 
@@ -477,10 +482,14 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
         owner, old = _reference(storage, on, memory), None
     else:
         old = owner.tensor
-        owner.free()
         if isinstance(owner, NativeRef):
             native.disown(storage, frees=True)
             owner = _reference(storage, on, memory)
+        freed, owner.block = owner.block, None
+        if freed is not None:
+            on.freed.append(freed)
+            for observer in on.observers:
+                observer.freed(owner.address)
     address = 0 if block is None else block.address if memory.is_meta else memory.data_ptr()
     if isinstance(owner, MetaRef):
         _by_meta.pop(owner.meta.untyped_storage()._cdata, None)

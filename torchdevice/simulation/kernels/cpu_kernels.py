@@ -1,8 +1,8 @@
 """Runs operators on the simulated device by torch's CPU kernels, on CPU tensors that share the memory.
 
-:func:`kernel_of` makes a kernel from an operator's schema. There are four kinds of operators: views (their CPU kernel
-runs on the device's tensors themselves), factories, operators that write to their arguments or make new tensors, and
-operators with ``out``. Operators that need more are in ``handwritten_kernels.py``.
+There are four kinds of operators, by their schema: views (their CPU kernel runs on the device's tensors themselves),
+factories, operators with ``out``, and operators that write to their arguments or make new tensors, which
+``pipeline.py`` runs by itself. Operators that need more are in ``handwritten_kernels.py``.
 """
 
 from __future__ import annotations
@@ -73,29 +73,20 @@ dtype_of = torch.Tensor.dtype.__get__
 """The dtype of a tensor, whatever the tensor's class says."""
 
 
-def kernel_of(op: Any) -> Kernel:
-    """Return the kernel of an operator."""
-    kind = kind_of(op)
-    if kind == "view":
-        return view_of(op)
-    if kind == "factory":
-        return without_mode(_factory(op))
-    return _outgoing(op, _resizable(op)) if kind == "out" else _plain(op)
-
-
-def kind_of(op: Any) -> str:
-    """Return the kind of an operator: ``view``, ``factory``, ``out`` or ``plain``."""
+def is_view(op: Any) -> bool:
+    """Return whether an operator returns views of its arguments."""
     schema = op._schema
-    if not any(map(is_written, schema.arguments)) and any(r.alias_info is not None for r in schema.returns):
-        return "view"
-    if not any(_holds_tensors(a.type) for a in schema.arguments):
-        return "factory"
-    return "out" if _resizable(op) else "plain"
+    return not any(map(is_written, schema.arguments)) and any(r.alias_info is not None for r in schema.returns)
 
 
-def _resizable(op: Any) -> frozenset[str]:
+def body_of(op: Any) -> Kernel | None:
+    """Return what runs a factory, or an operator with ``out``; None for an operator of another kind."""
+    arguments = op._schema.arguments
+    if not any(_holds_tensors(a.type) for a in arguments):
+        return _factory(op)
     # `out=` is a keyword, and an `out` in a list is marked as such; these may be resized.
-    return frozenset(a.name for a in filter(is_written, op._schema.arguments) if a.kwarg_only or a.is_out)
+    resizable = frozenset(a.name for a in filter(is_written, arguments) if a.kwarg_only or a.is_out)
+    return _outgoing(op, resizable) if resizable else None
 
 
 def view_of(op: Any) -> Kernel:
@@ -120,22 +111,6 @@ def without_mode(kernel: Kernel) -> Kernel:
         return kernel(*args, **kwargs)
 
     return run
-
-
-def watched(op: Any, kernel: Kernel) -> Kernel:
-    """Return a handwritten kernel that does first what every kernel of :func:`kernel_of` does.
-
-    A kernel that makes new tensors checks for itself whether they can be made.
-    """
-
-    @functools.wraps(kernel)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return kernel(*args, **kwargs) if policy.asking() is None else policy.looked_at(op, kernel, args, kwargs)
-        except NoValueError:
-            raise NoValueError(op._schema.name) from None
-
-    return without_mode(run)
 
 
 def aliased(tensor: torch.Tensor) -> torch.Tensor:
@@ -253,10 +228,10 @@ class CpuAliases(StandIns):
 
 def of_formula(formula: Callable[..., Any]) -> Kernel:
     """Return the kernel that computes what a function computes of CPU tensors."""
-    return without_mode(lambda *args: CpuAliases(formula).call(args, {}))
+    return lambda *args: CpuAliases(formula).call(args, {})
 
 
-class _Arguments:
+class Arguments:
     """Does as :class:`CpuAliases` in less time, for kernels that most calls take."""
 
     def __init__(self, op: Any):
@@ -336,49 +311,15 @@ def on_cpu_as(op: Any) -> Callable[..., Any]:
 # ---- kinds of operators ----------------------------------------------------------------------------------------------
 
 
-def _plain(op: Any) -> Kernel:
-    """Return the kernel of an operator that makes new tensors, or writes to arguments and never resizes them.
+def again(error: Exception, op: Any, call: Kernel | None, taken: Any, named: dict[str, Any]) -> Any:
+    """Return what an operator gives in a dtype that only CUDA has a kernel for; raise any other error again.
 
-    Examples are ``add`` and ``add_``.
+    ``call`` is None where the operator does not run by its CPU kernel.
     """
-    arguments, run, random = _Arguments(op), on_cpu_as(op), device_random.kind_of(op)
-    take, packet, results = arguments.take, op._overloadpacket, Results(op)
-    only_new = results.only_new
-
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        if _mode_enabled():
-            with torch._C.DisableTorchFunction():
-                return plain(*args, **kwargs)
-        context = state.context
-        # One attribute of the context decides for programs that ask for no checks.
-        if context is not None and context.asks and context.policy.falls_back(op):
-            return context.policy.run(op, plain, args, kwargs)
-        taken, index, odd = take(args)
-        named = kwargs
-        if kwargs:
-            named, index, within = arguments.take_named(kwargs, index)
-            odd = odd or within
-        # The overload packet goes by the dispatcher, which wraps numbers.
-        call = packet if odd and arguments.look_again(taken, args, kwargs, index) else run
-        try:
-            result = random(call, index, taken, named) if random is not None else call(*taken, **named)
-        except RuntimeError as error:
-            result = _again(error, op, call, taken, named)
-        if not only_new:
-            return results.of(result, index, args, kwargs)
-        if index < 0:  # a device of another type was given
-            return result
-        if result.__class__ is _Tensor and result.layout is _STRIDED:
-            return fresh(result, index)
-        return wrapped(result, index)
-
-    return plain
-
-
-def _again(error: RuntimeError, op: Any, call: Kernel, taken: list[Any], named: dict[str, Any]) -> Any:
-    """Return what an operator gives in a dtype that only CUDA has a kernel for; raise any other error again."""
-    lacked = dtype_gaps.lacking(error)
-    if lacked is None:
+    if isinstance(error, NoValueError):
+        raise NoValueError(op._schema.name) from None
+    lacked = None if call is None else dtype_gaps.lacking(error)
+    if call is None or lacked is None:
         raise error
     name = op._schema.name.removeprefix("aten::")
     return dtype_gaps.compute(state.context, lacked, call, name, taken, named)
@@ -390,9 +331,6 @@ def _factory(op: Any) -> Kernel:
 
     def factory(*args: Any, **kwargs: Any) -> Any:
         policy.check_scope()
-        context = state.context
-        if context is not None and context.asks and context.policy.falls_back(op):
-            return context.policy.run(op, factory, args, kwargs)
         index = kwargs["device"].index or 0  # "simulated" without an index is device 0
         kwargs = {**kwargs, "device": _CPU}
         # CPU kernels would ask an accelerator for page-locked memory.
@@ -405,17 +343,14 @@ def _factory(op: Any) -> Kernel:
 
 def _outgoing(op: Any, resizable: frozenset[str]) -> Kernel:
     """Return the kernel of an operator with ``out`` arguments."""
-    arguments, run, random, results = _Arguments(op), on_cpu_as(op), device_random.kind_of(op), Results(op)
+    arguments, run, random, results = Arguments(op), on_cpu_as(op), device_random.kind_of(op), Results(op)
 
     def outgoing(*args: Any, **kwargs: Any) -> Any:
-        context = state.context
-        if context is not None and context.asks and context.policy.falls_back(op):
-            return context.policy.run(op, outgoing, args, kwargs)
         given = {**dict(zip(arguments.names, args, strict=False)), **kwargs}
         outs = {id(each): each for name in resizable & given.keys() for each in tensors(given[name])}
         return _Outs(run, op, random, arguments.alias, results, outs).call(args, kwargs)
 
-    return without_mode(outgoing)
+    return outgoing
 
 
 class _Outs(CpuAliases):
@@ -445,16 +380,13 @@ class _Outs(CpuAliases):
             return torch.empty(0, dtype=tensor.dtype)  # torch warns when it resizes an ``out`` that is not empty
         if id(tensor) in self._outs:
             return with_bits(resizable_memory_of(tensor), tensor)
-        try:
-            return self._alias(tensor)
-        except NoValueError:
-            raise NoValueError(self._op._schema.name) from None
+        return self._alias(tensor)
 
     def run(self, args: Any, kwargs: Any) -> Any:
         try:
             return super().run(args, kwargs)
         except RuntimeError as error:
-            return _again(error, self._op, self.func, list(args), kwargs)
+            return again(error, self._op, self.func, list(args), kwargs)
 
     def _let_grow(self) -> bool:
         """Let each argument whose memory was too small have a CPU tensor that can grow. Return whether there was one.
@@ -468,7 +400,7 @@ class _Outs(CpuAliases):
     def settle(self) -> None:
         for given, own in map(self.pairs.__getitem__, self._outs):
             if own is not given:
-                settle(given, own)
+                _settle(given, own)
 
     def returned(self, result: Any) -> Any:
         return self._results.of(result, self.index, self.args, self.kwargs)
@@ -488,7 +420,7 @@ def _end(tensor: torch.Tensor, offset: Any) -> int:
     return (offset + last + 1) * tensor.itemsize
 
 
-def settle(given: torch.Tensor, own: torch.Tensor) -> None:
+def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
     """Give an ``out`` argument of the device the shape and values of ``own``, the CPU tensor in its place."""
     memory = memory_of(given)
     # The kernel wrote into the memory itself; only the shape may have changed.
@@ -510,19 +442,20 @@ class Results:
 
     Attributes:
         only_new: Whether all results are new tensors.
+        position: The place of the argument that is the only result; None for an operator of another kind.
+        positions: For each result the place of the argument that it is; -1 for a new tensor.
+        counts_writes: Whether writes to lists are counted here.
     """
 
     def __init__(self, op: Any):
         arguments = {_alias_set(a): (i, a.name) for i, a in enumerate(op._schema.arguments) if _alias_set(a)}
         self._given = [arguments.get(_alias_set(r)) for r in op._schema.returns]
         self.only_new = bool(self._given) and not any(self._given)
+        self.positions = [-1 if known is None else known[0] for known in self._given]
+        self.position = self.positions[0] if len(self._given) == 1 and self._given[0] else None
         written = [i for i, a in enumerate(op._schema.arguments) if is_written(a)]
         self._counted = written if op._schema.name.startswith("aten::_foreach_") else []
-
-    @property
-    def positions(self) -> list[int]:
-        """For each result the position of the argument that it is; -1 for a new tensor."""
-        return [-1 if known is None else known[0] for known in self._given]
+        self.counts_writes = bool(self._counted) and not self._given
 
     def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:
         """Return the results of a call: an argument itself where the schema says so, else a new tensor."""

@@ -14,10 +14,13 @@ import torch.nn.attention
 from torch._C import DispatchKey
 
 from torchdevice.core import thread_state
+from torchdevice.cuda import capture_rules
 from torchdevice.simulation import device_generators, machine, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant
-from torchdevice.simulation.kernels import recurrent_cells
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, kernel_of, of_formula, without_mode
+from torchdevice.simulation.kernels import cuda_values, recurrent_cells
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula
+from torchdevice.simulation.kernels.pipeline import Pipeline
+from torchdevice.simulation.refusals import attention
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
 from torchdevice.simulation.storage_resizing import resize
 from torchdevice.torch_apis import batch_norm
@@ -44,7 +47,7 @@ def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            SPECIAL[name] = without_mode(kernel)
+            SPECIAL[name] = kernel
         return kernel
 
     return register
@@ -60,7 +63,9 @@ def _index(device: torch.device | None) -> int:
 @special("empty.memory_format")
 def _empty(size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any = None, **options: Any) -> Any:
     policy.check_scope()
-    return fresh(_new_empty(size, device=_CPU, **options), _index(device))
+    # `_index` in short, because every factory comes here.
+    index = meant.index if device is None or device.index is None else device.index
+    return fresh(_new_empty(size, device=_CPU, **options), index)
 
 
 @special("empty_strided")
@@ -87,12 +92,15 @@ def _name(index: int) -> str:
     return "cpu" if index < 0 else f"{policy.DEVICE_TYPE}:{index}"
 
 
-def count_copy(source: torch.Tensor, destination: torch.Tensor, *, waits: bool = True) -> None:
-    """Count a copy between devices. One to the host makes the host wait, unless the program asked for another."""
+def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
+    """Count a copy between devices. The host waits for one, unless the program asked for another of locked memory."""
     one, other = index_of(source), index_of(destination)
     if one != other:
-        if other < 0 and waits:
-            host_waited()
+        host = source if one < 0 else destination if other < 0 else None
+        if host is not None and not (non_blocking and _is_page_locked(host)):
+            capture_rules.not_while_capturing()
+            if other < 0:
+                host_waited()
         route = (_name(one), _name(other))
         on = machine.current()
         on.copies[route] += 1
@@ -106,11 +114,13 @@ def _to_copy(
     if index_of(self) < 0:
         policy.check_scope()
     result = _new_copy(_memory(self), device=_CPU, **options)
+    if result.dtype in cuda_values.SATURATING and index_of(self) >= 0:
+        cuda_values.saturate(_memory(self), result)
     if device is not None and device.type != policy.DEVICE_TYPE:
         destination = _pinned(result) if non_blocking else result
     else:
         destination = fresh(result, index_of(self) if device is None else _index(device))
-    count_copy(self, destination, waits=not non_blocking)
+    count_copy(self, destination, non_blocking)
     return destination
 
 
@@ -131,8 +141,10 @@ def _is_page_locked(tensor: torch.Tensor) -> bool:
 
 @special("copy_")
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    count_copy(source, self, waits=not (non_blocking and _is_page_locked(self)))
+    count_copy(source, self, non_blocking)
     _copy(_memory(self), _memory(source))
+    if self.dtype in cuda_values.SATURATING and index_of(source) >= 0:
+        cuda_values.saturate(_memory(source), _memory(self))
     return self
 
 
@@ -250,20 +262,29 @@ def attend(
         plain = attn_mask is None and not dropout_p and not enable_gqa
         if plain and sharded_attention.is_divided(query, key, value):
             return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, scale=scale)[0]
-        tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         options = {"scale": scale, "enable_gqa": enable_gqa}
+        if not _math_is_enabled() and policy.stands_for_cuda():
+            attention.check(attention.Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+            if attn_mask is not None and attn_mask.dtype is torch.bool:
+                attn_mask = _added(attn_mask, query)
+            return _MATH_KERNEL(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+        tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
             map(_is_real, tensors)
         )
         free = same and not (attn_mask is not None and attn_mask.requires_grad) and policy.provides(_FLASH_KERNEL)
         if free and _chooses_flash(tensors, dropout_p, is_causal, **options):
             if attn_mask is not None and attn_mask.dtype is torch.bool:
-                zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
-                attn_mask = zeros.masked_fill(attn_mask.logical_not(), -math.inf)
+                attn_mask = _added(attn_mask, query)
             return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
         return _aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **options
         )
+
+
+def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return a mask of bools as what is added to scores."""
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)
 
 
 def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causal: bool, **options: Any) -> bool:
@@ -276,7 +297,7 @@ def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causa
     return bool(_aten._fused_sdp_choice(*memory[:3], mask, dropout_p, is_causal, **options) == _FLASH)
 
 
-_run_convolution = kernel_of(_aten.convolution.default)
+_run_convolution = Pipeline(_aten.convolution.default, refusals=lambda op: ()).run
 
 
 @special("convolution")
@@ -300,7 +321,7 @@ def convolve(*args: Any) -> torch.Tensor:
 
 
 def _ctc(overload: str) -> Callable[..., Any]:
-    run = kernel_of(getattr(_aten._ctc_loss, overload))
+    run = Pipeline(getattr(_aten._ctc_loss, overload), refusals=lambda op: ()).run
 
     def kernel(log_probs: torch.Tensor, targets: torch.Tensor, *lengths_and_options: Any, **options: Any) -> Any:
         """Torch's kernels do not look at the targets: the CPU's ends the process where one is far out of range."""
@@ -336,13 +357,111 @@ def _is_real(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(tensor)
 
 
+_math_is_enabled = torch._C._get_math_sdp_enabled
+
+
+_MATH_KERNEL = _aten._scaled_dot_product_attention_math.default
+
+
 _FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 _FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 
 
+# ---- linear algebra by cuSOLVER's names ------------------------------------------------------------------------------
+
+
+def _accepted(op: Any) -> Callable[..., Any]:
+    """Return an operator's kernel, for calls that were not refused."""
+    return Pipeline(op, refusals=lambda op: ()).run
+
+
+_run_svd, _run_lstsq = _accepted(_aten._linalg_svd.default), _accepted(_aten.linalg_lstsq.default)
+
+
+@special("_linalg_svd")
+def _svd(A: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Any:
+    """The CPU has one algorithm, and refuses the names of cuSOLVER's."""
+    return _run_svd(A, full_matrices, compute_uv)
+
+
+@special("linalg_lstsq")
+def _lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """CUDA's only driver is ``gels``. It takes a matrix to have full rank, and gives an answer to any other too."""
+    if not policy.stands_for_cuda():
+        # Torch's own, which calls the operator with `out=`: MPS lacks that.
+        return _aten.linalg_lstsq.default._op_dk(DispatchKey.CompositeExplicitAutograd, self, b, rcond, driver=driver)
+    try:
+        return _run_lstsq(self, b, rcond, driver="gels")
+    except torch.linalg.LinAlgError:
+        return _by_triangles(self, b)
+
+
+@of_formula
+def _by_triangles(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    q, r = torch.linalg.qr(A)
+    solution = torch.linalg.solve_triangular(r, q.mH @ b, upper=True)
+    return solution, A.new_empty(0), torch.empty(0, dtype=torch.int64), A.new_empty(0)
+
+
+def _factors(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Factor a matrix without pivoting, which only CUDA has a kernel for."""
+    factors, steps = A.clone(), min(A.shape[-2:])
+    for k in range(steps):
+        factors[..., k + 1 :, k] /= factors[..., k, k, None]
+        factors[..., k + 1 :, k + 1 :] -= factors[..., k + 1 :, k, None] * factors[..., k, None, k + 1 :]
+    pivots = torch.arange(1, steps + 1, dtype=torch.int32).expand(*A.shape[:-2], steps).contiguous()
+    return factors, pivots, torch.zeros(A.shape[:-2], dtype=torch.int32)
+
+
+_factor_freely, _factor_pivoting = of_formula(_factors), _accepted(_aten.linalg_lu_factor_ex.default)
+
+
+@special("linalg_lu_factor_ex")
+def _lu_factor(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
+    return _factor_pivoting(A, check_errors=check_errors) if pivot else _factor_freely(A)
+
+
+@of_formula
+def _freely_split(A: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    factors, size = _factors(A)[0], min(A.shape[-2:])
+    lower = factors[..., :size].tril(-1) + torch.eye(A.size(-2), size, dtype=A.dtype)
+    return A.new_empty(0), lower, factors[..., :size, :].triu()
+
+
+_split_pivoting = _accepted(_aten.linalg_lu.default)
+
+
+@special("linalg_lu")
+def _lu(A: torch.Tensor, *, pivot: bool = True) -> Any:
+    return _split_pivoting(A) if pivot else _freely_split(A)
+
+
 # ---- formulas, for what only accelerators have a kernel for ----------------------------------------------------------
 
 
-SPECIAL.update({name: of_formula(each) for name, each in {**recurrent_cells.FORMULAS, **batch_norm.KERNELS}.items()})
+def _sparse_product(
+    compressed_A: torch.Tensor,
+    dense_B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    alpha: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    transpose_result: bool = False,
+    *algorithm: int,
+) -> torch.Tensor:
+    """A product of cuSPARSELt's, with a matrix that is kept whole here."""
+    product = compressed_A.float() @ dense_B.float() * (1 if alpha is None else alpha)
+    product = product if bias is None else product + bias[:, None].float()
+    return (product.t() if transpose_result else product).to(out_dtype or dense_B.dtype).contiguous()
+
+
+_FORMULAS: dict[str, Callable[..., Any]] = {
+    **recurrent_cells.FORMULAS,
+    **batch_norm.KERNELS,
+    "_cslt_compress": torch.Tensor.clone,
+    "_cslt_sparse_mm": _sparse_product,
+}
+
+
+SPECIAL.update({name: of_formula(each) for name, each in _FORMULAS.items()})

@@ -8,7 +8,6 @@ subclass in Python, of plain tensors.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from torch._C import DispatchKey
 
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.simulation import device_generators as device_random
-from torchdevice.simulation import policy
-from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, without_mode
+from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, Kernel, aliased, without_mode
 from torchdevice.simulation.kernels.overloads import of_aten, overload_of
+from torchdevice.simulation.kernels.pipeline import Pipeline
 
 _aten = torch.ops.aten
 
@@ -46,20 +45,16 @@ def register(aten: torch.library.Library) -> None:
     """Register the kernels with torch."""
     for name in sorted(of_aten(registrations_for_dispatch_key("NestedTensorCPU"))):
         op = overload_of(name)
-        run = functools.partial(op._op_dk, DispatchKey.NestedTensorCPU) if name in _ON_ITSELF else _kernel(op)
-        aten.impl(name, without_mode(run), _KEY)
+        on_itself = functools.partial(op._op_dk, DispatchKey.NestedTensorCPU)
+        aten.impl(name, without_mode(on_itself) if name in _ON_ITSELF else _kernel(op), _KEY)
     for name in MAKING:
-        aten.impl(name, without_mode(_kernel(overload_of(name))), "PrivateUse1")
+        aten.impl(name, _kernel(overload_of(name)), "PrivateUse1")
 
 
-def _kernel(op: Any) -> Callable[..., Any]:
-    """Return a kernel that runs an operator on CPU tensors, while somebody looks where somebody does."""
+def _kernel(op: Any) -> Kernel:
+    """Return a kernel that runs an operator on CPU tensors."""
     random = device_random.kind_of(op)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return _NestedAliases(op, op, random).call(args, kwargs)
-
-    return lambda *args, **kwargs: policy.looked_at(op, run, args, kwargs)
+    return Pipeline(op, lambda *args, **kwargs: _NestedAliases(op, op, random).call(args, kwargs), lambda op: ()).run
 
 
 class _NestedAliases(CpuAliases):

@@ -21,6 +21,7 @@ from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import meaning, owner_of
 from torchdevice.simulation.kernels.cpu_kernels import (
     CpuAliases,
+    Kernel,
     aliased,
     fresh_sparse,
     index_of,
@@ -29,6 +30,7 @@ from torchdevice.simulation.kernels.cpu_kernels import (
     without_mode,
 )
 from torchdevice.simulation.kernels.overloads import overload_of, shadowed
+from torchdevice.simulation.kernels.pipeline import Fallback, Pipeline, Refusals
 from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
 
 _aten = torch.ops.aten
@@ -87,13 +89,13 @@ def register() -> list[torch.library.Library]:
 def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: tuple[str, ...], composed: set[str]) -> Any:
     """Register the kernels for a dispatch key, for which the CPU has ``of_cpu``. Return the library of the fallback."""
     fallback = torch.library.Library("_", "IMPL")
-    fallback.fallback(without_mode(_run), key)
-    aten.impl("_to_copy", without_mode(_to_copy), key)
+    fallback.fallback(Fallback(_kernel).run, key)
+    aten.impl("_to_copy", Pipeline(_aten._to_copy.default, _copy_parts, lambda op: ()).run, key)
     for name in of_parts:
         aten.impl(name, without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
     names = shadowed(of_cpu.name) | _RUN_WHOLE
     for name in sorted(names.difference(of_parts, composed, {"_to_copy"})):
-        aten.impl(name, without_mode(functools.partial(_run, overload_of(name))), key)
+        aten.impl(name, _kernel(overload_of(name)), key)
     return fallback
 
 
@@ -111,15 +113,17 @@ def _of_parts(op: Any, key: Any = DispatchKey.SparseCPU) -> Callable[..., Any]:
     return make
 
 
-def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator on CPU tensors, through the active recorders, if any, or raise CUDA's error for it."""
-    if op.name().removeprefix("aten::") in cpu_only_sparse_operators() and policy.stands_for_cuda():
-        raise NotImplementedError(missing_on_cuda(op.name(), "SparseCsrCUDA"))
-    return policy.looked_at(op, lambda *args, **kwargs: _SparseAliases(op, op).call(args, kwargs), args, kwargs)
+def _kernel(op: Any) -> Kernel:
+    """Return a kernel that runs an operator on CPU tensors."""
+    return Pipeline(op, lambda *args, **kwargs: _SparseAliases(op, op).call(args, kwargs), _refusals_of).run
 
 
-def _to_copy(*args: Any, **kwargs: Any) -> torch.Tensor:
-    return policy.looked_at(_aten._to_copy.default, _copy_parts, args, kwargs)
+def _refusals_of(op: Any) -> Refusals:
+    def refuse(args: Any, kwargs: Any) -> None:
+        if policy.stands_for_cuda():
+            raise NotImplementedError(missing_on_cuda(op.name(), "SparseCsrCUDA"))
+
+    return (refuse,) if op.name().removeprefix("aten::") in cpu_only_sparse_operators() else ()
 
 
 def _copy_parts(

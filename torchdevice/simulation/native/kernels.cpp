@@ -10,16 +10,6 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
-#include <ATen/ops/_fused_sdp_choice.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/bernoulli.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/zeros_like.h>
-#include <ATen/SDPBackend.h>
-#include <c10/core/CPUAllocator.h>
-#include <torch/csrc/Generator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -56,23 +46,15 @@ using torch::jit::Stack;
 
 constexpr auto OWN = DeviceType::PrivateUse1;
 
-// What Python answers. They are never released, since C++ may call them until the process ends.
-PyObject* fresh_in_python = nullptr;  // (cpu tensor, index) -> tensor of the device
-PyObject* limit_in_python = nullptr;  // (number of the ledger) -> the bytes that it may reserve now, -1 for no limit
-PyObject* stream_in_python = nullptr;  // (index) -> the id of this thread's current stream
-PyObject* asserted_in_python = nullptr;  // (text of an error) -> raises CUDA's error in its place, where it has one
-PyObject* waited_in_python = nullptr;  // () -> notes that the host has waited for the devices
-PyObject* settle_in_python = nullptr;  // (`out` argument, CPU tensor in its place) -> gives it that shape and memory
-PyObject* ended_in_python = nullptr;  // (number of the ledger, number of the memory) -> notes the end in its order
-PyObject* known_in_python = nullptr;  // (tensor of a device) -> lets Python know its storage
-PyObject* numbers_in_python = nullptr;  // (index, given generator or None) -> the CPU's generator that draws
-PyObject* wrapped_in_python = nullptr;  // (result that is no dense tensor, index) -> the same on the device
+// What Python answers (`answers` of `serving.py`). Never released, since C++ may ask until the process ends.
+PyObject* answers = nullptr;
 
-// Call a function in Python, and throw its error. The caller holds Python's lock.
+// Ask Python, and throw its error. The caller holds Python's lock.
 template <class... Args>
-py::object called(PyObject* function, Args&&... args) {
+py::object asked(const char* name, Args&&... args) {
   py::tuple given = py::make_tuple(std::forward<Args>(args)...);
-  PyObject* result = PyObject_CallObject(function, given.ptr());
+  auto function = py::reinterpret_steal<py::object>(PyObject_GetAttrString(answers, name));
+  PyObject* result = PyObject_CallObject(function.ptr(), given.ptr());
   if (result == nullptr) {
     throw python_error();
   }
@@ -295,7 +277,7 @@ bool Ledger::take(Memory& memory, int64_t requested, int64_t stream) {
       }
     }
     py::gil_scoped_acquire gil;
-    limit = called(limit_in_python, number).cast<int64_t>();
+    limit = asked("limit", number).cast<int64_t>();
   }
 }
 
@@ -320,7 +302,7 @@ void Ledger::release(Memory& memory) {
   if (Py_IsInitialized() && !is_finalizing()) {
     py::gil_scoped_acquire gil;
     py::error_scope pending;
-    PyObject* done = PyObject_CallFunction(ended_in_python, "LL", number, id);
+    PyObject* done = PyObject_CallMethod(answers, "ended", "LL", number, id);
     if (done == nullptr) {
       PyErr_Clear();  // the next look at `ended` notices the end
     }
@@ -467,7 +449,7 @@ int64_t current_stream(int8_t index) {
     return 0;
   }
   py::gil_scoped_acquire gil;
-  return called(stream_in_python, static_cast<int>(index)).cast<int64_t>();
+  return asked("stream", static_cast<int>(index)).cast<int64_t>();
 }
 
 // ---- storages --------------------------------------------------------------------------------------------------------
@@ -582,20 +564,23 @@ Tensor made(Tensor tensor, Context& context, int8_t index, bool counts = true) {
 
 // ---- kernels ---------------------------------------------------------------------------------------------------------
 
-struct Rules {
-  bool accepts_scalars, asserts, nondeterministic, counts_writes, keeps_device, grows;
-  int generator;  // the argument that is a generator, -1 without one
+// What serving depends on, which the operator's kernel in Python knows (`serving.py`).
+struct Facts {
+  bool is_view;
+  bool accepts_scalars;  // whether CPU tensors without dimensions may be among the arguments
+  bool mixes;  // whether calls with tensors of several dtypes are served
+  bool counts_writes;  // whether writes to lists are counted here
+  bool copies;  // whether CUDA's values for integers may differ from the CPU's
   std::vector<int> given;  // for each result the argument that it is; -1 for a new tensor
-  std::vector<at::ScalarType> refused;  // dtypes of the first tensor that CUDA refuses
+  std::vector<at::ScalarType> refused;  // dtypes of the first tensor that are not served
 };
-
-enum class Kind { view, factory, general };
 
 // The tensors of a call, and the CPU tensors in their places.
 struct Aliases {
   c10::SmallVector<std::pair<Tensor, Tensor>, 8> pairs;
   int index = -1;
-  bool grows = false;  // whether the CPU kernel may resize tensors
+  bool has_dtype = false;
+  at::ScalarType dtype = at::ScalarType::Undefined;  // of the first tensor
 
   Tensor of(const Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_privateuseone()) {
@@ -609,74 +594,31 @@ struct Aliases {
     }
     auto& memory = *memory_of(tensor);
     pairs.emplace_back(tensor, alias_of(tensor, memory));
-    if (grows && tensor.storage().nbytes() == 0) {
-      // The CPU kernel may give it memory, which the storage of the device gets then.
-      pairs.back().second.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(c10::make_intrusive<StorageImpl>(
-          StorageImpl::use_byte_size_t(), 0, c10::GetCPUAllocator(), true)));
-    }
     return pairs.back().second;
   }
 };
 
-// Dropout in the CPU's arithmetic, so that a seed gives the CPU's results to the bit (`handwritten_kernels.py`).
-void dropout(Stack* stack, const at::Generator& numbers) {
-  const Tensor memory = (*stack)[stack->size() - 3].toTensor();
-  const double p = (*stack)[stack->size() - 2].toDouble();
-  const auto& train = stack->back();
-  const bool keeps = (!train.isNone() && !train.toBool()) || p == 0 || memory.numel() == 0;
-  Tensor result, mask;
-  if (keeps) {
-    result = memory.clone();
-    mask = at::ones_like(memory, memory.options().dtype(c10::kBool));
-  } else if (p == 1) {
-    result = at::zeros_like(memory);
-    mask = at::zeros_like(memory, memory.options().dtype(c10::kBool));
-  } else {
-    Tensor noise = at::empty_like(memory);
-    noise.bernoulli_(1 - p, numbers);
-    mask = noise.to(c10::kBool);
-    result = at::mul(memory, noise.div_(1 - p));
-  }
-  torch::jit::drop(*stack, 3);
-  torch::jit::push(*stack, std::move(result), std::move(mask));
-}
-
-void dropout_backward(Stack* stack, const at::Generator&) {
-  const double scale = stack->back().toDouble();
-  const Tensor memory = (*stack)[stack->size() - 3].toTensor();
-  Tensor noise = (*stack)[stack->size() - 2].toTensor().to(memory.scalar_type());
-  Tensor result = at::mul(memory, scale != 0 ? noise.div_(1 / scale) : noise);
-  torch::jit::drop(*stack, 3);
-  torch::jit::push(*stack, std::move(result));
-}
-
 class Kernel : public c10::OperatorKernel {
  public:
-  Kernel(const OperatorHandle& op, Kind kind, Rules rules)
-      : kind_(kind),
-        rules_(std::move(rules)),
+  Kernel(const OperatorHandle& op, Facts facts)
+      : facts_(std::move(facts)),
         in_python_(op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1)),
         has_cpu_(op.hasKernelForDispatchKey(DispatchKey::CPU)),
         count_(op.schema().arguments().size()),
-        results_(op.schema().returns().size()),
-        formula_(op.schema().name() == "aten::native_dropout"                ? &dropout
-                     : op.schema().name() == "aten::native_dropout_backward" ? &dropout_backward
-                                                                             : nullptr),
-        is_attention_(op.schema().name() == "aten::_scaled_dot_product_flash_attention_for_cpu") {
+        results_(op.schema().returns().size()) {
     for (auto& each : op.schema().arguments()) {
-      is_device_.push_back(each.real_type()->kind() == c10::TypeKind::DeviceObjType ||
-                           each.real_type()->str().find("Device") != std::string::npos);
+      is_device_.push_back(each.real_type()->str().find("Device") != std::string::npos);
       is_pin_.push_back(each.name() == "pin_memory");
     }
   }
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (kind_ == Kind::view) {
+    if (facts_.is_view) {
       return op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
     }
     auto* context = serving();
     Aliases aliases;
-    if (context == nullptr || !can_serve(*context, *stack, aliases)) {
+    if (context == nullptr || !can_serve(*stack, aliases)) {
       return in_python_.callBoxed(op, keys, stack);
     }
     run(op, keys, stack, *context, aliases);
@@ -684,31 +626,15 @@ class Kernel : public c10::OperatorKernel {
 
  private:
   // Whether the call is one that is served here. Finds the index of its device.
-  bool can_serve(const Context& context, const Stack& stack, Aliases& aliases) const {
-    if (kind_ == Kind::factory && !context.is_initialized) {
-      return false;
-    }
-    if (rules_.nondeterministic && at::globalContext().deterministicAlgorithms()) {
+  bool can_serve(const Stack& stack, Aliases& aliases) const {
+    if (at::globalContext().deterministicAlgorithms()) {
       return false;
     }
     const auto base = stack.size() - count_;
-    if (is_attention_ && stack[base + 3].toDouble() != 0) {
-      return false;
-    }
-    bool is_first = true;
     for (size_t i = 0; i < count_; ++i) {
       const IValue& value = stack[base + i];
       if (value.isTensor()) {
-        const Tensor& tensor = value.toTensor();
-        if (is_first && tensor.defined()) {
-          is_first = false;
-          for (auto each : rules_.refused) {
-            if (tensor.scalar_type() == each) {
-              return false;
-            }
-          }
-        }
-        if (!fits(tensor, aliases)) {
+        if (!fits(value.toTensor(), aliases)) {
           return false;
         }
       } else if (value.isTensorList()) {
@@ -731,21 +657,38 @@ class Kernel : public c10::OperatorKernel {
       if (is_device_[i] && stack[base + i].isDevice()) {
         const auto device = stack[base + i].toDevice();
         const int named = device.has_index() ? device.index() : 0;
-        if (device.type() != OWN || (rules_.keeps_device && named != aliases.index)) {
+        if (device.type() != OWN || named != aliases.index) {
           return false;
         }
-        aliases.index = named;
       }
     }
-    return aliases.index >= 0;
+    return aliases.index >= 0 && !(facts_.copies && saturates(stack, base));
+  }
+
+  // Whether `copy_` or `_to_copy` makes integers of other numbers (`cuda_values.py`).
+  static bool saturates(const Stack& stack, size_t base) {
+    const bool is_in_place = stack[base + 1].isTensor();
+    const auto from = stack[base + is_in_place].toTensor().scalar_type();
+    const auto to = is_in_place ? stack[base].toTensor().scalar_type()
+                                : stack[base + 1].toOptional<at::ScalarType>().value_or(from);
+    return (to == c10::kInt || to == c10::kLong) && c10::isFloatingType(from);
   }
 
   bool fits(const Tensor& tensor, Aliases& aliases) const {
     if (!tensor.defined()) {
       return true;
     }
+    if (!aliases.has_dtype) {
+      aliases.has_dtype = true;
+      aliases.dtype = tensor.scalar_type();
+      if (std::find(facts_.refused.begin(), facts_.refused.end(), aliases.dtype) != facts_.refused.end()) {
+        return false;
+      }
+    } else if (!facts_.mixes && tensor.scalar_type() != aliases.dtype) {
+      return false;
+    }
     if (!tensor.is_privateuseone()) {
-      return tensor.is_cpu() && rules_.accepts_scalars && tensor.dim() == 0 && is_plain(tensor.unsafeGetTensorImpl());
+      return tensor.is_cpu() && facts_.accepts_scalars && tensor.dim() == 0 && is_plain(tensor.unsafeGetTensorImpl());
     }
     const int index = tensor.device().index();
     if (aliases.index >= 0 && aliases.index != index) {
@@ -758,73 +701,36 @@ class Kernel : public c10::OperatorKernel {
   void run(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Context& context, Aliases& aliases) const {
     const auto base = stack->size() - count_;
     c10::SmallVector<IValue, 12> given(stack->begin() + base, stack->end());
-    aliases.grows = rules_.grows;
     for (size_t i = 0; i < count_; ++i) {
       put_alias((*stack)[base + i], aliases, is_device_[i]);
     }
-    at::Generator numbers;
-    if (is_attention_) {
-      drawing(aliases.index, IValue());  // counts as a kernel that draws, although it draws nothing
-    }
-    if (rules_.generator >= 0 || (formula_ == &dropout && draws(given))) {
-      numbers = drawing(aliases.index, rules_.generator < 0 ? IValue() : given[rules_.generator]);
-      if (rules_.generator >= 0) {
-        (*stack)[base + rules_.generator] = numbers;
-      }
-    }
     try {
-      if (formula_ != nullptr) {
-        formula_(stack, numbers);
-      } else if (has_cpu_) {
+      if (has_cpu_) {
         op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
       } else {
         op.callBoxed(stack);
       }
     } catch (const c10::Error& error) {
-      const std::string text = error.what_without_backtrace();
-      if (rules_.asserts) {
-        py::gil_scoped_acquire gil;
-        called(asserted_in_python, text);
-      }
-      // A dtype that only CUDA has a kernel for, or a result that is larger than the memory of `out`.
-      if (text.find("not implemented for '") == std::string::npos &&
-          text.rfind("Trying to resize storage that is not resizable", 0) != 0) {
+      // The kernel in Python gives the error that CUDA gives, or what CUDA has a kernel for. A list may be half written.
+      if (facts_.counts_writes && std::string(error.what()).find("not implemented for '") == std::string::npos) {
         throw;
       }
       stack->resize(base);
       stack->insert(stack->end(), given.begin(), given.end());
       return in_python_.callBoxed(op, keys, stack);
     }
-    settle_outs(context, aliases);
-    if (rules_.counts_writes) {
+    if (facts_.counts_writes) {
       count_writes(op, given);
     }
     const auto at = stack->size() - results_;
     for (size_t i = 0; i < results_; ++i) {
       auto& result = (*stack)[at + i];
-      if (rules_.given[i] >= 0) {
-        result = std::move(given[rules_.given[i]]);
+      if (facts_.given[i] >= 0) {
+        result = std::move(given[facts_.given[i]]);
       } else {
         result = on_device(std::move(result), context, aliases);
       }
     }
-  }
-
-  static bool draws(const c10::SmallVectorImpl<IValue>& given) {
-    const double p = given[1].toDouble();
-    return (given[2].isNone() || given[2].toBool()) && p != 0 && p != 1 && given[0].toTensor().numel() != 0;
-  }
-
-  // The generator of the CPU from which a call draws.
-  static at::Generator drawing(int index, const IValue& given) {
-    py::gil_scoped_acquire gil;
-    py::object generator = py::none();
-    if (!given.isNone()) {
-      generator = py::reinterpret_steal<py::object>(THPGenerator_Wrap(given.toGenerator()));
-    }
-    auto found = called(numbers_in_python, index, generator);
-    // Not by THPGenerator_Unwrap, which asks for the class that a scope puts in the place of torch.Generator.
-    return reinterpret_cast<THPGenerator*>(found.ptr())->cdata;
   }
 
   static void put_alias(IValue& value, Aliases& aliases, bool is_device) {
@@ -850,44 +756,6 @@ class Kernel : public c10::OperatorKernel {
     }
   }
 
-  // Give `out` arguments the shapes that the CPU kernel gave their aliases.
-  void settle_outs(Context& context, Aliases& aliases) const {
-    if (!rules_.grows) {
-      return;
-    }
-    for (auto& [tensor, own] : aliases.pairs) {
-      auto *to = tensor.unsafeGetTensorImpl(), *from = own.unsafeGetTensorImpl();
-      if (tensor.storage().nbytes() == 0 && own.numel() != 0) {
-        grow(tensor, own, context);
-        continue;
-      }
-      if (to->sizes() != from->sizes() || to->strides() != from->strides()) {
-        to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
-      }
-    }
-  }
-
-  // Give a storage without memory that of the CPU tensor in the place of its tensor.
-  static void grow(const Tensor& tensor, const Tensor& own, Context& context) {
-    auto *to = tensor.unsafeGetTensorImpl(), *from = own.unsafeGetTensorImpl();
-    auto& ledger = context.ledgers[tensor.device().index()];
-    auto memory = std::make_unique<Memory>();
-    const auto size = extent(from);
-    if (to->storage_offset() != 0 || from->storage_offset() != 0 || !ledger ||
-        !ledger->take(*memory, static_cast<int64_t>(size), current_stream(tensor.device().index()))) {
-      py::gil_scoped_acquire gil;
-      called(settle_in_python, tensor, own);
-      return;
-    }
-    memory->data = const_cast<void*>(from->data());
-    memory->twin = twin_of(from, memory->data);
-    auto* storage = to->unsafe_storage().unsafeGetStorageImpl();
-    void* data = memory->data;
-    storage->set_data_ptr_noswap(at::DataPtr(data, memory.release(), &give_back, tensor.device()));
-    storage->set_nbytes(size);
-    to->set_sizes_and_strides(from->sizes(), from->strides(), 0);
-  }
-
   // Autograd counts writes to results only, so CUDA's kernels count those to lists.
   void count_writes(const OperatorHandle& op, const c10::SmallVectorImpl<IValue>& given) const {
     for (size_t i = 0; i < count_; ++i) {
@@ -911,9 +779,9 @@ class Kernel : public c10::OperatorKernel {
       py::gil_scoped_acquire gil;
       // Parts of the result may have the memory of arguments.
       for (auto& [given, _] : aliases.pairs) {
-        called(known_in_python, given);
+        asked("known", given);
       }
-      return called(wrapped_in_python, tensor, aliases.index).cast<Tensor>();
+      return asked("wrapped", tensor, aliases.index).cast<Tensor>();
     }
     // The CPU kernel returned the memory of an argument, so the result shares the argument's storage.
     auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
@@ -930,7 +798,7 @@ class Kernel : public c10::OperatorKernel {
       return found;
     }
     py::gil_scoped_acquire gil;
-    return called(fresh_in_python, tensor, aliases.index).cast<Tensor>();
+    return asked("fresh", tensor, aliases.index).cast<Tensor>();
   }
 
   static IValue on_device(IValue result, Context& context, Aliases& aliases) {
@@ -948,18 +816,15 @@ class Kernel : public c10::OperatorKernel {
     // A number came to the host, which has waited for it.
     if (auto& ledger = context.ledgers[aliases.index]; !ledger || !ledger->leads) {
       py::gil_scoped_acquire gil;
-      called(waited_in_python);
+      asked("waited");
     }
     return result;
   }
 
-  const Kind kind_;
-  const Rules rules_;
+  const Facts facts_;
   const c10::SafeKernelFunction in_python_;
   const bool has_cpu_;
   const size_t count_, results_;
-  void (*const formula_)(Stack*, const at::Generator&);
-  const bool is_attention_;
   std::vector<bool> is_device_, is_pin_;
 };
 
@@ -980,7 +845,7 @@ Tensor in_python(const char* name, Args&&... args) {
 
 bool can_make(
     const Context* context, std::optional<c10::Layout> layout, std::optional<Device> device, std::optional<bool> pin) {
-  return context != nullptr && context->is_initialized && device && device->type() == OWN && device->has_index() &&
+  return context != nullptr && context->is_initialized && !at::globalContext().deterministicAlgorithms() && device && device->type() == OWN && device->has_index() &&
       layout.value_or(c10::kStrided) == c10::kStrided && !pin.value_or(false);
 }
 
@@ -990,7 +855,7 @@ Tensor or_in_python(Tensor tensor, Context& context, int8_t index) {
     return found;
   }
   py::gil_scoped_acquire gil;
-  return called(fresh_in_python, tensor, static_cast<int>(index)).cast<Tensor>();
+  return asked("fresh", tensor, static_cast<int>(index)).cast<Tensor>();
 }
 
 Tensor empty(
@@ -1013,36 +878,6 @@ Tensor empty_strided(
   }
   return or_in_python(
       at::detail::empty_strided_cpu(size, stride, c10::dtype_or_default(dtype), false), *context, device->index());
-}
-
-// ---- attention -------------------------------------------------------------------------------------------------------
-
-std::optional<c10::SafeKernelFunction> attention_in_python[2];  // above autograd and below it
-
-// `attend` of `handwritten_kernels.py` for calls without a mask and without dropout: the CPU's flash kernel, where torch
-// chooses it on the CPU.
-template <DispatchKey KEY>
-Tensor attention(
-    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, double dropout,
-    bool is_causal, std::optional<double> scale, bool enable_gqa) {
-  const bool is_plain_call = serving() != nullptr && !(mask && mask->defined()) && dropout == 0 && !enable_gqa;
-  if (is_plain_call && query.is_privateuseone() && key.device() == query.device() && value.device() == query.device()) {
-    auto *of_query = memory_of(query), *of_key = memory_of(key), *of_value = memory_of(value);
-    if (of_query != nullptr && of_key != nullptr && of_value != nullptr) {
-      const auto choice = at::_fused_sdp_choice(
-          alias_of(query, *of_query), alias_of(key, *of_key), alias_of(value, *of_value), std::nullopt, dropout,
-          is_causal, scale, enable_gqa);
-      if (choice == static_cast<int64_t>(at::SDPBackend::flash_attention)) {
-        return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, dropout, is_causal, std::nullopt, scale));
-      }
-    }
-  }
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
-  Stack stack;
-  torch::jit::push(stack, query, key, value, mask, dropout, is_causal, scale, enable_gqa);
-  attention_in_python[KEY == DispatchKey::PrivateUse1]->callBoxed(op, DispatchKeySet(KEY), &stack);
-  return stack.back().toTensor();
 }
 
 // ---- registration ----------------------------------------------------------------------------------------------------
@@ -1071,7 +906,7 @@ void put(const Registered& each) {
 }
 
 // Keep a kernel for an operator, by name and overload, and put it in place where kernels are.
-void offer(const std::string& name, const std::string& overload, int kind, Rules rules) {
+void offer(const std::string& name, const std::string& overload, Facts facts) {
   const auto key = name + "." + overload;
   if (registered.count(key) != 0) {
     return;
@@ -1092,21 +927,12 @@ void offer(const std::string& name, const std::string& overload, int kind, Rules
     kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&empty_strided);
   } else {
     kernel = c10::KernelFunction::makeFromBoxedKernel(c10::BoxedKernel::makeFromFunctor(
-        std::make_unique<Kernel>(op, static_cast<Kind>(kind), std::move(rules))));
+        std::make_unique<Kernel>(op, std::move(facts))));
   }
   const auto found = registered.emplace(key, Registered{op.operator_name(), DispatchKey::PrivateUse1, std::move(kernel)}).first;
   if (is_in_place) {
     put(found->second);
   }
-}
-
-template <DispatchKey KEY>
-void offer_attention() {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
-  attention_in_python[KEY == DispatchKey::PrivateUse1] = op.getComputedKernelForDispatchKey(KEY);
-  const auto kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&attention<KEY>);
-  const std::string name = KEY == DispatchKey::PrivateUse1 ? "attention below autograd" : "attention above autograd";
-  registered.emplace(name, Registered{op.operator_name(), KEY, kernel});
 }
 
 // ---- the device guard ------------------------------------------------------------------------------------------------
@@ -1193,30 +1019,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property("is_initialized", [](Context& self) { return self.is_initialized.load(); },
                     [](Context& self, bool value) { self.is_initialized = value; })
       .def("use", [](Context& self, int index, std::shared_ptr<Ledger> ledger) { self.ledgers[index] = ledger; });
-  m.def("answer_by", [](py::dict functions) {
-    const std::pair<const char*, PyObject**> places[] = {
-        {"fresh", &fresh_in_python}, {"limit", &limit_in_python}, {"stream", &stream_in_python},
-        {"asserted", &asserted_in_python}, {"waited", &waited_in_python}, {"settle", &settle_in_python}, {"known", &known_in_python}, {"ended", &ended_in_python}, {"numbers", &numbers_in_python}, {"wrapped", &wrapped_in_python}};
-    for (auto& [name, place] : places) {
-      *place = functions[name].cast<py::object>().release().ptr();
-    }
-  });
+  m.def("answer_by", [](py::object by) { answers = by.release().ptr(); });
   m.def("follow", [](std::shared_ptr<Context> context, bool changes_streams) {
     thread.context = std::move(context);
     thread.changes_streams = changes_streams;
   });
-  m.def("offer", [](const std::string& name, const std::string& overload, int kind, bool accepts_scalars, bool asserts,
-                    bool nondeterministic, bool counts_writes, bool keeps_device, bool grows,
-                    int generator, std::vector<int> given, const std::vector<py::object>& refused) {
-    Rules rules{accepts_scalars, asserts, nondeterministic, counts_writes, keeps_device, grows, generator, std::move(given)};
-    for (auto& each : refused) {
-      rules.refused.push_back(each.cast<at::ScalarType>());
-    }
-    offer(name, overload, kind, std::move(rules));
-  });
-  m.def("offer_attention", [] {
-    offer_attention<DispatchKey::PrivateUse1>();
-    offer_attention<DispatchKey::AutogradPrivateUse1>();
+  m.def("offer", [](const std::string& name, const std::string& overload, bool is_view, bool accepts_scalars, bool mixes,
+                    bool counts_writes, bool copies, std::vector<int> given, std::vector<at::ScalarType> refused) {
+    offer(name, overload, {is_view, accepts_scalars, mixes, counts_writes, copies, std::move(given), std::move(refused)});
   });
   m.def("install", &install);
   m.def("uninstall", &uninstall);

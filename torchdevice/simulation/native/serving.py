@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,33 +12,22 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.devices import current_streams
 from torchdevice.errors import NativeKernelsError
-from torchdevice.simulation import backend, device_generators
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.kernels import cpu_kernels, device_mismatch
-from torchdevice.simulation.kernels.overloads import overload_of
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native.memory import NativeDevice, devices
-from torchdevice.simulation.refusals import cuda_refusals, nondeterminism
 
-_VIEW, _FACTORY, _GENERAL = range(3)
+_COPIES = ("aten::copy_", "aten::_to_copy")
 
-_FORMULAS = ("native_dropout", "native_dropout_backward")
-"""Operators that C++ computes of others, as the handwritten kernel does."""
-
-_DRAWING = (*_FORMULAS, "_scaled_dot_product_flash_attention_for_cpu")
-"""Operators that draw from the default generator and that C++ serves nevertheless, attention without dropout only."""
-
-_PLAIN = ("clone", "copy_", "_to_copy", *_FORMULAS)
-"""Operators with a handwritten kernel that does no more than their CPU kernel where all tensors are on one device."""
-
-_OF_THEIR_OWN = ("empty.memory_format", "empty_strided")
-"""Operators with a handwritten kernel in C++ too."""
-
-_device_of = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
+HANDWRITTEN = frozenset({"aten::clone", *_COPIES, "aten::empty.memory_format", "aten::empty_strided"})
+"""Operators with a handwritten kernel that C++ serves too: allocations, and copies on one device."""
 
 _contexts: set[Context] = set()
 """The contexts that the kernels serve. They are in place while there is one."""
+
+_offers: dict[Any, frozenset[torch.dtype] | None] = {}
+"""Operator -> the dtypes of its first tensor that Python must serve; None where nothing is refused."""
 
 
 def runs(option: str) -> bool:
@@ -55,7 +46,9 @@ def runs(option: str) -> bool:
 def begin(context: Context) -> None:
     """Let the kernels serve a context, if they run there. May be called again."""
     if runs(context.options.native):
-        module = _module()
+        module = building.load()
+        if storages.native is None:
+            _connect(module)
         context.policy.native = module.Context()
         _contexts.add(context)
         module.install()
@@ -64,7 +57,7 @@ def begin(context: Context) -> None:
 def end(context: Context) -> None:
     """Serve a context no more. May be called again."""
     if context in _contexts:
-        if context.policy is not None and context.policy.native is not None:
+        if context.policy is not None:
             context.policy.native.serves = False
         _contexts.discard(context)
         if not _contexts:
@@ -72,81 +65,64 @@ def end(context: Context) -> None:
 
 
 def follow(context: Context | None) -> None:
-    """Let the kernels know the context of this thread."""
-    native = None if context is None or context.policy is None else context.policy.native
-    changes = native is not None and context is not None and context.thread.streams.history.has_changes
-    building.load().follow(native, changes)
-
-
-def follow_entry() -> None:
-    """Let the kernels know the context of this thread, if they are loaded: its policy may be new."""
+    """Let the kernels, if they are loaded, know the context of this thread and whether it ever chose a stream."""
     if storages.native is not None:
-        follow(thread_state.state.context)
+        native = None if context is None or context.policy is None else context.policy.native
+        changes = native is not None and context is not None and context.thread.streams.history.has_changes
+        building.load().follow(native, changes)
 
 
-def follow_streams() -> None:
-    """Let the kernels ask for this thread's current stream from now on: it is not always the default one."""
+def follow_thread() -> None:
+    """Do so where the policy of this thread's context, or its current stream, is new."""
     follow(thread_state.state.context)
 
 
-def _module() -> Any:
-    """Return the module, which knows what to ask of Python and which operators it may run."""
-    module = building.load()
-    if storages.native is None:
-        module.answer_by(
-            {
-                "fresh": storages.fresh,
-                "limit": lambda number: devices[number].limit(),
-                "stream": storages.stream,
-                "asserted": cuda_refusals.asserted,
-                "waited": storages.host_waited,
-                "settle": cpu_kernels.settle,
-                "ended": lambda number, memory: Blocks.ended.append(_End(number, memory)),
-                "known": lambda tensor: storages.owner_of(tensor.untyped_storage()),
-                "numbers": device_generators.drawing_for,
-                "wrapped": cpu_kernels.wrapped,
-            }
+def _connect(module: Any) -> None:
+    """Let C++ and Python know each other."""
+    module.answer_by(
+        SimpleNamespace(
+            fresh=storages.fresh,
+            limit=lambda number: devices[number].limit(),
+            stream=storages.stream,
+            waited=storages.host_waited,
+            ended=lambda number, memory: Blocks.ended.append(_End(number, memory)),
+            known=lambda tensor: storages.owner_of(tensor.untyped_storage()),
+            wrapped=cpu_kernels.wrapped,
         )
-        storages.native = _Storages()
-        backend.on_kernel = offer
-        thread_state.on_context = follow
-        current_streams.on_change = follow_streams
-        for name in (*_PLAIN, *_OF_THEIR_OWN, *backend.VIEWS):
-            offer(overload_of(name))
-        for op in list(backend.made):
-            offer(op)
-        module.offer_attention()
-    return module
+    )
+    storages.native = _Storages()
+    thread_state.on_context = follow
+    current_streams.on_change = follow_thread
+    for op in list(_offers):
+        _register(op)
 
 
-def offer(op: Any) -> None:
-    """Let the kernel in C++ serve an operator whose kernel in Python does no more than it."""
-    name = op._schema.name.removeprefix("aten::")
-    draws_elsewhere = device_generators.kind_of(op) is device_generators.from_default and name not in _DRAWING
-    if not op._schema.name.startswith("aten::") or draws_elsewhere or cuda_refusals.may_refuse(op):
-        return
-    kind = cpu_kernels.kind_of(op)
-    results = cpu_kernels.Results(op)
-    is_plain = name not in _PLAIN
+def offer(op: Any, refused: Iterable[torch.dtype] | None = None) -> None:
+    """Let C++ serve an operator whose kernel in Python does no more than the CPU's.
+
+    Args:
+        op: The operator.
+        refused: The dtypes in which the first tensor of a call may be refused. Calls whose tensors have several dtypes
+            are left to Python too. None where no call is refused.
+    """
+    _offers[op] = None if refused is None else frozenset(refused)
+    if storages.native is not None:
+        _register(op)
+
+
+def _register(op: Any) -> None:
+    name, refused, results = op.name(), _offers[op], cpu_kernels.Results(op)
     building.load().offer(
         op._schema.name,
         "" if op._overloadname == "default" else op._overloadname,
-        (_VIEW, _FACTORY, _GENERAL)[("view", "factory").index(kind) if kind in ("view", "factory") else 2],
-        is_plain and device_mismatch.accepts_cpu_scalars(op),
-        cuda_refusals.asserts(op),
-        cuda_refusals.base_name(op) in nondeterminism.OPERATORS,
-        not op._schema.returns and name.startswith("_foreach_"),
-        name == "_to_copy",
-        kind == "out",
-        _place_of_generator(op),
+        cpu_kernels.is_view(op),
+        name not in HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op),
+        refused is None,
+        results.counts_writes,
+        name in _COPIES,
         results.positions,
-        cuda_refusals.refused_dtypes(op),
+        list(refused or ()),
     )
-
-
-def _place_of_generator(op: Any) -> int:
-    names = [argument.name for argument in op._schema.arguments]
-    return names.index("generator") if "generator" in names else -1
 
 
 class _End(NamedTuple):
@@ -212,3 +188,6 @@ class _Storages:
     def disown(self, storage: Any, *, frees: bool) -> None:
         """Let Python alone serve a storage from now on."""
         building.load().disown(storage._cdata, frees)
+
+
+_device_of = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]

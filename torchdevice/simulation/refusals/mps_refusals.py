@@ -1,11 +1,12 @@
-"""What kernels of MPS refuse and the CPU's do not: the dtypes of ``mps_dtypes.json``.
+"""What MPS refuses of an operator: its rules, and the dtypes of ``mps_dtypes.json``.
 
-:func:`guarded` wraps the kernels of these operators. The other kernels stay as they are.
+The rules name files below ``aten/src/ATen/native`` of torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +14,7 @@ import torch
 from torchdevice.foundation import data_files
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
-
-Kernel = Callable[..., Any]
+from torchdevice.simulation.refusals.rules import Rule, by_operator, name_of
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and MPS none. ``docs/make_mps_dtypes.py`` makes the table."""
@@ -22,21 +22,54 @@ GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
 _COMPLEX = {torch.complex32: "ComplexHalf", torch.complex64: "ComplexFloat"}
 
 
-def guarded(op: Any, kernel: Kernel) -> Kernel:
-    """Return a kernel that refuses the dtypes that MPS's refuses; the kernel itself where those are none."""
-    name = op._schema.name.removeprefix("aten::").rstrip("_")
+def _projected(input: torch.Tensor, *args: Any) -> Any:
+    states = next(each for each in args if isinstance(each, list))
+    return states[0].size(2) != states[1].size(2) and "LSTM with projections is not currently supported with MPS."
+
+
+def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any) -> Any:
+    transposed = rest[4]
+    halves = transposed and input.dim() == 5 and dtype_of(input) in (torch.float16, torch.bfloat16)
+    return halves and "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS"
+
+
+def _channels(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any) -> Any:
+    return weight.size(0) > 1 << 16 and "Output channels > 65536 not supported at the MPS device."
+
+
+def _pooled(self: torch.Tensor, output_size: list[int], *args: Any, **out: Any) -> Any:
+    odd = any(size % wanted for size, wanted in zip(self.shape[-2:], output_size, strict=False) if wanted)
+    return odd and (
+        "Adaptive pool MPS: input sizes must be divisible by output sizes. Non-divisible input sizes are not "
+        "implemented on MPS device yet. For now, you can manually transfer tensor to cpu in this case. Please refer to "
+        "[this issue](https://github.com/pytorch/pytorch/issues/96056)"
+    )
+
+
+RULES = by_operator(
+    rule._replace(holds=policy.stands_for_mps)
+    for rule in (
+        Rule("lstm", _projected, "mps/operations/RnnOps.mm: _lstm_mps"),
+        Rule("convolution", _convolution, "mps/operations/Convolution.mm: _mps_convolution_transpose"),
+        Rule("convolution", _channels, "mps/operations/Convolution.mm: _mps_convolution_impl", NotImplementedError),
+        Rule("_adaptive_avg_pool2d adaptive_max_pool2d", _pooled, "mps/operations/AdaptivePooling.mm"),
+    )
+)
+
+
+def rules_of(op: Any) -> Iterator[Rule]:
+    """Yield the rules of an operator: those of the table, and the dtypes that its kernel lacks."""
+    name = name_of(op)
+    yield from RULES.get(name, ())
     dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS.get(name, ()))
-    if not dtypes:
-        return kernel
+    if dtypes:
+        refuses = functools.partial(_lacked, name, dtypes)
+        yield Rule(name, refuses, "torch's lists for its MPS tests", TypeError, policy.stands_for_mps)
 
-    def refusing(*args: Any, **kwargs: Any) -> Any:
-        if policy.stands_for_mps():
-            for value in args:
-                if isinstance(value, torch.Tensor) and dtype_of(value) in dtypes:
-                    raise TypeError(_message(name, dtype_of(value)))
-        return kernel(*args, **kwargs)
 
-    return refusing
+def _lacked(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any) -> str | None:
+    found = (dtype_of(each) for each in args if isinstance(each, torch.Tensor))
+    return next((_message(name, dtype) for dtype in found if dtype in dtypes), None)
 
 
 def _message(name: str, dtype: torch.dtype) -> str:

@@ -58,24 +58,21 @@ OPERATORS: Mapping[str, Nondeterministic] = {
 }
 
 
-def check(found: Nondeterministic, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a call of an operator, or warn, if the program asked for deterministic algorithms.
+def refusal(found: Nondeterministic, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Return torch's text for a call where the program asked for deterministic algorithms, or warn if it chose that.
 
-    Raises:
-        RuntimeError: The program did not choose ``warn_only``. The text is torch's (aten/src/ATen/Context.cpp).
+    None is returned for a call that is deterministic. The texts are those of aten/src/ATen/Context.cpp.
     """
-    if not torch.are_deterministic_algorithms_enabled():
-        return
     if not found.concerns(given_to(op, args, kwargs)):
-        return
+        return None
     if torch.is_deterministic_algorithms_warn_only_enabled():
         warnings.warn(
             f"{found.kernel} does not have a deterministic implementation, but you set "
             f"'torch.use_deterministic_algorithms(True, warn_only=True)'. {_FILE}",
             stacklevel=2,
         )
-        return
-    raise RuntimeError(
+        return None
+    return (
         f"{found.kernel} does not have a deterministic implementation, but you set "
         f"'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation, or you can "
         f"use the 'warn_only=True' option, if that's acceptable for your application. {_FILE_ALSO}"

@@ -1,12 +1,12 @@
-"""What ``torchdevice check`` foretold of public programs, and what happened: ``python -m benchmarks.foretold CLONES``.
+"""What ``check`` predicted of public programs, and what happened: ``python -m benchmarks.predicted CLONES``.
 
-CLONES is a folder with a clone of each repository of ``foretold.txt``, as ``owner+name``. Each program is taken from
+CLONES is a folder with a clone of each repository of ``predicted.txt``, as ``owner+name``. Each program is taken from
 the commit in the list, checked, and run on a simulated Mac for at most ``--seconds`` of processor time. ``--write``
-keeps the figures in ``foretold.json``, of which ``docs/make_check.py`` makes a table.
+keeps the figures in ``predicted.json``, of which ``docs/make_check.py`` makes a table.
 
 A finding counts if its line ran and a report can show it. It was right if something of its kind happened at the line: a
 device that means another one for *handled*; an error, or what changes numbers, for *approximate* and *change*. What
-happened counts as foretold under the same rule. An error that ended the program counts if it is about the device: the
+happened counts as predicted under the same rule. An error that ended the program counts if it is about the device: the
 package's own, one of an import in the table of packages, or one whose text speaks of devices; not the errors of a
 program that puts nothing on a device, because its tensors are on two devices when all new ones are made on one.
 """
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from torchdevice import errors
 from torchdevice.check import Finding, Target, Verdict
-from torchdevice.check.against_report import Event, covers, events_of, foretells
+from torchdevice.check.against_report import Event, covers, events_of, predicts
 from torchdevice.check.checker import check_file
 from torchdevice.check.environment_rules import PACKAGES
 from torchdevice.cli.progress import track
@@ -39,9 +39,9 @@ from torchdevice.report import Report
 
 HERE = Path(__file__).parent
 
-PROGRAMS = HERE / "foretold.txt"
+PROGRAMS = HERE / "predicted.txt"
 
-FIGURES = HERE / "foretold.json"
+FIGURES = HERE / "predicted.json"
 
 DRIVER = HERE / "lines_that_ran.py"
 
@@ -99,18 +99,18 @@ def measure(program: Program, clones: Path, seconds: int, kept: Path) -> dict[st
     ran = {os.path.realpath(file): set(lines) for file, lines in noted["ran"].items()}
     findings = [each for file in sorted(ran) for each in check_file(file, Target.named(TARGET))]
     counted = [each for each in findings if _counts(each, ran, by_default)]
-    # One event of a kind at a line stands for all: they are foretold together or not.
+    # One event of a kind at a line stands for all: they are predicted together or not.
     once = {(event.file, event.line, event.degraded): event for event in events}
     happened = [event for event in once.values() if event.degraded or not by_default]
     figures: Counter[str] = Counter()
     wrong, missed = [], []
     for finding in counted:
-        right = any(foretells(finding, event) for event in events)
+        right = any(predicts(finding, event) for event in events)
         figures[f"{_kind(finding.verdict)} {'right' if right else 'wrong'}"] += 1
         wrong += [] if right else [f"{os.path.relpath(finding.path, folder)}:{finding.line} {finding.rule}"]
     for event in happened:
         known = any(covers(finding, event) for finding in findings)
-        figures[f"{'degraded' if event.degraded else 'handled'} {'foretold' if known else 'missed'}"] += 1
+        figures[f"{'degraded' if event.degraded else 'handled'} {'predicted' if known else 'missed'}"] += 1
         missed += [] if known else [f"{os.path.relpath(event.file, folder)}:{event.line} {event.said[:80]}"]
     return {**program._asdict(), "ended": ended, "figures": dict(figures), "wrong": wrong, "missed": missed}
 
@@ -209,14 +209,14 @@ def shown(rows: Iterable[dict[str, Any]]) -> str:
     lines = []
     for kind in ("degraded", "handled"):
         right, wrong = total[f"{kind} right"], total[f"{kind} wrong"]
-        known, missed = total[f"{kind} foretold"], total[f"{kind} missed"]
+        known, missed = total[f"{kind} predicted"], total[f"{kind} missed"]
         lines.append(f"{kind}: precision {right} of {right + wrong}, recall {known} of {known + missed}")
     return "\n".join(lines)
 
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.foretold", description="Compare check with runs.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.predicted", description="Compare check with runs.")
     parser.add_argument("clones", type=Path, help="a folder with clones called owner+name")
     parser.add_argument("--seconds", type=int, default=40, help="processor time of a program (default: 40)")
     parser.add_argument("--keep", type=Path, help="a folder that keeps what ran, so that only new programs run again")

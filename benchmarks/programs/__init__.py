@@ -1,0 +1,1 @@
+"""Public programs written for CUDA, each at a commit, run unmodified where there is no CUDA."""

@@ -1,0 +1,125 @@
+"""The page of the programs, made from the catalog and the recorded runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.programs.catalog import PROGRAMS
+from benchmarks.programs.program import OWN, Program
+from benchmarks.programs.runs import Run
+
+PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
+
+HEADER = """# Public programs
+
+Made by `python docs/make_programs.py` from the runs that `python -m benchmarks.programs --write` records; do not edit.
+
+These public programs are written for CUDA. Each is checked out at a commit, and not a line of it is changed. Each gets
+a small task with data that a script makes and with random weights, so that nothing is downloaded. It runs by
+`torchdevice run --target TARGET`, and by plain python in its own CPU mode if it has one. `+cpu` is torch's CPU build,
+`+cu` is the CUDA build of PyPI, with Triton, on a machine without a GPU. `simulated:cuda:2` is two simulated GPUs.
+
+{summary}
+
+Seconds are processor time of all processes of a run, with one thread each and the import of torch included. They
+depend on what else the machine did.
+
+```sh
+python -m benchmarks.programs --list
+python -m benchmarks.programs --only nanoGPT --keep build/programs
+```
+
+Where a run failed, the list below its table says why, and whose fault it is: the program's, the environment's or ours.
+What a program imports must be installed; the lists below name it. `--python` names the interpreter of another
+environment, `--sources` a folder with git directories in place of GitHub. The scripts that are named as ours are in
+`benchmarks/programs/drivers`: they call a library as its README does, or seed a program that does not seed itself.
+
+## How to read a difference
+
+A CPU target has one stream of random numbers, that of the CPU. A simulated device has a generator of its own for each
+GPU, as a real one. A program that draws on the GPU therefore computes other values on a simulated device than on the
+CPU target and in its own CPU mode.
+"""
+
+FOOTER = """
+## What was not run
+
+vLLM, SGLang and OLMo. The first two are too large a download for the machine of these runs. airbench runs a narrower
+network on fewer images than its records do.
+"""
+
+
+def write(runs: Iterable[Run], programs: Sequence[Program] = PROGRAMS) -> None:
+    """Write the page."""
+    PAGE.write_text(page(list(runs), programs))
+
+
+def fault(program: Program, run: Run) -> str:
+    """Return why a run failed, and whose fault that is, if the catalog says so."""
+    return next((why for pattern, why in program.faults.items() if re.search(pattern, run.error)), "")
+
+
+def page(runs: Sequence[Run], programs: Sequence[Program] = PROGRAMS) -> str:
+    """Return the page of these runs."""
+    parts = [HEADER.format(summary=_summary(runs))]
+    for area in dict.fromkeys(program.area for program in programs):
+        there = [program for program in programs if program.area == area]
+        parts.append(_area(area, there, runs))
+    return "\n".join(parts) + FOOTER
+
+
+def _summary(runs: Sequence[Run]) -> str:
+    """Return how many programs ran, by release of torch and target."""
+    lines = ["| torch | target | programs | ran |", "|---|---|---|---|"]
+    for torch, target in dict.fromkeys((run.torch, _kind(run.target)) for run in runs):
+        found = [run for run in runs if (run.torch, _kind(run.target)) == (torch, target)]
+        ran = sum(run.outcome == "finished" for run in found)
+        lines.append(f"| {torch} | {target} | {len(found)} | {ran} |")
+    return "\n".join(lines)
+
+
+def _kind(target: str) -> str:
+    """Return a target without its number of devices."""
+    return re.sub(r":\d+$", "", target)
+
+
+def _area(area: str, programs: Sequence[Program], runs: Sequence[Run]) -> str:
+    lines = ["| program | torch | target | loss or result | own CPU mode | seconds |", "|---|---|---|---|---|---|"]
+    notes = []
+    for program in programs:
+        found = [run for run in runs if run.name == program.name]
+        for run in found:
+            own = next((each for each in found if each.target == OWN and each.torch == run.torch), None)
+            lines.append(_row(program, run, own))
+        notes.append(_note(program, found))
+    return f"## {area[0].upper()}{area[1:]}\n\n" + "\n".join([*lines, "", *notes]) + "\n"
+
+
+def _row(program: Program, run: Run, own: Run | None) -> str:
+    compared = "" if run is own else "has none" if program.own is None else _value(own) if own else ""
+    cells = (program.name, run.torch, run.target, _value(run), compared, f"{run.seconds:.0f}")
+    return "| " + " | ".join(cells) + " |"
+
+
+def _value(run: Run) -> str:
+    """Return what a run printed."""
+    return run.outcome if run.outcome != "finished" else run.loss or run.result.strip()
+
+
+def _note(program: Program, runs: Sequence[Run]) -> str:
+    """Return what is to be said of a program: its commit, what it was given, what it needs, why it fails."""
+    home = f"https://github.com/{program.repository}"
+    text = f"- **{program.name}**, [`{program.commit[:9]}`]({home}/tree/{program.commit}). Given: {program.given}."
+    if program.needs:
+        text += f" Needs {', '.join(f'`{need}`' for need in program.needs)}."
+    if "{drivers}" in program.command:
+        driver = program.command.partition("{drivers}/")[2].split()[0]
+        text += f" By our `{driver}`."
+    if program.differs:
+        text += f" Differs: {program.differs}."
+    said = dict.fromkeys((run.error, fault(program, run)) for run in runs if run.outcome != "finished")
+    for error, why in said:
+        text += f" Fails with `{error.replace('`', '').replace('|', '/')}`{f': {why}' if why else ''}."
+    return text

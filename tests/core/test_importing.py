@@ -1,0 +1,115 @@
+"""Modules that a program imports in a scope: when their patches are put in, and what is left of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchdevice
+from torchdevice.core import thread_state
+from torchdevice.core.importing import LateModules, Refused, WhenImported
+from torchdevice.core.patching import Patch, Replaced
+
+pytestmark = pytest.mark.one_engine
+
+NAME = "a_late_module"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(tmp_path)
+    tmp_path.joinpath(f"{NAME}.py").write_text(
+        "from torchdevice.core import thread_state\nnumber, loader = 1, __loader__\ncontext = thread_state.current()\n"
+    )
+    finders = list(sys.meta_path)
+    yield tmp_path
+    sys.modules.pop(NAME, None)
+    assert sys.meta_path == finders
+
+
+def patches(module: types.ModuleType) -> list[Patch]:
+    return [Replaced(module, "number", lambda original: original + 1)]
+
+
+def test_a_module_is_patched_as_soon_as_it_is_imported_and_as_long_as_that_is_wanted() -> None:
+    late = LateModules([WhenImported("another", patches), WhenImported(NAME, patches)])
+    for _ in range(2):
+        late.install()
+        late.install()
+        module: Any = importlib.import_module(NAME)
+        assert module.number == 2 and sys.meta_path.count(late) == 1  # type: ignore[arg-type]
+        assert module.__loader__ is module.__spec__.loader is module.loader, "the module knows its own loader"
+        late.remove()
+        late.remove()
+        assert module.number == 1
+    late.install()
+    try:
+        assert importlib.reload(module).number == 2, "a module that is imported again is patched again"
+    finally:
+        late.remove()
+    assert module.number == 1 and "another" not in sys.modules
+
+
+def test_a_module_in_the_midst_of_its_import_is_not_patched(folder: Path) -> None:
+    late = LateModules([WhenImported(NAME, patches)])
+    sys.modules["late_modules_of_the_test"] = types.SimpleNamespace(late=late)  # type: ignore[assignment]
+    folder.joinpath(f"{NAME}.py").write_text("from late_modules_of_the_test import late\nlate.install()\nnumber = 1\n")
+    try:
+        module = importlib.import_module(NAME)
+        assert module.number == 1
+        late.install()
+        assert module.number == 2
+    finally:
+        late.remove()
+        del sys.modules["late_modules_of_the_test"]
+
+
+@pytest.mark.parametrize("sees_scope", [True, False])
+def test_the_text_of_a_module_runs_in_the_scope_where_it_is_a_programs(sees_scope: bool) -> None:
+    with torchdevice.portable("cpu"):
+        late = LateModules([WhenImported(NAME, patches, sees_scope=sees_scope)])
+        late.install()
+        try:
+            assert (importlib.import_module(NAME).context is thread_state.current()) is sees_scope
+        finally:
+            late.remove()
+
+
+def test_a_refused_module_is_found_and_not_imported() -> None:
+    late = LateModules([Refused(NAME, ImportError)])
+    late.install()
+    try:
+        assert importlib.util.find_spec(NAME) is not None
+        with pytest.raises(ImportError, match=NAME):
+            importlib.import_module(NAME)
+        assert NAME not in sys.modules
+    finally:
+        late.remove()
+    assert importlib.import_module(NAME).number == 1
+
+
+def test_one_error_keeps_no_other_module_from_its_removal() -> None:
+    class Failing(WhenImported):
+        def remove(self) -> None:
+            raise RuntimeError("half-way")
+
+    module = importlib.import_module(NAME)
+    late = LateModules([WhenImported(NAME, patches), Failing("torch", lambda _: [Replaced(module, "loader", type)])])
+    late.install()
+    with pytest.raises(RuntimeError, match="half-way"):
+        late.remove()
+    assert module.number == 1
+
+
+def test_a_scope_has_one_finder() -> None:
+    before = list(sys.meta_path)
+    for engine in ("mode", "wrap"):
+        with torchdevice.simulate(engine=engine), torchdevice.portable("cpu"):
+            assert len(sys.meta_path) == len(before) + 1
+        assert sys.meta_path == before

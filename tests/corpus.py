@@ -1,0 +1,858 @@
+"""Bugs that people had on GPUs and on Macs, from public issues and torch's sources, each with a correct twin.
+
+What a bug breaks is a rule of the device's libraries that no kernel of the CPU has. ``docs/make_planted_bugs.py``
+writes how many are caught, and how many correct programs fail, by class, into ``docs/simulation.md``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import torchdevice
+
+
+class Case(NamedTuple):
+    """A bug and its twin.
+
+    Attributes:
+        kind: The class of the bug.
+        source: The issue, as ``repository#number``, or the file of torch that refuses.
+        since: The first release of torch for which it is known to hold, of those that are supported.
+        error: What the error's text begins with; None where the program finds wrong data itself.
+        program: Called with whether it is to be correct.
+        options: The options of ``simulate()``.
+    """
+
+    kind: str
+    source: str
+    since: str
+    error: str | None
+    program: Callable[[bool], Any]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the program."""
+        return self.program.__name__
+
+    def run(self, correct: bool, **options: Any) -> BaseException | None:
+        """Run the program or its twin in a scope of its own, and return the error with which it ended."""
+        with (
+            torchdevice.simulate(**{"count": 2, "random": "device", **self.options, **options}),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            torch.manual_seed(0)
+            try:
+                self.program(correct)
+            except Exception as error:
+                traceback.clear_frames(error.__traceback__)  # which hold tensors
+                return error
+            finally:
+                torch.use_deterministic_algorithms(False)
+        return None
+
+    def caught(self, **options: Any) -> bool:
+        """Return whether the bug ends as on the real device: with its text, or with wrong data."""
+        error = self.run(False, **options)
+        if self.error is None:
+            return isinstance(error, AssertionError)
+        return error is not None and str(error).startswith((self.error, *LATER.get(self.error, ())))
+
+
+LATER = {
+    "Torch not compiled with CUDA enabled": (
+        "PyTorch is not linked with support for cuda devices",
+        "Could not run 'aten::empty.memory_format' with arguments from the 'CUDA' backend",
+    )
+}
+"""What torch says instead once its C++ has asked for CUDA in the process, as it does when another test runs a scope."""
+
+
+CASES: list[Case] = []
+
+
+def case(
+    kind: str, source: str, error: str | None = None, since: str = "2.10", **options: Any
+) -> Callable[[Callable[[bool], Any]], Callable[[bool], Any]]:
+    """Return a decorator that adds a program to ``CASES``."""
+
+    def add(program: Callable[[bool], Any]) -> Callable[[bool], Any]:
+        CASES.append(Case(kind, source, since, error, program, options))
+        return program
+
+    return add
+
+
+def rand(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.randn(*shape, **{"device": "cuda", **options})
+
+
+# ---- cuDNN's recurrent networks --------------------------------------------------------------------------------------
+
+RNN = "cuDNN's recurrent networks"
+
+EVALUATING = "cudnn RNN backward can only be called in training mode"
+
+
+@case(RNN, "pytorch/pytorch#5878", EVALUATING)
+def lstm_in_evaluation(correct: bool) -> None:
+    model, x = nn.LSTM(4, 4).cuda().train(correct), rand(3, 2, 4, requires_grad=True)
+    model(x)[0].sum().backward()
+
+
+@case(RNN, "pytorch/pytorch#15788", EVALUATING)
+def saliency_of_a_gru(correct: bool) -> None:
+    model, x = nn.GRU(4, 4).cuda().eval(), rand(3, 2, 4, requires_grad=True)
+    with torch.backends.cudnn.flags(enabled=not correct):
+        model(x)[0].sum().backward()
+
+
+@case(RNN, "pytorch/pytorch#37965", EVALUATING)
+def one_network_of_several_in_evaluation(correct: bool) -> None:
+    actor, critic = nn.Linear(4, 4).cuda(), nn.RNN(4, 4).cuda()
+    critic.eval()
+    if correct:
+        critic.train()
+    critic(actor(rand(3, 2, 4)))[0].mean().backward()
+
+
+@case(RNN, "meta-pytorch/captum#564", EVALUATING)
+def gradients_of_packed_sequences(correct: bool) -> None:
+    model, x = nn.LSTM(4, 4).cuda().train(correct), rand(3, 2, 4, requires_grad=True)
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2]))
+    model(packed)[0].data.sum().backward()
+
+
+@case(RNN, "pytorch/pytorch#5261", "the derivative for '_cudnn_rnn_backward' is not implemented")
+def gradient_penalty(correct: bool) -> None:
+    model, x = nn.LSTM(4, 4).cuda(), rand(3, 2, 4, requires_grad=True)
+    with torch.backends.cudnn.flags(enabled=not correct):
+        out = model(x)[0]
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    gradient.pow(2).sum().backward()
+
+
+@case(RNN, "pytorch/pytorch#25315", "the derivative for '_cudnn_rnn_backward' is not implemented")
+def second_derivative_of_an_rnn(correct: bool) -> None:
+    model, x = nn.RNN(4, 4).cuda(), rand(1, 3, 4, requires_grad=True)
+    with torch.backends.cudnn.flags(enabled=not correct):
+        out = model(x)[0]
+    (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    torch.autograd.grad(first.sum(), x)
+
+
+@case(RNN, "fastai/fastai2#141", "rnn: hx is not contiguous")
+def part_of_a_hidden_state(correct: bool) -> None:
+    model, hidden = nn.GRU(4, 4, bidirectional=True).cuda(), rand(2, 6, 4)
+    state = hidden[:, :3]
+    model(rand(5, 3, 4), state.contiguous() if correct else state)
+
+
+@case(RNN, "facebookresearch/habitat-lab#901", "rnn: cx is not contiguous")
+def cell_state_by_transpose(correct: bool) -> None:
+    model, cell = nn.LSTM(4, 4).cuda(), rand(3, 1, 4).transpose(0, 1)
+    cell = rand(1, 4, 3).transpose(1, 2)
+    model(rand(5, 3, 4), (rand(1, 3, 4), cell.contiguous() if correct else cell))
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+ATTENTION = "attention's kernels"
+
+NONE = "No available kernel. Aborting execution."
+
+
+def attend(backend: Any, *given: torch.Tensor, **options: Any) -> torch.Tensor:
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(*given, **options)
+
+
+def heads(*shape: int, dtype: torch.dtype = torch.float16, **options: Any) -> torch.Tensor:
+    return rand(*(shape or (2, 4, 8, 64)), dtype=dtype, **options)
+
+
+@case(ATTENTION, "pytorch/pytorch#117354", NONE)
+def flash_of_three_dimensions(correct: bool) -> None:
+    x = heads(4, 8, 64)
+    attend(SDPBackend.FLASH_ATTENTION, *(x[None] if correct else x for _ in range(3)))
+
+
+@case(ATTENTION, "lucidrains/MEGABYTE-pytorch#6", NONE)
+def flash_in_float32(correct: bool) -> None:
+    x = heads(dtype=torch.float16 if correct else torch.float32)
+    attend(SDPBackend.FLASH_ATTENTION, x, x, x)
+
+
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE)
+def flash_with_a_mask(correct: bool) -> None:
+    x, mask = heads(), torch.ones(8, 8, dtype=torch.bool, device="cuda")
+    attend(SDPBackend.FLASH_ATTENTION, x, x, x, attn_mask=None if correct else mask)
+
+
+@case(ATTENTION, "lucidrains/x-transformers#143", NONE, profile="t4")
+def flash_on_a_turing(correct: bool) -> None:
+    x = heads()
+    attend([SDPBackend.FLASH_ATTENTION, *([SDPBackend.EFFICIENT_ATTENTION] if correct else [])], x, x, x)
+
+
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE, profile="t4")
+def bfloat16_on_a_turing(correct: bool) -> None:
+    x = heads(dtype=torch.float16 if correct else torch.bfloat16)
+    attend(SDPBackend.EFFICIENT_ATTENTION, x, x, x)
+
+
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE)
+def heads_of_320(correct: bool) -> None:
+    x = heads(1, 2, 8, 256 if correct else 320)
+    attend(SDPBackend.FLASH_ATTENTION, x, x, x)
+
+
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE)
+def heads_that_are_not_aligned(correct: bool) -> None:
+    x = heads(1, 2, 8, 24 if correct else 20)
+    attend(SDPBackend.EFFICIENT_ATTENTION, x, x, x)
+
+
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE, profile="rtx4090")
+def training_of_wide_heads(correct: bool) -> None:
+    x = heads(1, 2, 8, 224, requires_grad=not correct)
+    attend(SDPBackend.FLASH_ATTENTION, x, x, x)
+
+
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE)
+def causal_with_a_cache(correct: bool) -> None:
+    q, k = heads(1, 2, 4, 64), heads(1, 2, 8, 64)
+    attend(SDPBackend.FLASH_ATTENTION, q, k, k, is_causal=not correct)
+
+
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE)
+def groups_without_being_asked(correct: bool) -> None:
+    q, k = heads(1, 8, 8, 64), heads(1, 2, 8, 64)
+    attend(SDPBackend.FLASH_ATTENTION, q, k.repeat_interleave(4, 1) if correct else k, k.repeat_interleave(4, 1))
+
+
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE)
+def dropout_of_cudnn(correct: bool) -> None:
+    x = heads()
+    attend(SDPBackend.CUDNN_ATTENTION, x, x, x, dropout_p=0.125 if correct else 0.1)
+
+
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE)
+def deterministic_cudnn(correct: bool) -> None:
+    x = heads()
+    torch.use_deterministic_algorithms(not correct)
+    attend(SDPBackend.CUDNN_ATTENTION, x, x, x)
+
+
+@case(ATTENTION, "cuda/sdp_utils.cpp")
+def asking_what_is_possible(correct: bool) -> None:
+    x = heads(dtype=torch.float16 if correct else torch.float32)
+    params = torch.backends.cuda.SDPAParams(x, x, x, None, 0.0, False, False)
+    assert torch.backends.cuda.can_use_flash_attention(params)
+
+
+# ---- two dtypes ------------------------------------------------------------------------------------------------------
+
+DTYPES = "two dtypes in one call"
+
+
+@case(DTYPES, "pytorch/pytorch#38487", "expected scalar type Half but found Float")
+def half_input_of_layer_norm(correct: bool) -> None:
+    x = rand(2, 4, dtype=torch.float32 if correct else torch.float16)
+    nn.LayerNorm(4).cuda()(x)
+
+
+@case(DTYPES, "cubiq/ComfyUI_IPAdapter_plus#151", "expected scalar type Float but found Half")
+def half_weights_of_layer_norm(correct: bool) -> None:
+    norm = nn.LayerNorm(4).cuda()
+    (norm if correct else norm.half())(rand(2, 4))
+
+
+@case(DTYPES, "LambdaLabsML/examples#37", "expected scalar type Half but found Float")
+def half_input_of_group_norm(correct: bool) -> None:
+    x = rand(2, 4, 3, dtype=torch.float32 if correct else torch.float16)
+    nn.GroupNorm(2, 4).cuda()(x)
+
+
+@case(DTYPES, "cuda/layer_norm_kernel.cu", "expected scalar type BFloat16 but found Float")
+def bfloat16_input_of_layer_norm(correct: bool) -> None:
+    norm = nn.LayerNorm(4).cuda()
+    (norm.bfloat16() if correct else norm)(rand(2, 4, dtype=torch.bfloat16))
+
+
+@case(DTYPES, "Convolution.cpp", "Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor)")
+def half_input_of_a_convolution(correct: bool) -> None:
+    layer = nn.Conv2d(2, 2, 1, bias=False).cuda()
+    (layer.half() if correct else layer)(rand(1, 2, 4, 4).half())
+
+
+@case(DTYPES, "Convolution.cpp", "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor)")
+def images_left_on_the_host(correct: bool) -> None:
+    x = torch.randn(1, 2, 4, 4)
+    nn.Conv2d(2, 2, 1).cuda()(x.cuda() if correct else x)
+
+
+@case(DTYPES, "Convolution.cpp", "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor)")
+def convolution_left_on_the_host(correct: bool) -> None:
+    layer = nn.Conv2d(2, 2, 1)
+    (layer.cuda() if correct else layer)(rand(1, 2, 4, 4))
+
+
+# ---- shapes of libraries ---------------------------------------------------------------------------------------------
+
+SHAPES = "shapes and drivers of libraries"
+
+
+def int8(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int8, device="cuda")
+
+
+@case(SHAPES, "cuda/Blas.cpp", "self.size(0) needs to be greater than 16, but got 8")
+def int_mm_of_few_rows(correct: bool) -> None:
+    torch._int_mm(int8(32 if correct else 8, 16), int8(16, 8))
+
+
+@case(SHAPES, "cuda/Blas.cpp", "self.size(1) needs to be greater than 0 and a multiple of 8, but got 12")
+def int_mm_of_odd_rows(correct: bool) -> None:
+    inner = 16 if correct else 12
+    torch._int_mm(int8(32, inner), int8(inner, 8))
+
+
+@case(SHAPES, "cuda/Blas.cpp", "mat2.size(1) needs to be greater than 0 and a multiple of 8, but got 10")
+def int_mm_of_odd_columns(correct: bool) -> None:
+    torch._int_mm(int8(32, 16), int8(16, 16 if correct else 10))
+
+
+def scaled(rows: int, inner: int, columns: int, one: torch.dtype, other: torch.dtype) -> torch.Tensor:
+    a, b = rand(rows, inner).to(one), rand(columns, inner).to(other).t()
+    scale = torch.ones((), device="cuda")
+    return torch._scaled_mm(a, b, scale, scale, out_dtype=torch.bfloat16)
+
+
+E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+@case(SHAPES, "cuda/ScaledBlas.cpp", "Expected trailing dimension of mat1 to be divisible by 16", profile="h100")
+def float8_of_odd_rows(correct: bool) -> None:
+    scaled(16, 32 if correct else 24, 16, E4, E4)
+
+
+@case(SHAPES, "cuda/ScaledBlas.cpp", "mat2 shape (32x24) must be divisible by 16", profile="h100")
+def float8_of_odd_columns(correct: bool) -> None:
+    scaled(16, 32, 32 if correct else 24, E4, E4)
+
+
+@case(SHAPES, "cuda/ScaledBlas.cpp", "Multiplication of two Float8_e5m2 matrices is not supported", profile="h100")
+def float8_pair(correct: bool) -> None:
+    scaled(16, 32, 16, E4 if correct else E5, E5)
+
+
+@case(SHAPES, "cuda/ScaledBlas.cpp", "Only multiplication of row-major and column-major matrices", profile="h100")
+def float8_of_two_row_major_matrices(correct: bool) -> None:
+    a, b, scale = rand(16, 32).to(E4), rand(32, 16).to(E4), torch.ones((), device="cuda")
+    torch._scaled_mm(a, b.t().contiguous().t() if correct else b, scale, scale, out_dtype=torch.bfloat16)
+
+
+FFT = "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision"
+
+
+@case(SHAPES, "cuda/CuFFTPlanCache.h", FFT)
+def fft_in_half_precision(correct: bool) -> None:
+    torch.fft.rfft(rand(4, 8 if correct else 10).half())
+
+
+@case(SHAPES, "cuda/CuFFTPlanCache.h", FFT)
+def fft2_in_half_precision(correct: bool) -> None:
+    torch.fft.rfft2(rand(2, 8, 8 if correct else 12).half())
+
+
+@case(SHAPES, "BatchLinearAlgebra.cpp", "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
+def least_squares_driver(correct: bool) -> None:
+    torch.linalg.lstsq(rand(4, 2), rand(4, 1), driver="gels" if correct else "gelsd")
+
+
+@case(SHAPES, "BatchLinearAlgebra.cpp")
+def least_squares_of_deficient_rank(correct: bool) -> None:
+    a = torch.tensor([[1.0, 1.0 if not correct else 0.0], [1.0, 1.0], [1.0, 1.0]], device="cuda")
+    solution = torch.linalg.lstsq(a, torch.ones(3, 1, device="cuda")).solution
+    assert torch.allclose(a @ solution, torch.ones(3, 1, device="cuda"), atol=1e-4)
+
+
+@case(SHAPES, "BatchLinearAlgebraLib.cpp", "torch.linalg.svd: unknown svd driver gesdd")
+def svd_driver_of_lapack(correct: bool) -> None:
+    torch.linalg.svd(rand(4, 2), driver="gesvd" if correct else "gesdd")
+
+
+@case(SHAPES, "cuda/ScatterGatherKernel.cu", "\"cuda_scatter_gather_base_kernel_func\" not implemented for 'Bool'")
+def reduction_of_bools(correct: bool) -> None:
+    x, index = torch.zeros(4, device="cuda"), torch.tensor([0, 1], device="cuda")
+    x = x if correct else x.bool()
+    x.scatter_reduce(0, index, torch.ones(2, device="cuda").to(x.dtype), "amax")
+
+
+@case(SHAPES, "cuda/IndexKernel.cu", "CUDA error: device-side assert triggered")
+def source_of_masked_scatter_is_short(correct: bool) -> None:
+    mask, source = torch.ones(4, dtype=torch.bool, device="cuda"), rand(4 if correct else 2)
+    torch.zeros(4, device="cuda").masked_scatter_(mask, source)
+
+
+@case(SHAPES, "torch.use_deterministic_algorithms", "_bincount_cuda does not have a deterministic implementation")
+def deterministic_bincount(correct: bool) -> None:
+    torch.use_deterministic_algorithms(True)
+    index = torch.tensor([0, 1], device="cuda")
+    torch.bincount(index, None if correct else torch.ones(2, device="cuda"))
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+VALUES = "values that CUDA defines otherwise"
+
+
+@case(VALUES, "CUDA Math API: __float2int_rz")
+def large_numbers_as_integers(correct: bool) -> None:
+    x = torch.tensor([3e9 if not correct else 3.0], device="cuda")
+    assert x.int().item() <= 3  # the CPU's result is negative
+
+
+@case(VALUES, "CUDA Math API: __float2int_rz")
+def nan_as_an_integer(correct: bool) -> None:
+    x = torch.tensor([float("nan") if not correct else -1.0], device="cuda")
+    assert x.int().item() < 0
+
+
+@case(VALUES, "CUDA Math API: __float2ll_rz")
+def infinity_as_an_integer(correct: bool) -> None:
+    x = torch.tensor([float("inf") if not correct else -1.0], device="cuda")
+    assert x.long().item() < 0
+
+
+@case(VALUES, "torch.fmod")
+def division_of_integers_by_zero(correct: bool) -> None:
+    divisor = torch.tensor([2, 1 if correct else 0], device="cuda")
+    quotient = torch.tensor([4, 4], device="cuda") // divisor
+    assert (quotient * divisor == 4).all()
+
+
+# ---- generators ------------------------------------------------------------------------------------------------------
+
+GENERATORS = "generators"
+
+FOR_CPU = "Expected a 'cpu' device type for generator but found 'cuda'"
+
+
+@case(GENERATORS, "pytorch/pytorch#44714", FOR_CPU)
+def generator_of_the_gpu_for_a_split(correct: bool) -> None:
+    torch.utils.data.random_split(range(4), [2, 2], generator=torch.Generator("cpu" if correct else "cuda"))
+
+
+@case(GENERATORS, "zhang-can/CoLA#10", FOR_CPU)
+def generator_of_the_gpu_for_a_loader(correct: bool) -> None:
+    generator = torch.Generator("cpu" if correct else "cuda")
+    list(torch.utils.data.DataLoader(range(4), shuffle=True, generator=generator))
+
+
+@case(GENERATORS, "ATen/core/Generator.h", FOR_CPU)
+def generator_of_the_gpu_for_the_host(correct: bool) -> None:
+    torch.randn(3, device="cuda" if correct else "cpu", generator=torch.Generator("cuda"))
+
+
+@case(GENERATORS, "hcnoh/knowledge-tracing-collection-pytorch#1", "Expected a 'cuda' device type for generator but")
+def generator_of_the_host_for_the_gpu(correct: bool) -> None:
+    torch.set_default_device("cuda")
+    try:
+        torch.randperm(4, generator=torch.Generator("cuda" if correct else "cpu"))
+    finally:
+        torch.set_default_device(None)
+
+
+@case(GENERATORS, "cuda/CUDAGeneratorImpl.cpp", "RNG state is wrong size")
+def state_of_the_host_for_the_gpu(correct: bool) -> None:
+    torch.cuda.set_rng_state(torch.cuda.get_rng_state() if correct else torch.get_rng_state())
+
+
+@case(GENERATORS, "cuda/CUDAGeneratorImpl.cpp", "offset must be a multiple of 4")
+def offset_between(correct: bool) -> None:
+    torch.Generator("cuda").set_offset(8 if correct else 6)
+
+
+@case(GENERATORS, "cuda/DistributionTemplates.h")
+def numbers_of_the_host_expected(correct: bool) -> None:
+    torch.manual_seed(1)
+    one = torch.rand(4, device="cuda").cpu()
+    torch.manual_seed(1)
+    other = torch.rand(4, device="cuda" if correct else "cpu")
+    assert torch.equal(one, other.cpu())
+
+
+# ---- captures of CUDA graphs -----------------------------------------------------------------------------------------
+
+CAPTURES = "captures of CUDA graphs"
+
+CAPTURING = "CUDA error: operation failed due to a previous error during capture"
+"""How the end of a capture reports an earlier error, which is the error's context."""
+
+NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+
+
+@contextlib.contextmanager
+def capturing(mode: str = "global") -> Iterator[torch.cuda.CUDAGraph]:
+    """Capture on a stream of its own, without what ``torch.cuda.graph`` does after an error."""
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        graph.capture_begin(capture_error_mode=mode)
+        yield graph
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+@case(CAPTURES, "docs/source/notes/cuda.rst", NOT_PERMITTED)
+def waiting_for_the_device(correct: bool) -> None:
+    x = rand(4)
+    with capturing():
+        x.mul_(2)
+        if not correct:
+            torch.cuda.synchronize()
+
+
+@case(CAPTURES, "docs/source/notes/cuda.rst", NOT_PERMITTED)
+def waiting_for_the_stream(correct: bool) -> None:
+    x = rand(4)
+    with capturing():
+        x.mul_(2)
+        if not correct:
+            torch.cuda.current_stream().synchronize()
+
+
+@case(CAPTURES, "CUDA runtime API: cudaStreamQuery", NOT_PERMITTED)
+def asking_the_stream(correct: bool) -> None:
+    x = rand(4)
+    with capturing():
+        x.mul_(2)
+        if not correct:
+            torch.cuda.current_stream().query()
+
+
+@case(
+    CAPTURES,
+    "CUDA runtime API: cudaErrorCapturedEvent",
+    "CUDA error: operation not permitted on an event last recorded",
+)
+def waiting_for_an_event(correct: bool) -> None:
+    x, event = rand(4), torch.cuda.Event()
+    with capturing():
+        x.mul_(2)
+        event.record()
+        if not correct:
+            event.synchronize()
+
+
+@case(CAPTURES, "CUDA runtime API: cudaStreamBeginCapture", NOT_PERMITTED)
+def asking_an_earlier_event(correct: bool) -> None:
+    x, event = rand(4), torch.cuda.Event()
+    event.record()
+    with capturing("relaxed" if correct else "global"):
+        x.mul_(2)
+        event.query()
+
+
+@case(CAPTURES, "CUDA runtime API: cudaMemcpyAsync", NOT_PERMITTED)
+def a_constant_of_the_host(correct: bool) -> None:
+    x, constant = rand(4), torch.tensor([2.0], device="cuda")
+    with capturing():
+        x.mul_(constant if correct else torch.tensor([2.0], device="cuda"))
+
+
+@case(CAPTURES, "csarofeen/pytorch#2098", NOT_PERMITTED)
+def a_batch_of_the_host(correct: bool) -> None:
+    x, batch = rand(4), torch.ones(4)
+    batch = batch.pin_memory() if correct else batch
+    with capturing():
+        x.copy_(batch, non_blocking=True)
+
+
+@case(CAPTURES, "csarofeen/pytorch#2098", NOT_PERMITTED)
+def results_to_the_host(correct: bool) -> None:
+    x, host = rand(4), torch.empty(4, pin_memory=True)
+    with capturing():
+        host.copy_(x, non_blocking=correct)
+
+
+@case(CAPTURES, "docs/source/notes/cuda.rst", NOT_PERMITTED)
+def printing_a_tensor(correct: bool) -> None:
+    x = rand(4)
+    with capturing():
+        x.mul_(2)
+        str(x.shape if correct else x)
+
+
+@case(CAPTURES, "docs/source/notes/cuda.rst", NOT_PERMITTED)
+def a_branch_on_a_value(correct: bool) -> None:
+    x = rand(4)
+    with capturing():
+        if correct:
+            x.copy_(torch.where(x.sum() > 0, x, -x))
+        elif x.sum() > 0:
+            x.neg_()
+
+
+@case(
+    CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture"
+)
+def seeding(correct: bool) -> None:
+    x = rand(4)
+    if correct:
+        torch.cuda.manual_seed(1)
+    with capturing():
+        if not correct:
+            torch.cuda.manual_seed(1)
+        F.dropout(x)
+
+
+@case(CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture")
+def checkpointing_with_random_state(correct: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    layer, x = nn.Linear(4, 4).cuda(), rand(2, 4)
+    with capturing():
+        checkpoint(layer, x, use_reentrant=False, preserve_rng_state=not correct).sum()
+
+
+@case(CAPTURES, "CUDA runtime API: cudaErrorStreamCaptureUnjoined", "CUDA error: capturing stream has unjoined work")
+def a_side_stream_is_not_joined(correct: bool) -> None:
+    x, side = rand(4), torch.cuda.Stream()
+    with capturing():
+        current = torch.cuda.current_stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            x.mul_(2)
+        if correct:
+            current.wait_stream(side)
+
+
+@case(
+    CAPTURES, "CUDA runtime API: cudaErrorStreamCaptureIsolation", "CUDA error: dependency created on uncaptured work"
+)
+def waiting_for_work_outside(correct: bool) -> None:
+    x, other = rand(4), torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        before = torch.cuda.Event()
+        before.record()
+    if correct:
+        before.synchronize()
+    with capturing():
+        if not correct:
+            torch.cuda.current_stream().wait_event(before)
+        x.mul_(2)
+
+
+@case(CAPTURES, "cuda/CUDAGraph.cpp")
+def a_kernel_on_a_stream_outside(correct: bool) -> None:
+    x, side = torch.ones(4, device="cuda"), torch.cuda.Stream()
+    with capturing() as graph:
+        current = torch.cuda.current_stream()
+        if correct:
+            side.wait_stream(current)
+        with torch.cuda.stream(side):
+            x.add_(1)
+        if correct:
+            current.wait_stream(side)
+        x.mul_(1)
+    begin = x[0].item()
+    graph.replay()
+    assert x[0].item() == begin + 1
+
+
+@case(CAPTURES, "cuda/CUDAGraph.cpp", "Capture must end on the same stream it began on.")
+def ending_on_another_stream(correct: bool) -> None:
+    x, graph, one, other = rand(4), torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(one):
+        graph.capture_begin()
+        x.mul_(2)
+        if correct:
+            graph.capture_end()
+    if not correct:
+        with torch.cuda.stream(other):
+            graph.capture_end()
+
+
+@case(CAPTURES, "pytorch/pytorch#63269", NOT_PERMITTED)
+def sizes_that_depend_on_values(correct: bool) -> None:
+    x, repeats = rand(4), torch.tensor([1, 2, 0, 1], device="cuda")
+    with capturing():
+        x.repeat_interleave(repeats, output_size=4 if correct else None)
+
+
+# ---- Macs ------------------------------------------------------------------------------------------------------------
+
+MACS = "what MPS refuses"
+
+MAC: dict[str, Any] = {"profile": "mps", "written_for": "mps", "count": 1}
+
+
+def on_mac(source: str, error: str, **options: Any) -> Callable[[Callable[[bool], Any]], Callable[[bool], Any]]:
+    return case(MACS, source, error, **{**MAC, **options})
+
+
+def ones(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.ones(shape, device="mps", **options)
+
+
+FLOAT8 = "Trying to convert Float8_e4m3fn to the MPS backend but it does not have support for that dtype."
+
+
+@on_mac("zzc0721/torch-performance-test-data#62", FLOAT8)
+def float8_made_on_the_device(correct: bool) -> None:
+    ones(2).to(torch.float16 if correct else E4)
+
+
+@on_mac("Comfy-Org/ComfyUI#9263", FLOAT8)
+def float8_moved_to_the_device(correct: bool) -> None:
+    x = torch.ones(2).to(E4)
+    (x.to(torch.bfloat16) if correct else x).to("mps")
+
+
+@on_mac("mps/EmptyTensor.cpp", FLOAT8)
+def float8_allocated_on_the_device(correct: bool) -> None:
+    torch.empty(2, dtype=torch.float16 if correct else E4, device="mps")
+
+
+@on_mac("torch/cuda/__init__.py", "Torch not compiled with CUDA enabled")
+def cuda_on_a_mac(correct: bool) -> None:
+    x = torch.ones(2)
+    x.to("mps") if correct else x.cuda()
+
+
+@on_mac("torch/cuda/__init__.py", "Torch not compiled with CUDA enabled")
+def device_of_cuda_on_a_mac(correct: bool) -> None:
+    torch.zeros(2, device="mps" if correct else "cuda")
+
+
+@on_mac("torch/storage.py", "_share_filename_: only available on CPU")
+def shared_memory_of_a_mac(correct: bool) -> None:
+    x = ones(2)
+    (x.cpu() if correct else x).share_memory_()
+
+
+@on_mac("mps/operations/RnnOps.mm", "LSTM with projections is not currently supported with MPS.")
+def projections_of_an_lstm(correct: bool) -> None:
+    nn.LSTM(4, 4, proj_size=0 if correct else 2).to("mps")(ones(2, 1, 4))
+
+
+@on_mac("pytorch/pytorch#160739", "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS")
+def transposed_convolution_in_half(correct: bool) -> None:
+    dtype = torch.float32 if correct else torch.float16
+    nn.ConvTranspose3d(2, 2, 1).to("mps", dtype)(ones(1, 2, 2, 2, 2, dtype=dtype))
+
+
+@on_mac("pytorch/pytorch#96056", "Adaptive pool MPS: input sizes must be divisible by output sizes")
+def pooling_of_odd_sizes(correct: bool) -> None:
+    F.adaptive_avg_pool2d(ones(1, 1, 6 if correct else 7, 6), 3)
+
+
+@on_mac("pytorch/pytorch#97109", "Adaptive pool MPS: input sizes must be divisible by output sizes")
+def maximum_pooling_of_odd_sizes(correct: bool) -> None:
+    nn.AdaptiveMaxPool2d(2)(ones(1, 1, 4 if correct else 5, 4))
+
+
+@on_mac("index-tts/index-tts#351", "Output channels > 65536 not supported at the MPS device.")
+def many_channels(correct: bool) -> None:
+    F.conv1d(ones(1, 1, 1), ones(1 << 16 if correct else (1 << 16) + 1, 1, 1))
+
+
+@on_mac("native_functions.yaml", "The operator 'aten::binomial' is not currently implemented for the MPS device")
+def binomial_on_a_mac(correct: bool) -> None:
+    p = ones(2) / 2
+    torch.distributions.Binomial(10, p.cpu() if correct else p).sample()
+
+
+@on_mac("pytorch/pytorch#166615", "index 9 is out of bounds for dimension 0 with size 4")
+def index_out_of_range_on_a_mac(correct: bool) -> None:
+    ones(4)[torch.tensor([3 if correct else 9], device="mps")]
+
+
+@on_mac("mps/EmptyTensor.cpp", "Cannot convert a MPS Tensor to float64 dtype", float64="error")
+def float64_on_a_mac(correct: bool) -> None:
+    torch.ones(2, dtype=torch.float64).to("mps", torch.float32 if correct else torch.float64)
+
+
+@on_mac("aten/src/ATen/core/Generator.h", "Expected a 'cpu' device type for generator but found 'mps'")
+def generator_of_a_mac_for_the_host(correct: bool) -> None:
+    torch.randperm(4, generator=torch.Generator("cpu" if correct else "mps"))
+
+
+# ---- what is known to be wrong ---------------------------------------------------------------------------------------
+
+SILENT = {
+    "weights_in_several_pieces",
+    "more_heads_than_a_grid_has_blocks",
+    "results_of_two_graphs_in_one_pool",
+    "compressed_sparse_on_a_mac",
+    "flash_by_its_operator",
+}
+"""Cases that are not found: no rule has them yet, or the simulation's memory is another than a GPU's."""
+
+FALSE_ALARMS = {"flash_by_its_operator", "flash_of_jagged_tensors"}
+"""Cases whose correct twins fail."""
+
+
+@case(RNN, "cudnn/RNN.cpp", "RNN module weights are not part of single contiguous chunk of memory.")
+def weights_in_several_pieces(correct: bool) -> None:
+    warnings.simplefilter("error")
+    model = nn.LSTM(4, 4).cuda()
+    if not correct:
+        model.weight_hh_l0.data = model.weight_hh_l0.data.clone()
+    model(rand(3, 2, 4))
+
+
+@case(ATTENTION, "CUDA C++ programming guide: 65,535 blocks in y and z", "CUDA error: invalid configuration argument")
+def more_heads_than_a_grid_has_blocks(correct: bool) -> None:
+    x = heads(1, 65_535 if correct else 65_536, 1, 8)
+    attend(SDPBackend.EFFICIENT_ATTENTION, x, x, x)
+
+
+@case(CAPTURES, "docs/source/notes/cuda.rst")
+def results_of_two_graphs_in_one_pool(correct: bool) -> None:
+    pool, x = torch.cuda.graph_pool_handle(), torch.ones(4, device="cuda")
+    graphs, results = [], []
+    for factor in (2, 3):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            result = x * factor
+        graphs.append(graph)
+        results.append(result if correct else result.data_ptr())
+        if not correct:
+            del result
+    for graph in graphs:
+        graph.replay()
+    assert correct or results[0] != results[1]  # the second graph writes to the first one's result
+
+
+@on_mac("native_functions.yaml", "Could not run 'aten::empty.memory_format' with arguments from the 'SparseCsrMPS'")
+def compressed_sparse_on_a_mac(correct: bool) -> None:
+    x = torch.eye(2)
+    (x if correct else x.to_sparse_csr()).to("mps")
+
+
+@case(ATTENTION, "cuda/flash_attn/flash_api.cpp", "FlashAttention only support fp16 and bf16 data type")
+def flash_by_its_operator(correct: bool) -> None:
+    x = rand(1, 8, 2, 64, dtype=torch.float16 if correct else torch.float32)
+    torch.ops.aten._flash_attention_forward(x, x, x, None, None, 8, 8, 0.0, False, False)
+
+
+@case(ATTENTION, "torch/nested/_internal/sdpa.py", "No viable backend for scaled_dot_product_attention was found.")
+def flash_of_jagged_tensors(correct: bool) -> None:
+    dtype = torch.float16 if correct else torch.float32
+    parts = [rand(length, 2, 64, dtype=dtype) for length in (3, 5)]
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+    attend(SDPBackend.FLASH_ATTENTION, x, x, x)

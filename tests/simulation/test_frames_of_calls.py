@@ -1,0 +1,67 @@
+"""How many frames of Python frequent calls take on simulated devices, of which each costs time."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+
+pytestmark = pytest.mark.one_engine
+
+
+def frames_of(call: Callable[[], Any]) -> list[str]:
+    """Return the functions of Python that run in a call, without its own. The first calls make what later ones use."""
+    found: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            found.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
+
+    for _ in range(3):
+        call()
+    gc.disable()  # callbacks of a collection are no part of the call
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return found[1:]
+
+
+@pytest.mark.parametrize("memory", [None, "1GiB"])
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_frequent_calls_take_few_frames_of_python(engine: Any, memory: str | None) -> None:
+    with torchdevice.simulate(engine=engine, memory=memory):
+        x, stream, event = torch.ones(4, device="cuda"), torch.cuda.Stream(), torch.cuda.Event()
+
+        def order() -> None:
+            with torch.cuda.stream(stream):
+                event.record()
+                torch.cuda.current_stream().wait_event(event)
+
+        calls: list[tuple[int, Callable[[], Any]]] = [
+            (12, lambda: x + 1),
+            (12, lambda: x.add_(1)),
+            (22, lambda: torch.zeros(3, device="cuda")),
+            (10, lambda: torch.cuda.memory_allocated()),
+            (62, order),  # some 20 of them are torch's own
+        ]
+        for most, call in calls:
+            frames = frames_of(call)
+            assert 0 < len(frames) <= most, frames
+
+
+def test_a_scope_that_asks_something_slows_no_other() -> None:
+    with torchdevice.simulate() as scope:
+        x = torch.ones(4, device="cuda")
+        alone = len(frames_of(lambda: x + 1))
+        with torchdevice.simulate(races="warn"):
+            assert len(frames_of(lambda: x + 1)) > alone
+        assert len(frames_of(lambda: x + 1)) == alone and scope.journal is not None

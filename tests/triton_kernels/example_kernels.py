@@ -1,0 +1,326 @@
+"""Kernels of the tests, decorated outside of any scope as those of libraries are."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+from triton.language.extra.libdevice import tanh
+
+
+@triton.jit
+def add(x, y, out, n, alpha, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    left = tl.load(x + at, mask=inside)
+    right = tl.load(y + at, mask=inside)
+    tl.store(out + at, (left + alpha.to(tl.float32) * right).to(left.dtype), mask=inside)
+
+
+@triton.jit
+def softmax(out, x, stride, n, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    values = tl.load(x + row * stride + column, mask=column < n, other=-float("inf"))
+    powers = tl.exp(values - tl.max(values, axis=0))
+    tl.store(out + row * stride + column, powers / tl.sum(powers, axis=0), mask=column < n)
+
+
+@triton.jit
+def matmul(a, b, c, M, N, K, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, OUT: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), dtype=OUT)
+    for k in range(0, tl.cdiv(K, DEPTH)):
+        depth = k * DEPTH + tl.arange(0, DEPTH)
+        left = tl.load(
+            a + rows[:, None] * K + depth[None, :], mask=(rows[:, None] < M) & (depth[None, :] < K), other=0.0
+        )
+        right = tl.load(b + depth[:, None] * N + columns[None, :], mask=(depth[:, None] < K) & (columns < N), other=0.0)
+        total = tl.dot(left, right, total, input_precision=PRECISION, out_dtype=OUT)
+    tl.store(c + rows[:, None] * N + columns[None, :], total, mask=(rows[:, None] < M) & (columns[None, :] < N))
+
+
+@triton.jit
+def unary(x, out, N: tl.constexpr, WHICH: tl.constexpr):
+    at = tl.arange(0, N)
+    values = tl.load(x + at)
+    if WHICH == "exp":
+        result = tl.exp(values)
+    elif WHICH == "erf":
+        result = tl.erf(values)
+    elif WHICH == "tanh":
+        result = libdevice.tanh(values)
+    elif WHICH == "tanh by value":
+        result = tanh(values)
+    elif WHICH == "pow":
+        result = libdevice.pow(values, values)
+    elif WHICH == "rsqrt":
+        result = libdevice.rsqrt(values)
+    elif WHICH == "cumsum":
+        result = tl.cumsum(values, 0)
+    elif WHICH == "cumsum reversed":
+        result = tl.cumsum(values, 0, reverse=True)
+    elif WHICH == "cumprod":
+        result = tl.cumprod(values, 0)
+    elif WHICH == "sort":
+        result = tl.sort(values)
+    elif WHICH == "flip":
+        result = tl.flip(values, 0)
+    else:
+        result = values
+    tl.store(out + at, result)
+
+
+@triton.jit
+def asked_of_libdevice(x, out):
+    tl.store(out, libdevice.cyl_bessel_i0(tl.load(x)))
+
+
+@triton.jit
+def sums(x, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    values = tl.load(x + rows[:, None] * COLUMNS + columns[None, :])
+    tl.store(out + rows, tl.reduce(values, 1, larger))
+    tl.store(out + ROWS + columns, values.sum(0))
+    tl.store(out + ROWS + COLUMNS, tl.sum(values).to(values.dtype))
+
+
+@triton.jit
+def larger(left, right):
+    return tl.where(left > right, left, right)
+
+
+@triton.jit
+def concatenate(first, length, second, added):
+    return first * 10 + second, length + added
+
+
+@triton.jit
+def in_order(x, out, N: tl.constexpr):
+    """The digits of a number, which a reduction that changes their order mixes up."""
+    digits = tl.load(x + tl.arange(0, N)).to(tl.int64)
+    powers = tl.full((N,), 10, tl.int64)
+    number, _ = tl.reduce((digits, powers), 0, joined)
+    tl.store(out, number)
+
+
+@triton.jit
+def joined(left, left_power, right, right_power):
+    return left * right_power + right, left_power * right_power
+
+
+@triton.jit
+def places(x, out, N: tl.constexpr):
+    values = tl.load(x + tl.arange(0, N))
+    _, where = tl.max(values, 0, return_indices=True)
+    tl.store(out, tl.argmax(values, 0))
+    tl.store(out + 1, tl.argmin(values, 0))
+    tl.store(out + 2, where)
+
+
+@triton.jit
+def step(a, b, later_a, later_b):
+    return a * later_a, b * later_a + later_b
+
+
+@triton.jit
+def recurrence(x, y, out, N: tl.constexpr, REVERSE: tl.constexpr):
+    at = tl.arange(0, N)
+    _, result = tl.associative_scan((tl.load(x + at), tl.load(y + at)), 0, step, reverse=REVERSE)
+    tl.store(out + at, result)
+
+
+@triton.jit
+def accumulate(total, x, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + at, mask=at < n, other=0)
+    tl.atomic_add(total + at % 4, values, mask=at < n)
+
+
+@triton.jit
+def extremes(out, x, BLOCK: tl.constexpr):
+    values = tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))
+    tl.atomic_max(out, tl.max(values, 0))
+    tl.atomic_min(out + 1, tl.min(values, 0))
+
+
+@triton.jit
+def locked(lock, count):
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    tl.store(count, tl.load(count) + 1)
+    tl.atomic_xchg(lock, 0)
+
+
+@triton.jit
+def block_pointers(x, out, M, N, BLOCK: tl.constexpr):
+    source = tl.make_block_ptr(x, (M, N), (N, 1), (0, 0), (BLOCK, BLOCK), (1, 0))
+    sink = tl.make_block_ptr(out, (M, N), (N, 1), (0, 0), (BLOCK, BLOCK), (1, 0))
+    for _ in range(0, tl.cdiv(N, BLOCK)):
+        tl.store(sink, tl.load(source, boundary_check=(0, 1)) * 2, boundary_check=(0, 1))
+        source = tl.advance(source, (0, BLOCK))
+        sink = tl.advance(sink, (0, BLOCK))
+
+
+@triton.jit
+def descriptors(x, out, M, N, BLOCK: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, shape=[M, N], strides=[N, 1], block_shape=[BLOCK, BLOCK])
+    sink = tl.make_tensor_descriptor(out, shape=[M, N], strides=[N, 1], block_shape=[BLOCK, BLOCK])
+    for i in range(0, tl.cdiv(N, BLOCK)):
+        sink.store([0, i * BLOCK], source.load([0, i * BLOCK]) * 2)
+
+
+@triton.jit
+def given_descriptors(source, sink, N, BLOCK: tl.constexpr):
+    for i in range(0, tl.cdiv(N, BLOCK)):
+        sink.store([0, i * BLOCK], source.load([0, i * BLOCK]) * 2)
+
+
+@triton.jit
+def random_numbers(out, seed, N: tl.constexpr):
+    tl.store(out + tl.arange(0, N), tl.randint(seed, tl.arange(0, N)).to(tl.int32))
+
+
+@triton.jit
+def assembly(out):
+    tl.store(out, tl.inline_asm_elementwise("mov.u32 $0, 1;", "=r", [], dtype=tl.int32, is_pure=True, pack=1))
+
+
+@triton.jit
+def scalars(out, small, large, real, flag, one):
+    tl.static_assert(small.dtype == tl.int32)
+    tl.static_assert(large.dtype == tl.int64)
+    tl.static_assert(real.dtype == tl.float32)
+    tl.static_assert(one == 1)
+    if flag and small > 0:
+        tl.store(out, small.to(tl.float32) + real.to(tl.float32))
+
+
+@triton.jit
+def arithmetic(x, y, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.load(x + at) * tl.load(y + at) - tl.load(x + at))
+
+
+@triton.jit
+def through(x, out, N: tl.constexpr, DTYPE: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.load(x + at).to(DTYPE).to(tl.float32))
+
+
+@triton.jit
+def gathered(x, where, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.gather(tl.load(x + at), tl.load(where + at), 0))
+
+
+@triton.jit
+def reshaped(x, out, N: tl.constexpr):
+    values = tl.load(x + tl.arange(0, N))
+    even, odd = tl.split(tl.reshape(values, (N // 2, 2)))
+    values = tl.reshape(tl.join(even, odd), (N,))
+    tl.store(out + tl.arange(0, N), tl.reshape(tl.trans(tl.reshape(values, (4, N // 4))), (N,)))
+
+
+@triton.jit
+def counted(x, out, N: tl.constexpr, BINS: tl.constexpr):
+    tl.store(out + tl.arange(0, BINS), tl.histogram(tl.load(x + tl.arange(0, N)), BINS))
+
+
+@triton.jit
+def by_pointers(pointers, out, count, N: tl.constexpr):
+    for i in range(count):
+        source = tl.load(pointers + i).to(tl.pointer_type(tl.float32))
+        tl.store(out + i * N + tl.arange(0, N), tl.load(source + tl.arange(0, N)))
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def tuned(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if EVEN:
+        tl.store(out + at, tl.load(x + at) + 1)
+    else:
+        tl.store(out + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+
+# ---- kernels with mistakes -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def copied(x, out, n, stride, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if MASKED:
+        tl.store(out + at, tl.load(x + at * stride, mask=at < n), mask=at < n)
+    else:
+        tl.store(out + at, tl.load(x + at * stride))
+
+
+@triton.jit
+def shifted(x, out, n, shift, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at + shift, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def summed(x, out, ATOMIC: tl.constexpr, BLOCK: tl.constexpr):
+    part = tl.sum(tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)), 0)
+    if ATOMIC:
+        tl.atomic_add(out, part)
+    else:
+        tl.store(out, tl.load(out) + part)
+
+
+@triton.jit
+def neighbours(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    left = tl.load(x + at - 1, mask=(at > 0) & (at < n), other=0)
+    tl.store(out + at, left + tl.load(x + at, mask=at < n, other=0), mask=at < n)
+
+
+@triton.jit
+def asserted(x, LIMIT: tl.constexpr):
+    tl.device_assert(tl.load(x) < LIMIT, "too large")
+
+
+@triton.jit
+def ranged(out, N: tl.constexpr):
+    tl.store(out + tl.arange(0, N), 1.0)
+
+
+@triton.jit
+def conditional(x, out, N: tl.constexpr, WHOLE: tl.constexpr):
+    values = tl.load(x + tl.arange(0, N))
+    if WHOLE:
+        if values > 0:
+            tl.store(out, 1.0)
+    else:
+        if tl.max(values, 0) > 0:
+            tl.store(out, 1.0)
+
+
+@triton.jit
+def shapes(x, out, N: tl.constexpr, M: tl.constexpr):
+    tl.store(out + tl.arange(0, N), tl.load(x + tl.arange(0, N)) + tl.arange(0, M))
+
+
+@triton.jit
+def dotted(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(out + at, tl.dot(tl.load(x + at), tl.load(x + at)))
+
+
+@triton.jit
+def strided(out, n, step, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * step + tl.arange(0, BLOCK)
+    tl.store(out + at, 1.0, mask=at < n)
+
+
+@triton.jit
+def large_product(a, b, c, N: tl.constexpr, STEPS: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    total = tl.zeros((N, N), tl.float32)
+    for i in range(STEPS):
+        total = tl.dot(tl.load(a + at + i), tl.load(b + at + i), total)
+    tl.store(c + at, total)

@@ -1,0 +1,324 @@
+"""Launches: how kernels are reached in a scope, what is undone after it, and what a launch is to the rest of torch."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+
+import example_kernels as kernels  # noqa: E402
+import triton.language as tl  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
+
+TARGETS = ["cpu", "simulated:cuda"]
+
+
+def added(n: int = 100) -> None:
+    x, y = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
+    out = torch.empty_like(x)
+    kernels.add[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, out, n, 0.5, BLOCK=32)
+    assert torch.equal(out, x + 0.5 * y)
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "mps-on-simulated"])
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_kernel_runs_in_a_scope_only(target: str, engine: Any) -> None:
+    with torchdevice.portable(target, engine=engine):
+        added()
+    with pytest.raises(RuntimeError, match="0 active drivers"):
+        x = torch.zeros(4)
+        kernels.copied[(1,)](x, x, 4, 1, MASKED=True, BLOCK=16)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_kernel_of_the_scope(target: str) -> None:
+    offset = tl.constexpr(3)  # a kernel may use constants of the function around it
+
+    with torchdevice.portable(target):
+
+        @triton.jit
+        def shifted(x, out, N: tl.constexpr):
+            at = tl.arange(0, N)
+            tl.store(out + at, tl.load(x + at) + offset)
+
+        x = torch.arange(16, device="cuda")
+        out = torch.empty_like(x)
+        shifted[(1,)](x, out, N=16)
+        assert torch.equal(out, x + 3)
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_a_kernel_decorated_while_the_variable_was_set(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", interpreted)
+    kernel = triton.jit(kernels.copied.fn)
+    assert isinstance(kernel, InterpretedFunction) is interpreted
+    with torchdevice.simulate():
+        x, out = torch.randn(40, device="cuda"), torch.zeros(40, device="cuda")
+        kernel[(2,)](x, out, 40, 1, MASKED=True, BLOCK=32)
+        assert torch.equal(out, x)
+
+
+def names(*modules: Any) -> dict[str, dict[str, Any]]:
+    return {repr(module): dict(vars(module)) for module in modules}
+
+
+def test_nothing_of_triton_or_of_the_kernels_module_differs_after_a_scope() -> None:
+    kinds = (triton.runtime.JITFunction, triton.runtime.Autotuner, type(driver), tl.tensor, tl.dtype)
+    modules = (kernels, tl, tl.core, tl.math, tl.standard, triton.compiler.compiler, *kinds)
+    with torchdevice.simulate():
+        added()  # imports what is imported late
+    before, tuned = names(*modules), dict(vars(kernels.tuned))
+    with torchdevice.simulate():
+        added()
+        x = torch.randn(64, device="cuda")
+        kernels.tuned[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, torch.empty_like(x), 64)
+    after = names(*modules)
+    assert before == after
+    assert not kernels.tuned.cache and vars(kernels.tuned).keys() - tuned.keys() <= {"nargs", "best_config"}
+    assert not kernels.add.device_caches
+
+
+def test_threads_without_a_scope_see_tritons_own() -> None:
+    seen: list[Any] = []
+
+    def look() -> None:
+        seen.append(tl.tensor.__index__)
+        try:
+            driver.active.get_current_target()
+        except RuntimeError as error:
+            seen.append(error)
+
+    with torchdevice.simulate():
+        thread = threading.Thread(target=look)
+        # A thread inherits the scope in which it is started, unless it is started from outside.
+        with torchdevice.core.thread_state.suspended():
+            thread.start()
+        thread.join()
+    assert "0 active drivers" in str(seen[1])
+
+
+def test_threads_run_kernels_at_the_same_time() -> None:
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(5):
+                added(200)
+        except BaseException as error:
+            failed.append(error)
+
+    with torchdevice.simulate():
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert not failed
+
+
+def test_the_driver_answers_for_the_device_of_the_scope() -> None:
+    with torchdevice.simulate("h100"):
+        active = driver.active
+        assert (active.get_current_target().backend, active.get_current_target().arch) == ("cuda", 90)
+        assert active.get_active_torch_device() == torch.device("cuda:0") and active.get_current_device() == 0
+        assert active.get_device_capability() == (9, 0) and active.get_device_interface() is torch.cuda
+        properties = active.utils.get_device_properties(0)
+        assert properties["max_shared_mem"] == 227 << 10 and properties["multiprocessor_count"] == 132
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert active.get_current_stream(0) == torch.cuda.current_stream().cuda_stream != 0
+    with torchdevice.portable("cpu", capability=(7, 5)):
+        assert driver.active.get_current_target().arch == 75 and driver.active.get_current_stream(0) == 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_autotune_takes_the_first_configuration(target: str) -> None:
+    with torchdevice.portable(target):
+        for n in (128, 100):
+            x = torch.randn(n, device="cuda")
+            out = torch.empty_like(x)
+            kernels.tuned[lambda meta, n=n: (triton.cdiv(n, meta["BLOCK"]),)](x, out, n)
+            assert torch.equal(out, x + 1) and kernels.tuned.best_config.kwargs == {"BLOCK": 32}
+
+
+def test_a_kernel_is_timed() -> None:
+    with torchdevice.simulate():
+        assert triton.testing.do_bench(added, warmup=1, rep=1) > 0
+
+
+def test_warmup_compiles_and_what_it_returns_can_be_launched() -> None:
+    with torchdevice.simulate():
+        compiled = kernels.softmax.warmup(torch.float32, torch.float32, 100, 100, BLOCK=128, grid=(1,))
+        assert ".target sm_80" in compiled.asm["ptx"]
+        x = torch.randn(7, 100, device="cuda")
+        out = torch.empty_like(x)
+        compiled[(7, 1, 1)](out, x, 100, 100, 128)
+        torch.testing.assert_close(out, x.softmax(-1))
+
+
+def test_a_grid_without_instances_runs_none() -> None:
+    with torchdevice.simulate():
+        out = torch.zeros(32, device="cuda")
+        kernels.ranged[(0,)](out, N=32)
+        assert not out.any()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_operators_by_triton_op(target: str) -> None:
+    with torchdevice.portable(target):
+
+        @torch.library.triton_op(f"torchdevice_tests::plus_one_{target.partition(':')[0]}", mutates_args={})
+        def plus_one(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            torch.library.wrap_triton(kernels.tuned)[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](
+                x, out, x.numel()
+            )
+            return out
+
+        x = torch.randn(100, device="cuda")
+        assert torch.equal(plus_one(x), x + 1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_compiled_code_calls_a_kernel_between_its_graphs(target: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        kernels.softmax[(7,)](out, x + 1, 100, 100, BLOCK=128)
+        return out * 2
+
+    with torchdevice.portable(target):
+        x = torch.randn(7, 100, device="cuda")
+        torch.testing.assert_close(torch.compile(function, backend="eager")(x), (x + 1).softmax(-1) * 2)
+    torch._dynamo.reset()
+
+
+def test_a_captured_graph_runs_the_kernel_again() -> None:
+    with torchdevice.simulate():
+        x, out, graph = torch.randn(7, 100, device="cuda"), torch.zeros(7, 100, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kernels.softmax[(7,)](out, x, 100, 100, BLOCK=128)
+        assert not out.any()
+        x.copy_(torch.randn(7, 100))
+        graph.replay()
+        torch.testing.assert_close(out, x.softmax(-1))
+
+
+def test_streams_order_kernels() -> None:
+    """A launch is an operator, so that a copy in flight and a race between streams are seen."""
+    with torchdevice.simulate(races="error"):
+        x, out = torch.ones(100, device="cuda"), torch.zeros(100, device="cuda")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            with pytest.raises(torchdevice.errors.RaceError, match="nothing orders"):
+                kernels.copied[(4,)](x, out, 100, 1, MASKED=True, BLOCK=32)
+
+
+def test_autograd_does_not_count_the_writes_of_a_kernel() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            out = torch.empty_like(x)
+            kernels.add[(1,)](x, x, out, x.numel(), 1.0, BLOCK=128)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            out = torch.empty_like(x)
+            grad = grad.contiguous()  # an expanded tensor has one element in memory
+            kernels.add[(1,)](grad, grad, out, x.numel(), 1.0, BLOCK=128)
+            return out
+
+    with torchdevice.simulate():
+        x = torch.randn(100, device="cuda", requires_grad=True)
+        Double.apply(x).sum().backward()
+        assert torch.equal(x.grad, torch.full_like(x, 2))
+
+
+def test_kernels_without_values() -> None:
+    with torchdevice.simulate(compute="meta"):
+        x = torch.randn(100, device="cuda")
+        kernels.copied[(4,)](x, torch.empty_like(x), 100, 1, MASKED=True, BLOCK=32)
+
+
+def test_views_of_one_storage() -> None:
+    with torchdevice.simulate():
+        x = torch.arange(64.0, device="cuda")
+        kernels.copied[(1,)](x[1::2], x[:8], 8, 2, MASKED=True, BLOCK=16)
+        assert x[:8].tolist() == [1, 3, 5, 7, 9, 11, 13, 15]
+
+
+@triton.jit
+def parting(x, out, N: tl.constexpr):
+    """Each instance adds up as many numbers as its own says, unless that number is odd."""
+    number = tl.program_id(0)
+    count = tl.load(x + number)
+    total = tl.zeros((1,), tl.float32)
+    tl.store(out + number, -1.0)
+    if count % 2 == 0:
+        for i in range(count):
+            total += i
+        tl.store(out + number + tl.arange(0, 1), total)
+
+
+def test_instances_that_go_different_ways() -> None:
+    """Instances run together. Where a condition or a loop parts them, what they did is undone and each part runs."""
+    counts = torch.randint(0, 9, (300,), dtype=torch.int32)
+    expected = [-1.0 if n % 2 else n * (n - 1) / 2 for n in counts.tolist()]
+    with torchdevice.simulate():
+        out = torch.zeros(300, device="cuda")
+        parting[(300,)](counts.cuda(), out, N=1)
+        assert out.tolist() == expected
+
+
+@triton.jit
+def ticket(counter, out):
+    mine = tl.atomic_add(counter, 1)
+    if mine % 2 == 0:
+        tl.store(out + mine, tl.program_id(0))
+    else:
+        tl.store(out + mine, -1)
+
+
+def test_an_atomic_is_undone_too() -> None:
+    with torchdevice.simulate():
+        counter, out = (
+            torch.zeros(1, dtype=torch.int32, device="cuda"),
+            torch.zeros(50, dtype=torch.int32, device="cuda"),
+        )
+        ticket[(50,)](counter, out)
+        assert counter.item() == 50
+        assert sorted(out[::2].tolist()) == sorted(set(out[::2].tolist())) and (out[1::2] == -1).all()
+
+
+def test_a_long_launch_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from torchdevice.triton_kernels import launching
+
+    monkeypatch.setattr(launching, "_SECONDS", 0.0)
+    with torchdevice.simulate():
+        x = torch.zeros(32 * 3000, device="cuda")
+        kernels.copied[(3000,)](x, x, x.numel(), 1, MASKED=True, BLOCK=32)
+    assert "of 3000 instances" in caplog.text
+
+
+def test_another_version_of_triton_is_named() -> None:
+    from torchdevice.triton_kernels import triton_internals
+
+    with pytest.raises(
+        torchdevice.errors.TritonVersionError, match=f"triton {triton.__version__} has no 'triton.language.nothing'"
+    ):
+        triton_internals._require("language", "nothing")
+
+
+def test_the_page_has_the_table() -> None:
+    from test_features import FEATURES
+
+    page = (Path(__file__).parents[2] / "docs" / "triton.md").read_text()
+    assert "\n".join(f"| {name} | {fidelity} |" for name, fidelity in FEATURES.items()) in page

@@ -1,0 +1,132 @@
+"""What the capture of a CUDA graph forbids, in CUDA's words (the runtime API's manual: stream management).
+
+A capture follows the streams that take part in it: the one on which it began, and each that has waited for an event
+which was recorded in it. The host may not wait for such a stream or event, such a stream may not wait for work outside
+the capture, and the first stream must have waited for all others when the capture ends.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.core.context import Context
+from torchdevice.devices.stream_order import Stream, StreamObserver
+
+NOT_PERMITTED = "operation not permitted when stream is capturing"
+INVALIDATED = "operation failed due to a previous error during capture"
+CAPTURED_EVENT = "operation not permitted on an event last recorded in a capturing stream"
+ISOLATION = "dependency created on uncaptured work in another stream"
+UNJOINED = "capturing stream has unjoined work"
+
+
+def error(text: str) -> torch.AcceleratorError:
+    """Return CUDA's error with a text."""
+    return torch.AcceleratorError(f"CUDA error: {text}")
+
+
+def not_while_capturing(attempt: str | None = None) -> None:
+    """Raise if this thread is capturing a graph.
+
+    Args:
+        attempt: What a generator was asked, as torch's error begins (aten/src/ATen/cuda/CUDAGraphsUtils.cuh). None for
+            what CUDA itself refuses, which spoils the capture.
+    """
+    context = thread_state.state.context
+    capture = None if context is None else context.thread.capture
+    if capture is None:
+        return
+    if attempt is None:
+        capture.failed = True
+        raise error(NOT_PERMITTED)
+    raise RuntimeError(
+        f"{attempt} during CUDA graph capture. If you need this call to be captured, please file an issue. Current "
+        "cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
+    )
+
+
+class CaptureOrder(StreamObserver):
+    """The streams and events of one capture, and the order of the work on them.
+
+    Args:
+        context: The context of the capture.
+        capture: The capture, whose ``failed`` becomes True where CUDA would invalidate it.
+        stream: The stream on which it begins.
+        mode: ``"global"``, ``"thread_local"`` or ``"relaxed"``: whose calls are refused that may be unsafe, those of
+            all threads, of the capturing thread, or none.
+    """
+
+    def __init__(self, context: Context, capture: Any, stream: Stream, mode: str):
+        self._context, self._capture, self._mode, self._first = context, capture, mode, stream
+        self._clocks: dict[Stream, dict[Stream, int]] = {stream: {}}
+        self._events: dict[int, dict[Stream, int]] = {}
+        self._count = 0
+
+    def captures(self) -> bool:
+        """Return whether the current stream takes part, and count a kernel on it if so."""
+        stream = self.current()
+        clock = self._clocks.get(stream)
+        if clock is not None:
+            self._count += 1
+            clock[stream] = self._count
+        return clock is not None
+
+    def current(self) -> Stream:
+        """Return the capturing thread's current stream."""
+        thread = self._context.thread
+        return thread.device_index, thread.streams.get(thread.device_index, 0)
+
+    def check_end(self) -> None:
+        """Raise if the capture ends on another stream, or before its first stream has waited for all others."""
+        if self.current() != self._first:
+            raise RuntimeError("Capture must end on the same stream it began on.")
+        known = self._clocks[self._first]
+        if any(known.get(stream, 0) < clock.get(stream, 0) for stream, clock in self._clocks.items()):
+            self._refuse(UNJOINED)
+
+    def _refuse(self, text: str) -> None:
+        self._capture.failed = True
+        raise error(text)
+
+    @property
+    def _is_unsafe_here(self) -> bool:
+        """Whether calls of this thread are refused that might touch the captured work."""
+        own = self._context.thread.capture is self._capture
+        return self._mode == "global" or (own and self._mode != "relaxed")
+
+    def event_recorded(self, event: int, stream: Stream) -> None:
+        if stream in self._clocks:
+            self._events[event] = dict(self._clocks[stream])
+        else:
+            self._events.pop(event, None)
+
+    def event_deleted(self, event: int) -> None:
+        self._events.pop(event, None)
+
+    def event_waited(self, event: int, stream: Stream) -> None:
+        known = self._events.get(event)
+        if known is not None:
+            clock = self._clocks.setdefault(stream, {})
+            clock.update({each: max(number, clock.get(each, 0)) for each, number in known.items()})
+        elif stream in self._clocks:
+            self._refuse(ISOLATION)
+
+    def event_synchronized(self, event: int) -> None:
+        if event in self._events:
+            self._refuse(CAPTURED_EVENT)
+        if self._is_unsafe_here:
+            self._refuse(NOT_PERMITTED)
+
+    event_queried = event_synchronized
+
+    def stream_synchronized(self, stream: Stream) -> None:
+        if stream in self._clocks:
+            self._refuse(NOT_PERMITTED)
+
+    stream_queried = stream_synchronized
+
+    def device_synchronized(self, index: int) -> None:
+        if self._is_unsafe_here or self._context.thread.capture is self._capture:
+            self._refuse(NOT_PERMITTED)

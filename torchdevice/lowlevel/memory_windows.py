@@ -1,0 +1,42 @@
+"""Reading and writing arrays of addresses.
+
+A window is an array over the memory between the lowest and the highest of the addresses; only their own elements are
+touched. The caller has checked that each address is that of memory which it may use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+
+def _window(at: Any, dtype: Any) -> tuple[Any, Any]:
+    """Return an array over the memory of addresses, and the index of each in it. Addresses may be unaligned."""
+    import numpy as np
+
+    lowest, size = at.min(), dtype.itemsize
+    memory: Any = (ctypes.c_char * int(at.max() - lowest + size)).from_address(int(lowest))
+    offsets = (at - lowest).view(np.int64)
+    if (offsets & (size - 1)).any():
+        # An element at every byte.
+        return np.ndarray(len(memory) - size + 1, dtype, memory, strides=(1,)), offsets
+    return np.ndarray(len(memory) // size, dtype, memory), offsets >> (size.bit_length() - 1)
+
+
+def read(at: Any, active: Any, default: Any, dtype: Any) -> Any:
+    """Return the elements at addresses, and ``default`` where they are not active. All arrays have one shape."""
+    if active.all():
+        window, index = _window(at, dtype)
+        return window[index]
+    result = default.astype(dtype)
+    if active.any():
+        window, index = _window(at[active], dtype)
+        result[active] = window[index]
+    return result
+
+
+def write(at: Any, active: Any, values: Any) -> None:
+    """Write values to addresses, where they are active. The last of several values for an address stays."""
+    if active.any():
+        window, index = _window(at[active], values.dtype)
+        window[index] = values[active]

@@ -1,0 +1,146 @@
+"""The one way of a call through the kernel of an operator on simulated devices.
+
+A call is refused, or the devices are alive, recorders look at it, its tensors are placed on the CPU, the result is
+computed there and wrapped. The body of a handwritten kernel stands for the last three steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.core.thread_state import state
+from torchdevice.simulation import device_generators as device_random
+from torchdevice.simulation import policy
+from torchdevice.simulation.allocator.storages import fresh
+from torchdevice.simulation.kernels import cpu_kernels, cuda_values
+from torchdevice.simulation.native import serving
+from torchdevice.simulation.refusals import cuda_refusals, mps_refusals
+from torchdevice.simulation.refusals.rules import Refusals, checks
+
+_mode_enabled = torch._C._is_torch_function_mode_enabled
+
+_Tensor, _STRIDED = torch.Tensor, torch.strided
+
+
+def refusals_of(op: Any) -> Refusals:
+    """Return what CUDA and MPS refuse of an operator, for dense tensors."""
+    return checks((*mps_refusals.rules_of(op), *cuda_refusals.rules_of(op)))
+
+
+class Pipeline:
+    """The kernel of an operator.
+
+    Args:
+        op: The operator.
+        body: A handwritten kernel, whose operator every device has; None for the operator's CPU kernel.
+        refusals: Returns the refusals of an operator.
+    """
+
+    def __init__(self, op: Any, body: Any = None, refusals: Callable[[Any], Refusals] = refusals_of):
+        self._op, self._body, self._refusals_of = op, body, refusals
+        self._may_lack = op if body is None else None
+        # A program calls few operators, and the first call of one makes the rest.
+        self._refusals: Refusals = (self._make,)
+
+    def _make(self, args: Any, kwargs: Any) -> None:
+        """Make what the calls need, and refuse the first call where it must be."""
+        op = self._op
+        self._asserts = cuda_refusals.asserts(op)
+        self._random: device_random.Drawing | None = None
+        self._body = self._body or cpu_kernels.body_of(op)
+        if self._body is None:
+            arguments, self._results = cpu_kernels.Arguments(op), cpu_kernels.Results(op)
+            self._take, self._take_named = arguments.take, arguments.take_named
+            self._look_again, self._compute = arguments.look_again, cpu_kernels.on_cpu_as(op)
+            self._random = device_random.kind_of(op)
+        is_plain = self._random is None and (self._body is None or op.name() in serving.HANDWRITTEN)
+        if is_plain and self._refusals_of is refusals_of:
+            _offer(op)
+        # Last, because other threads may call the operator meanwhile.
+        self._refusals = self._refusals_of(op)
+        for refuse in self._refusals:
+            refuse(args, kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the operator."""
+        # Autograd calls kernels with modes on the stack. Asked first, since leaving them costs more than the question.
+        if _mode_enabled():
+            with torch._C.DisableTorchFunction():
+                return self.run(*args, **kwargs)
+        for refuse in self._refusals:
+            refuse(args, kwargs)
+        context = state.context
+        # One attribute of the context decides for programs that ask for no checks.
+        if context is not None and context.asks and context.policy.falls_back(self._may_lack, args, kwargs):
+            return context.policy.run(self._op, self.run, args, kwargs)
+        body, random = self._body, self._random
+        taken: Any = args
+        if body is None:
+            taken, index, odd = self._take(args)
+            named = kwargs
+            if kwargs:
+                named, index, within = self._take_named(kwargs, index)
+                odd = odd or within
+            # The overload packet goes by the dispatcher, which wraps numbers.
+            call = self._op._overloadpacket if odd and self._look_again(taken, args, kwargs, index) else self._compute
+        else:
+            call, named, index = body, kwargs, -1
+        try:
+            result = call(*taken, **named) if random is None else random(call, index, taken, named)
+        except (IndexError, RuntimeError) as error:
+            if self._asserts:
+                cuda_refusals.check_assertion(error)
+            result = cpu_kernels.again(error, self._op, None if body is not None else call, taken, named)
+        if body is not None:  # which has wrapped its results
+            return result
+        results = self._results
+        if not results.only_new:
+            return args[results.position] if results.position is not None else results.of(result, index, args, kwargs)
+        if index < 0:  # a device of another type was given
+            return result
+        if result.__class__ is _Tensor and result.layout is _STRIDED:
+            return fresh(result, index)
+        return cpu_kernels.wrapped(result, index)
+
+
+def _offer(op: Any) -> None:
+    """Let C++ serve an operator of which a call's dtypes tell whether CUDA may refuse it.
+
+    C++ serves no machine of another kind, and no call while the program asks for deterministic algorithms.
+    """
+    rules = [rule for rule in cuda_refusals.rules_of(op) if rule.holds is policy.stands_for_cuda]
+    refused = [rule.only for rule in rules if rule.only is not None]
+    if len(refused) == len(rules) and op.namespace == "aten" and not cuda_values.divides(op):
+        serving.offer(op, frozenset().union(*refused) if rules else None)
+
+
+def kernel_of(op: Any) -> cpu_kernels.Kernel:
+    """Return the kernel of an operator without a handwritten one. That of a view needs no pipeline: nothing is read."""
+    if cpu_kernels.is_view(op):
+        if op.namespace == "aten":
+            serving.offer(op)
+        return cpu_kernels.view_of(op)
+    return cuda_values.dividing(op, Pipeline(op).run)
+
+
+class Fallback:
+    """The kernel of a dispatch key for the operators that have no kernel of their own there.
+
+    Args:
+        make: Returns the kernel of an operator.
+    """
+
+    def __init__(self, make: Callable[[Any], cpu_kernels.Kernel]):
+        self._make = make
+        # By `id`, because the hash of an operator is a function in Python. The operator keeps the `id`.
+        self._kernels: dict[int, tuple[cpu_kernels.Kernel, Any]] = {}
+
+    def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run an operator."""
+        found = self._kernels.get(id(op))
+        if found is None:
+            found = self._kernels[id(op)] = self._make(op), op
+        return found[0](*args, **kwargs)

@@ -1,0 +1,82 @@
+"""Recurrent networks as cuDNN differentiates them: in training mode only, and once.
+
+cuDNN computes a network where ``torch.backends.cudnn.flags(enabled=False)`` does not forbid it. Its backward is one
+operator (aten/src/ATen/native/cudnn/RNN.cpp), which checks the mode and has no derivative. Here torch composes the
+network of cells, and a node of autograd around the network's inputs refuses what that operator refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.foundation.stand_ins import mapped, tensors
+from torchdevice.simulation import policy
+
+OPERATORS = tuple(f"{name}.{kind}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("input", "data"))
+
+_is_enabled = torch._C._get_cudnn_enabled
+
+_DTYPES = (torch.float16, torch.float32, torch.float64)
+
+_EVALUATING = "cudnn RNN backward can only be called in training mode"
+
+_TWICE = (
+    "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not supported for CuDNN RNNs due "
+    "to limitations in the CuDNN API. To run double backwards, please disable the CuDNN backend temporarily while "
+    "running the forward pass of your RNN. For example: \nwith torch.backends.cudnn.flags(enabled=False):\n    output "
+    "= model(inputs)"
+)
+"""Torch's text for a second derivative (torch/csrc/autograd/FunctionsManual.cpp, tools/autograd/derivatives.yaml)."""
+
+
+def is_on_cudnn(input: torch.Tensor) -> bool:
+    """Return whether cuDNN computes a network with this input, as ``at::cudnn_is_acceptable`` decides."""
+    return bool(_is_enabled() and input.dtype in _DTYPES and input.numel() and not input.is_cpu)
+
+
+class _Backward(torch.autograd.Function):
+    """Refuses the gradients of a network in evaluation mode, and lets those of these gradients be refused."""
+
+    @staticmethod
+    def forward(ctx: Any, train: bool, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.train = train
+        return tuple(each.view_as(each) for each in given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if not ctx.train:
+            raise RuntimeError(_EVALUATING)
+        return None, *(_Once.apply(*gradients) if torch.is_grad_enabled() else gradients)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(each.view_as(each) for each in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise NotImplementedError(_TWICE)
+
+
+def kernel_of(op: Any) -> Callable[..., Any]:
+    """Return the kernel of a network above autograd."""
+    names = [argument.name for argument in op._schema.arguments]
+    train = names.index("train")
+
+    def run(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return op.decompose(*(_watched(args, args[train]) if torch.is_grad_enabled() else args))
+
+    return run
+
+
+def _watched(args: Any, train: bool) -> Any:
+    if not (is_on_cudnn(args[0]) and policy.stands_for_cuda()):
+        return args
+    given = {id(each): each for each in tensors(list(args)) if each.requires_grad}
+    watched = dict(zip(given, _Backward.apply(train, *given.values()) if given else (), strict=True))
+    return mapped(args, lambda each: watched.get(id(each), each))

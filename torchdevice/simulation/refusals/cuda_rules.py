@@ -1,0 +1,171 @@
+"""The rules of CUDA's kernels and libraries.
+
+Each rule says where it comes from: a file below ``aten/src/ATen/native`` of torch, whose ``TORCH_CHECK`` it repeats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchdevice.simulation import policy
+from torchdevice.simulation.kernels.cpu_kernels import dtype_of
+from torchdevice.simulation.kernels.recurrent_networks import is_on_cudnn
+from torchdevice.simulation.refusals.rules import Rule, by_operator, scalar_type
+
+_INT_MAX = 2**31 - 1
+
+_HALVES = (torch.float16, torch.complex32)
+
+_FLOAT8 = (8, 9)
+"""The capability from which GPUs have units for float8."""
+
+
+def _type(tensor: torch.Tensor) -> str:
+    """Return the name of a tensor's legacy type, as errors spell it."""
+    return f"torch.{'cuda.' if tensor.get_device() >= 0 else ''}{scalar_type(dtype_of(tensor))}Tensor"
+
+
+def _parameters(input: torch.Tensor, *parameters: torch.Tensor | None) -> str:
+    """Refuse parameters of another dtype than the input's: the kernels of norms take one dtype."""
+    other = next((each for each in parameters if each is not None and dtype_of(each) != dtype_of(input)), None)
+    return (
+        ""
+        if other is None
+        else f"expected scalar type {scalar_type(dtype_of(input))} but found {scalar_type(dtype_of(other))}"
+    )
+
+
+def _layer_norm(input: torch.Tensor, shape: Any, weight: Any = None, bias: Any = None, *rest: Any, **out: Any) -> str:
+    return _parameters(input, weight, bias)
+
+
+def _group_norm(input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: Any, **out: Any) -> str:
+    return _parameters(input, weight, bias)
+
+
+def _convolution(input: torch.Tensor, weight: torch.Tensor, bias: Any = None, *rest: Any, **out: Any) -> str:
+    # Every convolution comes by here: two comparisons decide most calls.
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is not None and (dtype_of(other) != dtype_of(input) or other.is_cpu != input.is_cpu):
+            return f"Input type ({_type(input)}) and {name} type ({_type(other)}) should be the same"
+    return ""
+
+
+def _int_mm(self: torch.Tensor, mat2: torch.Tensor, **out: Any) -> Any:
+    multiple = "needs to be greater than 0 and a multiple of 8, but got"
+    if self.dim() != 2 or mat2.dim() != 2:
+        return ""  # the CPU's error
+    rows, inner, columns = *self.shape, mat2.size(1)
+    return (
+        (rows <= 16 and f"self.size(0) needs to be greater than 16, but got {rows}")
+        or (inner % 8 and f"self.size(1) {multiple} {inner}")
+        or (columns % 8 and f"mat2.size(1) {multiple} {columns}")
+    )
+
+
+def _scaled_mm(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    capability = policy.capability()
+    if capability is not None and capability < _FLOAT8:
+        return (
+            "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+"
+        )
+    one, other = "x".join(map(str, self.shape)), "x".join(map(str, mat2.shape))
+    return (
+        (
+            self.size(1) % 16
+            and f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({one})."
+        )
+        or ((mat2.size(0) % 16 or mat2.size(1) % 16) and f"mat2 shape ({other}) must be divisible by 16")
+        or (
+            capability == (9, 0)
+            and (self.stride(1) != 1 or mat2.stride(0) != 1)
+            and "Only multiplication of row-major and column-major matrices is supported by cuBLASLt"
+        )
+    )
+
+
+def _two_e5m2(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    same = dtype_of(self) is dtype_of(mat2) is torch.float8_e5m2
+    return same and "Multiplication of two Float8_e5m2 matrices is not supported"
+
+
+def _odd_sizes(sizes: Any) -> Any:
+    return any(size & (size - 1) for size in sizes) and (
+        "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, but got a "
+        f"signal size of{list(sizes)}"
+    )
+
+
+def _fft(self: torch.Tensor, dim: list[int], normalization: int, last: Any = None, **out: Any) -> Any:
+    if dtype_of(self) not in _HALVES:
+        return ""
+    sizes = [self.size(each) for each in dim]
+    if type(last) is int:  # of `_fft_c2r`, whose result decides
+        sizes[-1] = last
+    return _odd_sizes(sizes)
+
+
+def _fft_of_reals(self: torch.Tensor, n: int | None = None, dim: int = -1, norm: str | None = None, **out: Any) -> Any:
+    return dtype_of(self) is torch.float16 and _odd_sizes([self.size(dim) if n is None else n])
+
+
+def _ffts_of_reals(self: torch.Tensor, s: Any = None, dim: Any = None, norm: Any = None, **out: Any) -> Any:
+    if dtype_of(self) is not torch.float16:
+        return ""
+    dims = range(-len(s), 0) if s and dim is None else range(self.dim()) if dim is None else dim
+    return _odd_sizes(s or [self.size(each) for each in dims])
+
+
+def _svd(A: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
+    return driver not in (None, "gesvd", "gesvdj", "gesvda") and (
+        f"torch.linalg.svd: unknown svd driver {driver} in svd_cusolver computation. Check doc at "
+        "https://pytorch.org/docs/stable/generated/torch.linalg.svd.html"
+    )
+
+
+def _lstsq(self: torch.Tensor, b: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
+    other = driver is not None and driver.lower() != "gels"
+    return other and "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA"
+
+
+def _hidden(input: torch.Tensor, *args: Any) -> Any:
+    states = next(each for each in args if isinstance(each, list) or each.dim() > 1)  # after the sizes of batches
+    states = states if isinstance(states, list) else [states]
+    gaps = [name for name, state in zip(("hx", "cx"), states, strict=False) if not state.is_contiguous()]
+    return gaps and is_on_cudnn(input) and f"rnn: {gaps[0]} is not contiguous"
+
+
+def _reduced_bools(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: str, **named: Any) -> Any:
+    refused = dtype_of(self) is torch.bool and reduce in ("amax", "amin", "prod")
+    return refused and "\"cuda_scatter_gather_base_kernel_func\" not implemented for 'Bool'"
+
+
+def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> Any:
+    dim = next((each for each in args if type(each) is int), dim)
+    long = self.dim() and self.size(dim) > _INT_MAX
+    return long and "The dimension being sorted can not have more than INT_MAX elements."
+
+
+RULES = by_operator(
+    (
+        Rule("convolution", _convolution, "Convolution.cpp: check_input_same_type_as_parameters"),
+        Rule("native_layer_norm", _layer_norm, "cuda/layer_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
+        Rule("native_group_norm", _group_norm, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
+        Rule("_int_mm", _int_mm, "cuda/Blas.cpp: _int_mm_out_cuda"),
+        Rule("_scaled_mm _scaled_mm_v2", _scaled_mm, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda"),
+        Rule("_scaled_mm _scaled_mm_v2", _two_e5m2, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda", ValueError),
+        Rule("_fft_r2c _fft_c2c _fft_c2r", _fft, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
+        Rule("fft_fft fft_ifft fft_rfft fft_ihfft", _fft_of_reals, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
+        Rule("fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn", _ffts_of_reals, "cuda/CuFFTPlanCache.h"),
+        Rule("_linalg_svd", _svd, "cuda/linalg/BatchLinearAlgebraLib.cpp: svd_cusolver"),
+        Rule("linalg_lstsq", _lstsq, "BatchLinearAlgebra.cpp: get_default_lstsq_driver"),
+        Rule("lstm gru rnn_tanh rnn_relu", _hidden, "cudnn/RNN.cpp: _cudnn_rnn"),
+        Rule("scatter_reduce", _reduced_bools, "cuda/ScatterGatherKernel.cu", NotImplementedError),
+        Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
+    )
+)
+
+COMPOSED = tuple(name for name in RULES if name.startswith("fft_"))
+"""Operators with rules that torch composes of others for every device."""

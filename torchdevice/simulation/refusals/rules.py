@@ -1,0 +1,91 @@
+"""Rules: calls that a real device's kernels refuse and the CPU's do not.
+
+A rule is a predicate over all arguments of an operator's call that returns the text of the error. The tables of rules
+are in ``cuda_rules.py`` and ``mps_refusals.py``. The pipeline of an operator looks its rules up once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdevice.simulation import policy
+from torchdevice.simulation.kernels.cpu_kernels import without_mode
+
+Kernel = Callable[..., Any]
+
+Refusals = tuple[Callable[[Any, Any], None], ...]
+"""Functions that raise what a device refuses, given the arguments of a call."""
+
+
+class Rule(NamedTuple):
+    """One refusal.
+
+    Attributes:
+        operators: Names of operators without overload, separated by spaces.
+        refuses: Takes the arguments of a call. Returns the error's text, or what is false where the call is accepted.
+        source: Where torch or the device's library says so.
+        error: The class of the error.
+        holds: Returns whether this thread's scope stands for the device of the rule.
+        only: The dtypes of the first tensor in which a call whose tensors have one dtype may be refused; None for all.
+    """
+
+    operators: str
+    refuses: Callable[..., Any]
+    source: str
+    error: type[Exception] = RuntimeError
+    holds: Callable[[], bool] = policy.stands_for_cuda
+    only: frozenset[torch.dtype] | None = None
+
+
+@functools.cache
+def scalar_type(dtype: torch.dtype) -> str:
+    """Return how torch's errors spell a dtype (c10/core/ScalarType.h), as in the name of its legacy type."""
+    return torch.empty(0, dtype=dtype, device="cpu").type().removeprefix("torch.").removesuffix("Tensor")
+
+
+def name_of(op: Any) -> str:
+    """Return an operator's name without overload, and without the underscore of a variant in place."""
+    name = op._schema.name.removeprefix("aten::")
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def by_operator(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
+    """Return a table's rules by the names of their operators."""
+    found: dict[str, list[Rule]] = {}
+    for rule in rules:
+        for name in rule.operators.split():
+            found.setdefault(name, []).append(rule)
+    return found
+
+
+def checks(rules: Iterable[Rule]) -> Refusals:
+    """Return functions of the arguments of a call, as a tuple and a dict, that raise what rules refuse."""
+    return tuple(functools.partial(_check, rule.refuses, rule) for rule in rules)
+
+
+def _check(refuses: Callable[..., Any], rule: Rule, args: Any, kwargs: Any) -> None:
+    if torch._C._get_tracing_state() is not None:  # sizes are tensors while `torch.jit.trace` runs
+        return
+    # The scope is asked for last, because most calls end at the rule's cheaper test of the arguments.
+    text = refuses(*args, **kwargs)
+    if text and rule.holds():
+        raise rule.error(text)
+
+
+def guarded(refusals: Refusals, kernel: Kernel) -> Kernel:
+    """Return a kernel with refusals before it; the kernel itself where there are none."""
+    if not refusals:
+        return kernel
+
+    @without_mode
+    @functools.wraps(kernel)
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        for refuse in refusals:
+            refuse(args, kwargs)
+        return kernel(*args, **kwargs)
+
+    return refusing

@@ -1,0 +1,6 @@
+"""Triton's kernels on targets for which Triton makes no code, by Triton's own interpreter.
+
+The folder is imported when the program imports ``triton``. ``launching.py`` runs the instances of a grid one after the
+other. ``kernel_functions.py`` turns a kernel's source into a function of Python, as Triton's interpreter does, whose
+operations are those of ``numpy_builder.py``, a subclass of the interpreter's. ``memory.py`` looks at each address.
+"""

@@ -1,0 +1,98 @@
+"""What ``triton.runtime.driver.active`` answers where no GPU is: the stand-in device that the scope shows."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from torchdevice.core.context import Context
+from torchdevice.cuda.device_queries import properties_of
+from torchdevice.triton_kernels.triton_internals import DriverBase, GPUTarget, knobs
+
+
+def target_of(context: Context) -> Any:
+    """Return Triton's target: the scope's compute capability."""
+    major, minor = context.options.capability
+    return GPUTarget("cuda", major * 10 + minor, 32)
+
+
+class StandInDriver(DriverBase):  # type: ignore[misc]
+    """The driver of a scope on a target for which Triton makes no code."""
+
+    def __init__(self, context: Context, launcher: Callable[..., Any]):
+        self._context = context
+        self.launcher_cls = launcher
+        self.utils = SimpleNamespace(
+            get_device_properties=self._properties,
+            load_binary=self._load,
+            unload_module=lambda module: None,
+        )
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> Any:
+        return target_of(self._context)
+
+    def get_active_torch_device(self) -> torch.device:
+        return self._context.program_device(self.get_current_device())
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        return self._context.options.capability
+
+    def get_current_device(self) -> int:
+        return self._context.thread.device_index
+
+    def set_current_device(self, device: int) -> None:
+        torch.cuda.set_device(device)
+
+    def get_current_stream(self, device: int = 0) -> int:
+        # Other stand-ins have no handles of streams; 0 is CUDA's for the default stream.
+        return torch.cuda.current_stream(device).cuda_stream if self._context.runtime.has_handles else 0
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_benchmarker(self) -> Any:
+        return importlib.import_module("triton.testing").do_bench
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        # There is no cache to empty, so a real driver's 256 MiB would only take time.
+        return torch.empty(1, dtype=torch.int, device="cuda")
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        cache.zero_()
+
+    def _properties(self, device: int = 0) -> dict[str, int]:
+        found = properties_of(self._context, device)
+        return {
+            "max_shared_mem": found.shared_memory_per_block_optin,
+            "max_num_regs": found.regs_per_multiprocessor,
+            "multiprocessor_count": found.multi_processor_count,
+            "warpSize": found.warp_size,
+            "sm_clock_rate": found.clock_rate,
+            "mem_clock_rate": found.memory_clock_rate,
+            "mem_bus_width": found.memory_bus_width,
+        }
+
+    def _load(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        """Return two handles that stand for nothing, and the registers, spills and threads of a compiled kernel."""
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(kernel)
+            file.flush()
+            command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        figures = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", told)}
+        threads = properties_of(self._context, device).max_threads_per_block
+        return 0, 0, figures.get("REG", 0), figures.get("STACK", 0) // 4, threads

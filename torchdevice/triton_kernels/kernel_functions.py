@@ -1,0 +1,390 @@
+"""A kernel's source as a function of Python, and what its calls mean while it runs.
+
+Triton's interpreter changes ``triton.language`` for the time of a launch. Here each call in a kernel's source is
+rewritten instead, so that other threads see Triton's own, and so that functions which a kernel's module has imported by
+value, functions of ``libdevice`` and kernels decorated before the scope are found at the call.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import math
+import operator
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from torchdevice.triton_kernels.numpy_builder import NumpyBuilder
+from torchdevice.triton_kernels.triton_internals import (
+    InterpretedFunction,
+    JITFunction,
+    TensorHandle,
+    TritonSemantic,
+    combine_max,
+    combine_min,
+    combine_sum,
+    constant,
+    core,
+    cuda_libdevice,
+    is_builtin,
+    numpy_dtype,
+    reduce_with_indices,
+    stub_libdevice,
+    tl,
+)
+
+
+class _Running(threading.local):
+    """What this thread runs.
+
+    Attributes:
+        semantic: Triton's semantic over the builder of the launch; None where no kernel runs.
+    """
+
+    semantic: Any = None
+
+
+running = _Running()
+
+
+# ---- source ----------------------------------------------------------------------------------------------------------
+
+_FUNCTION, _ATTRIBUTE, _LOGICAL, _ASSIGNED = (
+    f"_triton_{name}" for name in ("function", "attribute", "logical", "assigned")
+)
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Rewrites calls, ``and`` and ``or``, and assignments, by which Triton makes tensors of numbers."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        node.value = _call(_ASSIGNED, node.value)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        of = node.func
+        if isinstance(of, ast.Attribute):
+            node.func = _call(_ATTRIBUTE, of.value, ast.Constant(of.attr))
+        else:
+            node.func = _call(_FUNCTION, of)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        name = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
+        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        return _call(_LOGICAL, ast.Constant(name), *(ast.Lambda(nothing, value) for value in node.values))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.decorator_list, node.returns = [], None
+        # The values of the original function, which Python evaluated when it was defined.
+        node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
+        for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            each.annotation = None
+        self.generic_visit(node)
+        return node
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+
+
+def _line_of(kernel: Any) -> int:
+    """Return the line of a kernel's ``def``, below its decorators."""
+    lines = enumerate(kernel.raw_src, kernel.starting_line_number)
+    return next(number for number, text in lines if text.lstrip().startswith("def "))
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_of(source: str, file: str, line: int, free: tuple[str, ...]) -> types.CodeType:
+    tree = ast.parse(source)
+    tree.body = [_Rewriter().visit(tree.body[0])]
+    # A function around it makes the names below free variables, so that the kernel's module gets none of them.
+    names = ast.arguments(
+        posonlyargs=[], args=[ast.arg(name) for name in free], kwonlyargs=[], kw_defaults=[], defaults=[]
+    )
+    outer = ast.FunctionDef("outer", names, tree.body, [])
+    outer.type_params = []  # type: ignore[attr-defined]  # Python 3.12
+    tree.body = [outer]
+    ast.increment_lineno(ast.fix_missing_locations(tree), line - 1)
+    (made,) = (each for each in compile(tree, file, "exec").co_consts if isinstance(each, types.CodeType))
+    return next(each for each in made.co_consts if isinstance(each, types.CodeType))
+
+
+def function_of(kernel: Any) -> Callable[..., Any]:
+    """Return the function of Python that a kernel, or a function that kernels call, is run by."""
+    original = kernel.fn
+    own = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
+    free = (*own, *_FREE)
+    code = _code_of(kernel.src, original.__code__.co_filename, _line_of(kernel), free)
+    cells = tuple(own[name] if name in own else types.CellType(_FREE[name]) for name in code.co_freevars)
+    function = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, cells)
+    function.__kwdefaults__ = original.__kwdefaults__
+    return function
+
+
+@functools.cache
+def as_jit(kernel: Any) -> Any:
+    """Return a kernel as JITFunction, also one that was decorated while ``TRITON_INTERPRET`` was set."""
+    return JITFunction(kernel.fn, **kernel.kwargs) if isinstance(kernel, InterpretedFunction) else kernel
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+def called(function: Any) -> Callable[..., Any]:
+    """Return what a call of a function in a kernel runs."""
+    if isinstance(function, core.constexpr):
+        function = function.value
+    own = _OWN.get(function) if isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType)) else None
+    if own is not None:
+        return own
+    if isinstance(function, (JITFunction, InterpretedFunction)):
+        return function_of(as_jit(function))
+    if getattr(function, "__module__", None) == stub_libdevice.__name__:
+        # Triton's compiler takes the module of its backend in the place of the one without code.
+        function = getattr(cuda_libdevice, function.__name__)
+    if is_builtin(function):
+        return functools.partial(function, _semantic=running.semantic)
+    return function  # type: ignore[no-any-return]
+
+
+def attribute(value: Any, name: str) -> Callable[..., Any]:
+    """Return what a call of an attribute in a kernel runs: a function of a module, or a method."""
+    found = getattr(value, name)
+    if isinstance(value, core.tensor):
+        plain = getattr(core.tensor, name, found)
+        if isinstance(plain, (JITFunction, InterpretedFunction)) or getattr(plain, "__name__", "") in _METHODS:
+            return functools.partial(called(_METHODS.get(name, plain)), value)
+    return called(found)
+
+
+def _logical(name: str, *operands: Callable[[], Any]) -> Any:
+    """``and`` and ``or`` as Triton's compiler reads them: elementwise, and constants end them early."""
+    result: Any = None
+    for operand in operands:
+        value = operand()
+        if not isinstance(value, core.tensor):
+            if bool(value) is (name == "logical_or"):
+                return value
+            result = value if result is None else result
+        else:
+            is_first = not isinstance(result, core.tensor)
+            result = value if is_first else getattr(running.semantic, name)(result, value)
+    return result
+
+
+def tensor_of(value: Any, dtype: Any) -> Any:
+    """Return a scalar of a kernel."""
+    return core.tensor(TensorHandle(np.array([value], dtype=numpy_dtype(dtype)), dtype), dtype)
+
+
+def _range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Iterator[Any]:
+    bounds = (0, start, step) if stop is None else (start, stop, 1 if step is None else step)
+    wide = any(isinstance(each, core.tensor) and each.dtype == tl.int64 for each in bounds)
+    for value in builtins.range(*map(operator.index, bounds)):
+        yield tensor_of(value, tl.int64 if wide else tl.int32)
+
+
+def _static_range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Any:
+    bounds = (0, start, step) if stop is None else (start, stop, step)
+    return builtins.range(*map(operator.index, bounds))
+
+
+def _static_assert(condition: Any, message: Any = "") -> None:
+    if not condition:
+        raise AssertionError(f"tl.static_assert failed: {message}")
+
+
+# ---- reductions and scans --------------------------------------------------------------------------------------------
+
+_UFUNCS: dict[Any, Any] = {
+    combine_sum: np.add,
+    combine_max: np.fmax,
+    combine_min: np.fmin,
+}
+"""Functions of Triton with which NumPy reduces in one call, of dtypes that it has."""
+
+
+def _as_tensors(arrays: list[Any], like: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return tensors of a kernel; the first axis of the arrays is that of the instances."""
+    made = []
+    for array, each in zip(arrays, like, strict=True):
+        scalar = each.dtype.scalar
+        data = array.astype(numpy_dtype(scalar), copy=False)
+        block = core.block_type(scalar, list(data.shape[1:])) if data.ndim > 1 else scalar
+        made.append(core.tensor(TensorHandle(data, scalar), block))
+    return tuple(made)
+
+
+def _combined(function: Any, one: list[Any], other: list[Any], like: tuple[Any, ...]) -> list[Any]:
+    found = called(function)(*_as_tensors(one, like), *_as_tensors(other, like))
+    found = found if isinstance(found, (tuple, core.tuple)) else (found,)
+    made = [running.semantic.to_tensor(each).handle.data for each in found]
+    return [
+        np.broadcast_to(each, np.broadcast_shapes(each.shape, old.shape)) for each, old in zip(made, one, strict=True)
+    ]
+
+
+def _inputs(input: Any) -> tuple[tuple[Any, ...], list[Any]]:
+    """Return the tensors of a reduction or scan, and their values for the same instances."""
+    like = tuple(input) if isinstance(input, (tuple, core.tuple)) else (input,)
+    return like, list(np.broadcast_arrays(*(each.handle.data for each in like)))
+
+
+def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
+    """``tl.reduce``: neighbours are combined first, so that a function that does not commute gets them in order."""
+    axis, keeps = constant(axis), constant(keep_dims)
+    like, arrays = _inputs(input)
+    count, *shape = arrays[0].shape
+    kept = [1] * len(shape)
+    if axis is None:
+        arrays = [each.reshape(count, -1) for each in arrays]
+    else:
+        axis %= len(shape)
+        kept = [*shape[:axis], 1, *shape[axis + 1 :]]
+        arrays = [np.moveaxis(each, axis + 1, -1) for each in arrays]
+    ufunc = _UFUNCS.get(combine_fn)
+    if ufunc is not None and like[0].dtype.scalar not in _INEXACT:
+        arrays = [ufunc.reduce(arrays[0], axis=-1, dtype=arrays[0].dtype)]
+    else:
+        while arrays[0].shape[-1] > 1:
+            arrays = _combined(combine_fn, [a[..., 0::2] for a in arrays], [a[..., 1::2] for a in arrays], like)
+        arrays = [each[..., 0] for each in arrays]
+    made = _as_tensors([each.reshape(-1, *kept) if keeps else each for each in arrays], like)
+    return made if isinstance(input, (tuple, core.tuple)) else made[0]
+
+
+def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
+    axis, shape = constant(axis), list(input.handle.data.shape[1:])
+    if axis is None:
+        shape, axis = [math.prod(shape)], 0
+        input = running.semantic.reshape(input, shape, can_reorder=False)
+    places = np.arange(shape[axis], dtype=np.int32).reshape(
+        1, *(-1 if i == axis % len(shape) else 1 for i in range(len(shape)))
+    )
+    handle = TensorHandle(np.broadcast_to(places, (1, *shape)), tl.int32)
+    return _reduce((input, core.tensor(handle, core.block_type(tl.int32, shape))), axis, combine_fn, keep_dims)
+
+
+def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: Any) -> Any:
+    """``tl.associative_scan``: each step combines an element with the one 1, 2, 4, ... before it."""
+    axis, backwards = constant(axis), constant(reverse)
+    like, arrays = _inputs(input)
+    axis = axis % (arrays[0].ndim - 1) + 1
+    arrays = [np.moveaxis(each, axis, -1) for each in arrays]
+    arrays = [each[..., ::-1] if backwards else each for each in arrays]
+    length = arrays[0].shape[-1]
+    distance = 1
+    while distance < length:
+        earlier = [np.roll(each, distance, axis=-1) for each in arrays]
+        found = _combined(combine_fn, earlier, arrays, like)
+        arrays = [np.where(np.arange(length) < distance, old, new) for old, new in zip(arrays, found, strict=True)]
+        distance *= 2
+    arrays = [np.moveaxis(each[..., ::-1] if backwards else each, -1, axis) for each in arrays]
+    made = _as_tensors(arrays, like)
+    return made if isinstance(input, (tuple, core.tuple)) else made[0]
+
+
+def _hint(input: Any, values: Any = None, **options: Any) -> Any:
+    return input
+
+
+_INEXACT = frozenset(each for each in (tl.bfloat16, tl.float8e5, tl.float8e4nv, tl.float8e4b8, tl.float8e5b16))
+
+_OWN: dict[Any, Callable[..., Any]] = {
+    builtins.range: _range,
+    tl.range: _range,
+    tl.static_range: _static_range,
+    tl.static_assert: _static_assert,
+    tl.static_print: builtins.print,
+    core.reduce: _reduce,
+    reduce_with_indices: _reduce_with_indices,
+    core.associative_scan: _scan,
+    tl.multiple_of: _hint,
+    tl.max_contiguous: _hint,
+    tl.max_constancy: _hint,
+}
+"""What runs in the place of functions that Triton's compiler treats in its own way."""
+
+_METHODS = {"reduce": core.reduce, "associative_scan": core.associative_scan}
+
+_FREE: dict[str, Callable[..., Any]] = {
+    _FUNCTION: called,
+    _ATTRIBUTE: attribute,
+    _LOGICAL: _logical,
+    _ASSIGNED: lambda value: running.semantic.to_tensor(value, False),
+}
+"""The names that :class:`_Rewriter` puts into a kernel."""
+
+
+# ---- tensors of a kernel ---------------------------------------------------------------------------------------------
+
+
+def with_semantic(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator of Triton's tensors that finds the semantic of the kernel which this thread runs."""
+
+    @functools.wraps(original)
+    def operate(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{"_semantic": running.semantic, **kwargs})
+
+    return operate
+
+
+def truth(original: Any) -> Any:
+    """Return ``tensor.__bool__``: of one element alone, since Triton's compiler refuses other conditions."""
+
+    def is_true(self: Any) -> bool:
+        # Triton's own code asks whether there is a tensor at all.
+        if running.semantic is None or not _FREE.keys() & sys._getframe(1).f_code.co_freevars:
+            return True
+        if self.type.is_block():
+            raise ValueError("a tensor of several elements is no condition. Reduce it by tl.max, or use tl.where.")
+        return bool(running.semantic.builder.one(self.handle))
+
+    return is_true
+
+
+def index(original: Any) -> Any:
+    """Return ``tensor.__index__``."""
+
+    def as_int(self: Any) -> int:
+        if running.semantic is None:
+            raise TypeError(f"{type(self).__name__!r} object cannot be interpreted as an integer")
+        return int(running.semantic.builder.one(self.handle))
+
+    return as_int
+
+
+def shown(original: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Return ``tensor.__str__``: the values, while a kernel runs."""
+    return lambda self: original(self) if running.semantic is None else str(self.handle.data)
+
+
+def transposed(original: Any) -> property:
+    """Return ``tensor.T``."""
+    return property(
+        lambda self: original.__get__(self) if running.semantic is None else running.semantic.permute(self, (1, 0))
+    )
+
+
+def dtype_to_ir(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``dtype.to_ir``, which in MLIR does not tell signed integers from unsigned ones."""
+    return lambda self, builder: tl.dtype(self.name) if isinstance(builder, NumpyBuilder) else original(self, builder)
+
+
+OPERATORS = tuple(name for name in dir(core.tensor) if name.startswith("__") and is_builtin(getattr(core.tensor, name)))
+"""The operators of Triton's tensors."""
+
+
+def semantic_of(builder: NumpyBuilder) -> Any:
+    """Return Triton's semantic over a builder."""
+    return TritonSemantic(builder)

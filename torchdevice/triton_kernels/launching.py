@@ -1,0 +1,366 @@
+"""A launch: its arguments as Triton specialises them, an operator of torch, and the instances of the grid in turn.
+
+The launch is an operator of torch, ``torchdevice_triton::launch``, whose kernel is for the CPU. So a simulated device,
+a recorder of races, a capture of a graph and the fallback of MPS treat it as any other operator that the target runs by
+a kernel of the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdevice.core.context import Context
+from torchdevice.engines.rewriters import native_device
+from torchdevice.errors import KernelRaceError, RaceWarning
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.logs import logger
+from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
+from torchdevice.journal.callers import program_line, warn_at
+from torchdevice.simulation import policy
+from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
+from torchdevice.triton_kernels.driver import target_of
+from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, running, semantic_of, tensor_of
+from torchdevice.triton_kernels.memory import Memory, Races
+from torchdevice.triton_kernels.numpy_builder import DivergedError, NumpyBuilder
+from torchdevice.triton_kernels.triton_internals import (
+    ASTSource,
+    TensorDescriptor,
+    TensorHandle,
+    TensorWrapper,
+    binder_of,
+    compile_kernel,
+    core,
+    knobs,
+    make_backend,
+    pack_args,
+    type_of,
+)
+
+_set_eval_frame = importlib.import_module("torch._C._dynamo.eval_frame").set_eval_frame
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+
+_LIMITS = (2**31 - 1, 65535, 65535)
+"""The largest grid of CUDA."""
+
+_ELEMENTS, _INSTANCES = 2**18, 1024
+"""How many elements the blocks of a group may have, and how many instances a group."""
+
+_DEPTH = 6
+"""How often a group may part before its instances run one by one."""
+
+_SECONDS = 10.0
+"""How often a long launch says how far it is."""
+
+
+class Launch:
+    """One launch of a kernel.
+
+    Args:
+        context: The scope.
+        kernel: The kernel.
+        args: Its arguments.
+        kwargs: Its keyword arguments, and options such as ``num_warps``.
+    """
+
+    def __init__(self, context: Context, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self.context, self.kernel = context, kernel
+        kwargs["debug"] = kwargs.get("debug", kernel.debug) or knobs.runtime.debug
+        for hook in kernel.pre_run_hooks:
+            hook(*args, **kwargs)
+        self.backend = make_backend(target_of(context))
+        binder = binder_of(kernel.signature, kernel.params, self.backend)
+        self.bound, self.specialization, self._given = binder(*args, **kwargs)
+        self.options, self.signature, self._constants, self._attributes = pack_args(
+            kernel, self.backend, self._given, self.bound, self.specialization, self._given
+        )
+        self.grid: tuple[int, ...] = (1, 1, 1)
+        self.instance: tuple[int, ...] = (0, 0, 0)
+
+    def compiled(self) -> Any:
+        """Return what Triton compiles of the kernel for the scope's compute capability, which needs no GPU."""
+        source = ASTSource(self.kernel, self.signature, self._constants, self._attributes)
+        return compile_kernel(source, target=target_of(self.context), options=self.options.__dict__)
+
+    def start(self, grid: Any) -> None:
+        """Run the grid, after what CUDA checks at a launch."""
+        grid = tuple(int(each) for each in (grid(self.bound) if callable(grid) else grid))
+        self.grid = (*grid, 1, 1, 1)[:3]
+        if any(size > limit or size < 0 for size, limit in zip(self.grid, _LIMITS, strict=True)):
+            raise RuntimeError(
+                f"Triton Error [CUDA]: invalid argument: the grid {self.grid} is beyond CUDA's {_LIMITS}."
+            )
+        if not all(self.grid):
+            return
+        storages: dict[int, torch.Tensor] = {}
+        self._names: dict[int, list[str]] = {}
+        for name, address, whole in self._storages():
+            storages[address] = whole
+            self._names.setdefault(address, []).append(name)
+        number = next(_numbers)
+        _launches[number] = self
+        try:
+            # Below autograd and the count of versions: a kernel's writes are noticed by neither on a GPU.
+            with torch._C.DisableTorchFunction(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):
+                launch = torch.ops.torchdevice_triton.launch.default
+                launch(list(storages.values()), number)
+        finally:
+            # A graph that was captured runs the launch again.
+            if self.context.thread.capture is None:
+                del _launches[number]
+
+    def _storages(self) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """Yield for each argument with a storage its name, the storage's address and a tensor that covers it."""
+        for position, (name, value) in enumerate(self.bound.items()):
+            for tensor in _pointers(value):
+                self._check_device(tensor, position)
+                with torch._C.DisableTorchFunction():
+                    storage = tensor.untyped_storage()
+                    size = storage.nbytes() // tensor.itemsize
+                    whole = tensor.detach().as_strided((size,), (1,), 0)
+                    if size:
+                        yield name, storage.data_ptr(), whole
+
+    def _check_device(self, tensor: torch.Tensor, position: int) -> None:
+        """Raise what Triton and CUDA raise for memory that the current device cannot use."""
+        if self.context.runtime.shares_host_memory:
+            return
+        device = native_device(tensor)
+        if device.type != self.context.device_type:
+            if not tensor.is_pinned():
+                raise ValueError(f"Pointer argument (at {position}) cannot be accessed from Triton (cpu tensor?)")
+        elif device != self.context.target:
+            current = self.context.thread.device_index
+            self.fault(
+                f"is launched on cuda:{current}, the current device, and argument {position} is on "
+                f"cuda:{device.index}. Launch it under torch.cuda.device(tensor.device)"
+            )
+
+    # ---- the grid ----------------------------------------------------------------------------------------------------
+
+    def run(self, wholes: list[torch.Tensor]) -> None:
+        """Run all instances on CPU tensors that cover the storages."""
+        races = Races(self._report_race) if self.context.options.races else None
+        memory = Memory(self.fault, self._is_allocated, races)
+        places = {
+            address: memory.place(" or ".join(map(repr, dict.fromkeys(names))), whole)
+            for (address, names), whole in zip(self._names.items(), wholes, strict=True)
+        }
+        builder = NumpyBuilder(memory, self.options, self.backend.get_codegen_implementation(self.options))
+        before, running.semantic = running.semantic, semantic_of(builder)
+        try:
+            # NumPy warns of what a GPU computes silently: infinities, NaN, integers that wrap.
+            with np.errstate(all="ignore"):
+                args, kwargs = self._converted(places)
+                self._run_instances(builder, races, args, kwargs)
+        finally:
+            running.semantic = before
+
+    def _run_instances(self, builder: NumpyBuilder, races: Races | None, args: list[Any], kwargs: Any) -> None:
+        """Run the instances in groups, after the first one alone, which shows how large its blocks are."""
+        function, memory = function_of(self.kernel), builder.memory
+        x, y, z = self.grid
+        total, done, told = x * y * z, 0, time.monotonic()
+        builder.set_grid_dim(x, y, z)
+        size, self._whole = 1, races is None
+        while done < total:
+            # x is the innermost, in the order in which CUDA begins the blocks.
+            numbers = np.arange(done, min(done + size, total))
+            group = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1).astype(np.int32)
+            if races is not None:
+                races.instance = done
+            self._run_group(builder, lambda: function(*args, **kwargs), group)
+            done += len(group)
+            size = min(max(_ELEMENTS // memory.largest, 1), _INSTANCES) if self._whole else 1
+            if time.monotonic() - told > _SECONDS:
+                told = time.monotonic()
+                logger.warning("Triton kernel %s: %d of %d instances", self.kernel.__name__, done, total)
+
+    def _run_group(self, builder: NumpyBuilder, call: Callable[[], Any], group: Any, depth: int = 0) -> None:
+        """Run instances together; where a condition parts them, undo what they did and run each part."""
+        builder.group, memory = group, builder.memory
+        memory.logs = [] if len(group) > 1 else None
+        self.instance = tuple(group[0].tolist())
+        try:
+            call()
+            return
+        except DivergedError as error:
+            values = error.values
+            memory.undo()
+        except Exception as error:
+            if hasattr(error, "add_note") and not isinstance(error, (torch.AcceleratorError, KernelRaceError)):
+                error.add_note(f"{self.place()} raised it.")  # the other two say it; Python 3.10 has no notes
+            raise
+        parts = np.unique(values)
+        if len(parts) > len(group) // 2 or depth == _DEPTH:
+            # Nearly each goes its own way, and so will those to come.
+            self._whole = False
+            parts, values = np.arange(len(group)), np.arange(len(group))
+        for part in parts:
+            self._run_group(builder, call, group[values == part], depth + 1)
+
+    def place(self) -> str:
+        """Return the kernel, the line of it that runs or has failed, and the instance."""
+        file = self.kernel.fn.__code__.co_filename
+        line = f"{file}:{_line_in(file)}"
+        return f"The Triton kernel {self.kernel.__name__!r}, {line}, instance {self.instance} of {self.grid}"
+
+    def fault(self, what: str, instance: Any = (0, 0, 0)) -> None:
+        """Raise CUDA's error for an illegal address, after which a simulated device runs nothing."""
+        self.instance = tuple(map(int, instance))
+        note = f"{self.place()} {what}."
+        if self.context.policy is not None:
+            policy.lose(note, ILLEGAL_ADDRESS)
+        raise cuda_error(ILLEGAL_ADDRESS, note)
+
+    def _is_allocated(self, first: int, end: int) -> bool:
+        """Return whether memory that is no argument's is a tensor's: kernels may read pointers from memory."""
+        runtime = self.context.runtime
+        if runtime.shares_host_memory:
+            return first > _ZERO_PAGE  # the process's memory, of which nobody keeps a list
+        blocks = runtime.blocks(self.context.thread.device_index) if self.context.policy is not None else []
+        return any(each.address <= first and end <= each.address + each.requested for each in blocks)
+
+    def _report_race(self, what: str, number: int) -> None:
+        x, y, _ = self.grid
+        other = "several" if number < 0 else str((number % x, number // x % y, number // (x * y)))
+        text = f"{self.place()} {what}: {other}. Nothing orders instances but atomics. Let each write its own elements."
+        if self.context.options.races == "error":
+            raise KernelRaceError(text)
+        warn_at(program_line(), RaceWarning(text), RaceWarning)
+
+    # ---- arguments ---------------------------------------------------------------------------------------------------
+
+    def _converted(self, places: Mapping[int, int]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments as the kernel sees them: constants as they are, pointers and scalars as tensors."""
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        parameters = self.kernel.signature.parameters.values()
+        for parameter, (kind, *_), value in zip(parameters, self.specialization, self.bound.values(), strict=True):
+            made = self._value(kind, value, places)
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                args.extend(made)
+            elif parameter.kind is parameter.KEYWORD_ONLY:
+                kwargs[parameter.name] = made
+            else:
+                args.append(made)
+        return args, kwargs
+
+    def _value(self, kind: Any, value: Any, places: Mapping[int, int]) -> Any:
+        if isinstance(kind, tuple):
+            made = [self._value(each, inner, places) for each, inner in zip(kind, value, strict=True)]
+            is_named = isinstance(value, tuple) and type(value) is not tuple
+            return type(value)(*made) if is_named else core.tuple(made)
+        if kind == "constexpr":
+            return value.value if isinstance(value, core.constexpr) else value
+        if isinstance(value, TensorDescriptor):
+            sizes = [tensor_of(size, core.int32) for size in value.shape]
+            strides = [*(tensor_of(stride, core.int64) for stride in value.strides[:-1]), 1]
+            base = self._pointer(f"*{kind.partition('<')[2].partition('[')[0]}", value.base, places)
+            return running.semantic.make_tensor_descriptor(base, sizes, strides, value.block_shape, value.padding)
+        if kind[0] == "*":
+            return self._pointer(kind, value, places)
+        return tensor_of(value, type_of(kind, None))
+
+    def _pointer(self, kind: str, value: Any, places: Mapping[int, int]) -> Any:
+        (tensor,) = _pointers(value)
+        with torch._C.DisableTorchFunction():
+            first = places.get(tensor.untyped_storage().data_ptr(), 0)
+            address = first + tensor.storage_offset() * tensor.itemsize
+        dtype = type_of(kind, None)
+        return core.tensor(TensorHandle(np.array([address], dtype=np.uint64), dtype), dtype)
+
+
+_ZERO_PAGE = 65535
+
+_numbers = itertools.count()
+_launches: dict[int, Launch] = {}
+"""The launches in progress, and those of captured graphs, by the number that the operator gets."""
+
+
+def _pointers(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an argument."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (TensorDescriptor, TensorWrapper)):
+        yield from _pointers(value.base)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _pointers(each)
+
+
+def _line_in(file: str) -> int:
+    """Return the line of a file that runs, or that raised the error which is being handled."""
+    error = sys.exc_info()[1]
+    lines = []
+    traceback = error.__traceback__ if error is not None else None
+    while traceback is not None:
+        lines += [traceback.tb_lineno] if traceback.tb_frame.f_code.co_filename == file else []
+        traceback = traceback.tb_next
+    if lines:
+        return lines[-1]
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return frame.f_lineno if frame is not None else 0
+
+
+@functools.cache
+def operator() -> torch.library.Library:
+    """Define the operator, once in a process."""
+    library = torch.library.Library("torchdevice_triton", "DEF")
+    library.define("launch(Tensor(a!)[] memory, int number) -> ()")
+    library.impl("launch", lambda memory, number: _launches[number].run(memory), "CPU")
+    library.impl("launch", lambda memory, number: None, "Meta")
+    return library
+
+
+def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    """``JITFunction.run``."""
+    if context.runtime.makes_triton_code:
+        return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+    # Dynamo would trace the frames below a graph break, which are those of the interpreter.
+    before = _set_eval_frame(None)
+    try:
+        operator()
+        context.report(f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT)
+        launch = Launch(context, as_jit(kernel), args, kwargs)
+        return launch.compiled() if warmup else launch.start(grid)
+    finally:
+        _set_eval_frame(before)
+
+
+run._torchdynamo_disable = True  # type: ignore[attr-defined]  # in compiled code, a launch ends the graph
+
+
+def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
+    """``Autotuner.run``: the first configuration that is not pruned, since times of the interpreter say nothing."""
+    if context.runtime.makes_triton_code:
+        return original(tuner, *args, **kwargs)
+    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    context.report("triton.autotune", "the first configuration", Fidelity.INERT)
+    config = tuner.best_config = tuner.prune_configs(kwargs)[0]
+    if config.pre_hook is not None:
+        config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
+    tuner.nargs = None
+    return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+
+
+class Launcher:
+    """What a kernel that ``warmup`` compiled is launched by: ``driver.launcher_cls``."""
+
+    def __init__(self, source: Any, metadata: Any):
+        self._kernel = source.fn
+
+    def __call__(self, x: int, y: int, z: int, stream: int, function: Any, *rest: Any) -> None:
+        # The packed metadata, that of the launch and two hooks come before the arguments.
+        self._kernel.run(*rest[4:], grid=(x, y, z), warmup=False)

@@ -1,0 +1,85 @@
+"""CUDA's ``libdevice``, by the functions of torch and NumPy that compute the same."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdevice.core.thread_state import refuse
+
+
+def by_torch(function: Callable[..., torch.Tensor], *args: Any) -> Any:
+    """Return what a function of torch gives for arrays."""
+    taken = np.broadcast_arrays(*args)
+    return function(*(torch.from_numpy(np.ascontiguousarray(each)) for each in taken)).numpy()
+
+
+def _rounded_half_away(values: Any) -> Any:
+    return np.copysign(np.floor(np.abs(values) + 0.5), values)
+
+
+_BY_NAME: dict[str, Callable[..., Any]] = {
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "atanh": np.arctanh,
+    "div_rn": np.divide,
+    "add_rn": np.add,
+    "sub_rn": np.subtract,
+    "mul_rn": np.multiply,
+    "sqrt_rn": np.sqrt,
+    "exp10": lambda x: np.power(10, x, dtype=x.dtype),
+    "finite": np.isfinite,
+    "fma": lambda x, y, z: x.astype(np.float64) * y + z,
+    "isfinited": np.isfinite,
+    "isinfd": np.isinf,
+    "isnand": np.isnan,
+    "j0": torch.special.bessel_j0,
+    "j1": torch.special.bessel_j1,
+    "lgamma": torch.lgamma,
+    "llrint": np.rint,
+    "nearbyint": np.rint,
+    "normcdf": torch.special.ndtr,
+    "normcdfinv": torch.special.ndtri,
+    "pow": np.power,
+    "rcbrt": lambda x: 1 / np.cbrt(x),
+    "rcp_rn": np.reciprocal,
+    "round": _rounded_half_away,
+    "llround": _rounded_half_away,
+    "rsqrt": torch.rsqrt,
+    "rsqrt_rn": torch.rsqrt,
+    "saturate": lambda x: np.clip(x, 0, 1),
+    "fdim": lambda x, y: np.maximum(x - y, 0),
+    "sinpi": lambda x: np.sin(np.pi * x.astype(np.float64)),
+    "cospi": lambda x: np.cos(np.pi * x.astype(np.float64)),
+    "y0": torch.special.bessel_y0,
+    "y1": torch.special.bessel_y1,
+}
+"""The functions whose names in ``libdevice`` are not those of NumPy or torch."""
+
+
+@functools.cache
+def function(symbol: str) -> Callable[..., Any]:
+    """Return the function for a symbol such as ``__nv_tanhf``.
+
+    Raises:
+        NotSupportedError: There is none.
+    """
+    name = symbol.removeprefix("__nv_").removeprefix("fast_")
+    for each in (name, name.removesuffix("f")):
+        # torch first: its special functions are the more exact.
+        found = _BY_NAME.get(each) or getattr(torch.special, each, None) or getattr(np, each, None)
+        if found is not None:
+            is_numpys = isinstance(found, np.ufunc) or found in _PLAIN
+            return found if is_numpys else functools.partial(by_torch, found)
+    refuse(f"tl.extra.libdevice: {symbol}", "Write the function with tl.math, or run the kernel on a GPU.")
+
+
+_PLAIN = frozenset(each for each in _BY_NAME.values() if getattr(each, "__module__", "") == __name__)

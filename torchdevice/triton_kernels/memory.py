@@ -1,0 +1,191 @@
+"""The memory of a launch: each argument has addresses of its own, and each access is looked at.
+
+A kernel gets addresses of a space in which every storage among its arguments has a region of 16 TiB to itself, with the
+storage in the middle. So an address outside a storage tells which argument it was computed from, and by how much it is
+outside, also where the memory after it belongs to another tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from torchdevice.lowlevel import memory_windows
+
+_SHIFT = 44
+_ALIGNMENT = 4095
+"""Addresses keep their last bits, since kernels may ask whether they are aligned."""
+
+
+class Region(NamedTuple):
+    """Where a storage is.
+
+    Attributes:
+        name: The arguments with the storage.
+        first: The first address, as the kernel sees it.
+        size: The size in bytes.
+        offset: What leads from the kernel's addresses to those of the process.
+        itemsize: The size of an element.
+    """
+
+    name: str
+    first: int
+    size: int
+    offset: int
+    itemsize: int
+
+
+class Memory:
+    """The storages of a launch.
+
+    Args:
+        fault: Raises for an access outside of them, with a text that says what it was, and the instance.
+        foreign: Returns whether an address of the process that no argument has may be used: that of a tensor whose
+            pointer the program took itself.
+        races: Told of each access; None where nothing looks for races.
+
+    Attributes:
+        largest: The largest number of elements that an instance has accessed at once.
+        logs: What memory held before writes of the group that runs; None where nothing is kept.
+    """
+
+    def __init__(
+        self, fault: Callable[[str, Any], None], foreign: Callable[[int, int], bool], races: Races | None = None
+    ):
+        self._fault, self._foreign, self._races = fault, foreign, races
+        self._regions: list[Region] = []
+        self.largest = 1
+        self.logs: list[tuple[Any, Any, Any]] | None = None
+
+    def place(self, name: str, memory: torch.Tensor) -> int:
+        """Give a storage addresses, and return the first.
+
+        Args:
+            name: The arguments that have it.
+            memory: A CPU tensor that covers it.
+        """
+        address, number = memory.data_ptr(), len(self._regions) + 1
+        first = (number << _SHIFT) + (1 << (_SHIFT - 1)) + (address & _ALIGNMENT)
+        size = memory.untyped_storage().nbytes() if memory.numel() else 0
+        self._regions.append(Region(name, first, size, address - first, memory.itemsize))
+        return first
+
+    def addresses(self, pointers: Any, active: Any, size: int, access: str, group: Any) -> tuple[Any, Any]:
+        """Return the addresses in the process for those of a kernel, and the lanes that are active.
+
+        Args:
+            pointers: The kernel's addresses.
+            active: The lanes that are active, of the same shape.
+            size: The bytes that each reads or writes.
+            access: ``"reads"``, ``"writes"`` or ``"updates"`` (an atomic).
+            group: The instances, along the first axis.
+        """
+        found = pointers if active.all() else pointers[active]
+        self.largest = max(self.largest, pointers.size // len(pointers))
+        if not found.size:
+            return pointers, active
+        first, last = int(found.min()) >> _SHIFT, int(found.max()) >> _SHIFT
+        if first == last:
+            return pointers + self._offset(first, pointers, active, found, size, access, group), active
+        result = pointers.copy()
+        for number in np.unique(found >> np.uint64(_SHIFT)).tolist():
+            within = active & (pointers >> np.uint64(_SHIFT) == number)
+            result[within] += self._offset(number, pointers, within, pointers[within], size, access, group)
+        return result, active
+
+    def _offset(self, number: int, pointers: Any, active: Any, found: Any, size: int, access: str, group: Any) -> Any:
+        """Return what leads from addresses of one region to those of the process, if all are in the storage."""
+        lowest, highest = int(found.min()), int(found.max())
+        if not 0 < number <= len(self._regions):
+            if not self._foreign(lowest, highest + size):
+                text = f"{access} {size} bytes at the address {lowest:#x}, which is no tensor's on the device"
+                self._fault(text, group[0])
+            return np.uint64(0)
+        region = self._regions[number - 1]
+        if lowest < region.first or highest + size > region.first + region.size:
+            outside = active & ((pointers < region.first) | (pointers + np.uint64(size) > region.first + region.size))
+            instance = np.nonzero(outside)[0][0]
+            one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
+            self._fault(_told(region, pointers[one], active[one], outside[one], size, access), group[instance])
+        if self._races is not None:
+            self._races.note(region, (found - np.uint64(region.first)) // np.uint64(region.itemsize), access)
+        return np.uint64(region.offset % 2**64)
+
+    # ---- going back --------------------------------------------------------------------------------------------------
+
+    def log(self, at: Any, active: Any, dtype: Any) -> None:
+        """Keep what memory holds before a kernel writes to it, where :meth:`undo` may be called."""
+        if self.logs is not None:
+            self.logs.append((at, active, memory_windows.read(at, active, np.zeros(at.shape, dtype), dtype)))
+
+    def undo(self) -> None:
+        """Write back what memory held before the writes that were logged."""
+        for at, active, values in reversed(self.logs or []):
+            memory_windows.write(at, active, values)
+        self.logs = None
+
+
+def _told(region: Region, pointers: Any, active: Any, outside: Any, size: int, access: str) -> str:
+    offset = int(pointers[outside][0]) - region.first
+    return (
+        f"{access} {size} bytes at offset {offset} of the {region.size} bytes of argument {region.name} "
+        f"({int(outside.sum())} of {int(active.sum())} lanes that the mask lets through are outside)"
+    )
+
+
+class Races:
+    """The instance that last wrote and the one that read each element, and which instances are ordered by atomics.
+
+    Args:
+        report: Told of a race: what happens, and the number of the earlier instance.
+
+    Attributes:
+        instance: The number of the instance that runs.
+    """
+
+    def __init__(self, report: Callable[[str, int], None]):
+        self._report = report
+        self._accesses: dict[str, tuple[Any, Any]] = {}
+        # Instance -> those before it, by atomics on the same address.
+        self._before: dict[int, set[int]] = {}
+        self._released: dict[tuple[str, int], set[int]] = {}
+        self.instance = 0
+
+    def note(self, region: Region, elements: Any, access: str) -> None:
+        """Look at an access to elements of a storage."""
+        elements = elements.astype(np.int64)
+        before = self._before.setdefault(self.instance, set())
+        if access == "updates":
+            for element in elements.tolist()[:_ATOMICS]:
+                released = self._released.setdefault((region.name, element), set())
+                before |= released
+                released |= before | {self.instance}
+            return
+        shape = -(-region.size // region.itemsize)
+        if region.name not in self._accesses:
+            self._accesses[region.name] = np.full(shape, _NOBODY, np.int32), np.full(shape, _NOBODY, np.int32)
+        writers, readers = self._accesses[region.name]
+        self._check(region, elements, writers, access, "writes", before)
+        if access == "writes":
+            self._check(region, elements, readers, access, "reads", before)
+            writers[elements] = self.instance
+        else:
+            known = readers[elements]
+            readers[elements] = np.where((known == _NOBODY) | (known == self.instance), self.instance, _MANY)
+
+    def _check(self, region: Region, elements: Any, known: Any, access: str, earlier: str, before: set[int]) -> None:
+        found = known[elements]
+        ordered = [_NOBODY, self.instance, *before, *([_MANY] if before else [])]
+        races = ~np.isin(found, ordered)
+        if races.any():
+            where = int(elements[races][0])
+            other = int(found[races][0])
+            self._report(f"{access} element {where} of argument {region.name}, which another instance {earlier}", other)
+
+
+_NOBODY, _MANY = -1, -2
+_ATOMICS = 64
+"""How many elements of an atomic order instances: locks and counters are one."""

@@ -1,0 +1,369 @@
+"""The operations of a kernel on NumPy arrays: those of Triton's interpreter, corrected where a GPU's values differ.
+
+The interpreter keeps bfloat16 and float8 as integers of their bits, and computes with these integers. Here they are
+decoded to float32 and rounded again to nearest, as torch and the GPU do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdevice.core.thread_state import refuse
+from torchdevice.lowlevel import memory_windows
+from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
+from torchdevice.triton_kernels import libdevice
+from torchdevice.triton_kernels.memory import Memory
+from torchdevice.triton_kernels.triton_internals import (
+    InterpreterBuilder,
+    TensorHandle,
+    ir,
+    numpy_dtype,
+    tl,
+)
+
+_SMALL_FLOATS = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e5: torch.float8_e5m2,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e4b8: torch.float8_e4m3fnuz,
+    tl.float8e5b16: torch.float8_e5m2fnuz,
+}
+"""Floating dtypes that NumPy lacks, and torch's. Triton alone has float8e4b15, which stays the interpreter's."""
+
+_BITS: dict[int, Any] = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.uint16)}
+
+
+def decoded(handle: Any) -> Any:
+    """Return the values of a handle, as float32 where NumPy lacks the dtype."""
+    dtype = _SMALL_FLOATS.get(handle.dtype.scalar)
+    if dtype is None or handle.data.dtype.kind not in "iu":
+        return handle.data
+    bits, _ = _BITS[dtype.itemsize]
+    as_torch = torch.from_numpy(np.ascontiguousarray(handle.data).view(str(bits).removeprefix("torch.")))
+    return as_torch.view(dtype).float().numpy()
+
+
+def encoded(values: Any, dtype: Any) -> Any:
+    """Return a handle of values in a dtype, rounded to nearest; float8 saturates, as CUDA's conversions do."""
+    dtype = dtype.scalar
+    if values.dtype == np.bool_:
+        return TensorHandle(values, tl.int1)
+    small = _SMALL_FLOATS.get(dtype)
+    if small is None:
+        return TensorHandle(values.astype(numpy_dtype(dtype), copy=False), dtype)
+    bits, as_numpy = _BITS[small.itemsize]
+    wide = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    if small.itemsize == 1:
+        limit = torch.finfo(small).max
+        wide = wide.clamp(-limit, limit)
+    return TensorHandle(wide.to(small).view(bits).numpy().view(as_numpy), dtype)
+
+
+def _as_tf32(values: Any) -> Any:
+    """Round float32 to the 10 bits of TF32's mantissa, to nearest and ties away from zero, as ``cvt.rna`` does."""
+    rounded = (values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(values), rounded.view(np.float32), values)
+
+
+class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
+    """Computes on NumPy arrays what Triton's semantic asks a builder of MLIR for.
+
+    Args:
+        memory: The memory of the launch.
+        options: The backend's options of the launch.
+        functions: The backend's functions by name, of which the smallest shapes of ``tl.dot`` are used.
+
+    Attributes:
+        group: The instances that run together, as rows of their three numbers. The first axis of every array is that of
+            the instances, and has the length 1 where all of them have the same value.
+    """
+
+    def __init__(self, memory: Memory, options: Any, functions: dict[str, Any]):
+        super().__init__()
+        self.group = np.zeros((1, 3), np.int32)
+        self.memory = memory
+        self.options = options
+        self.codegen_fns["min_dot_size"] = functions["min_dot_size"]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("create_", "get_")):
+            return functools.partial(_refuse, name.partition("_")[2])
+        raise AttributeError(name)
+
+    # ---- instances ---------------------------------------------------------------------------------------------------
+
+    def create_get_program_id(self, axis: int) -> Any:
+        return TensorHandle(self.group[:, axis], tl.int32)
+
+    def one(self, handle: Any) -> Any:
+        """Return the value of a scalar that Python needs: of a condition, or of a loop's bound.
+
+        Raises:
+            DivergedError: The instances of the group have several values.
+        """
+        values = handle.data.reshape(-1)
+        if len(values) > 1 and (values != values[0]).any():
+            raise DivergedError(values)
+        return values[0].item()
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def _at(self, pointers: Any, mask: Any, access: str) -> Any:
+        size = numpy_dtype(pointers.get_element_ty()).itemsize
+        active, at = np.broadcast_arrays(True if mask is None else mask.data, pointers.data)
+        return self.memory.addresses(at, active, size, access, self.group)
+
+    def create_load(self, ptr: Any, *rest: Any) -> Any:
+        return self.create_masked_load(ptr, None, None, *rest)
+
+    def create_store(self, ptr: Any, val: Any, *rest: Any) -> Any:
+        return self.create_masked_store(ptr, val, None, *rest)
+
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
+        at, active = self._at(ptrs, mask, "reads")
+        dtype = ptrs.get_element_ty()
+        kind = numpy_dtype(dtype)
+        default = np.zeros((), kind) if other is None else other.data
+        at, active, default = np.broadcast_arrays(at, active, default)
+        return TensorHandle(memory_windows.read(at, active, default, kind), dtype)
+
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> None:
+        at, active = self._at(ptrs, mask, "writes")
+        at, active, values = np.broadcast_arrays(at, active, value.data)
+        self.memory.log(at, active, values.dtype)
+        memory_windows.write(at, active, values)
+
+    def _for_each(self, ptr: Any, mask: Any, *values: Any) -> list[Any]:
+        """Return the addresses, the lanes and operands of an atomic, for each instance also where they are equal."""
+        at, active = self._at(ptr, mask, "updates")
+        shape = np.broadcast_shapes((len(self.group), *at.shape[1:]), *(each.data.shape for each in values))
+        arrays = (at, active, *(each.data for each in values))
+        return [np.ascontiguousarray(np.broadcast_to(each, shape)) for each in arrays]
+
+    def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
+        at, active, expected, new = self._for_each(ptr, None, cmp, val)
+        self.memory.log(at, active, new.dtype)
+        made = (TensorHandle(each, like.dtype) for each, like in ((at, ptr), (expected, cmp), (new, val)))
+        return super().create_atomic_cas(*made, *rest)
+
+    def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+        at, active, values = self._for_each(ptr, mask, val)
+        self.memory.log(at, active, values.dtype)
+        if val.dtype.scalar not in (*_SMALL_FLOATS, tl.float16):
+            made = (TensorHandle(each, like.dtype) for each, like in ((at, ptr), (values, val), (active, mask)))
+            return super().create_atomic_rmw(op, *made, *rest)
+        # Triton's interpreter adds the bits. One element after the other, since addresses may be equal.
+        old = np.zeros(values.size, values.dtype)
+        for index, (address, value, does) in enumerate(zip(at.flat, values.flat, active.flat, strict=True)):
+            if does:
+                where, yes, given = np.array([address]), np.array([True]), np.array([value])
+                found = memory_windows.read(where, yes, given, given.dtype)
+                added = self.create_fadd(TensorHandle(found, val.dtype), TensorHandle(given, val.dtype))
+                memory_windows.write(where, yes, added.data)
+                old[index] = found[0]
+        return TensorHandle(old.reshape(values.shape), val.dtype.scalar)
+
+    # ---- descriptors and block pointers ------------------------------------------------------------------------------
+
+    def create_make_block_ptr(self, base: Any, shape: Any, strides: Any, offsets: Any, block: Any, order: Any) -> Any:
+        return _Tile(base, shape, strides, block, offsets=[each.data for each in offsets])
+
+    def create_advance(self, ptr: Any, offsets: Any) -> Any:
+        moved = [old + new.data for old, new in zip(ptr.offsets, offsets, strict=True)]
+        return dataclasses.replace(ptr, offsets=moved)
+
+    def create_tensor_pointer_load(self, ptr: Any, boundary_check: Any, padding: Any, *rest: Any) -> Any:
+        return self._load_tile(ptr, ptr.offsets, boundary_check, padding)
+
+    def create_tensor_pointer_store(self, ptr: Any, value: Any, boundary_check: Any, *rest: Any) -> None:
+        self.create_masked_store(*ptr.pointers(ptr.offsets, boundary_check, value))
+
+    def create_make_tensor_descriptor(
+        self, base: Any, shape: Any, strides: Any, block: Any, is_signed: Any, padding: Any = None
+    ) -> Any:
+        size = base.dtype.element_ty.primitive_bitwidth // 8
+        if any((each % 16).any() for each in (base.data, *(stride.data * size for stride in strides[:-1]))):
+            raise ValueError("a tensor descriptor needs a base and strides that are multiples of 16 bytes.")
+        return _Tile(base, shape, strides, block, padding=padding)
+
+    def create_descriptor_load(self, desc: Any, indices: Any, *rest: Any) -> Any:
+        return self._load_tile(desc, [each.data for each in indices], range(len(indices)), desc.padding)
+
+    def create_descriptor_store(self, desc: Any, value: Any, indices: Any) -> None:
+        offsets = [each.data for each in indices]
+        self.create_masked_store(*desc.pointers(offsets, range(len(offsets)), value))
+
+    def create_descriptor_gather(self, desc: Any, x_offsets: Any, y_offset: Any, *rest: Any) -> Any:
+        return self._load_tile(desc, [x_offsets.data, y_offset.data], (0, 1), desc.padding)
+
+    def create_descriptor_scatter(self, desc: Any, value: Any, x_offsets: Any, y_offset: Any) -> None:
+        self.create_masked_store(*desc.pointers([x_offsets.data, y_offset.data], (0, 1), value))
+
+    def _load_tile(self, tile: _Tile, offsets: Any, checked: Any, padding: Any) -> Any:
+        pointers, _, mask = tile.pointers(offsets, checked)
+        value = float("nan") if padding == ir.PADDING_OPTION.PAD_NAN else 0
+        dtype = pointers.get_element_ty()
+        return self.create_masked_load(pointers, mask, encoded(np.array(value, np.float64), dtype))
+
+    # ---- arithmetic --------------------------------------------------------------------------------------------------
+
+    def unary_op(self, arg: Any, op: Any) -> Any:
+        return encoded(op(decoded(arg)), arg.dtype)
+
+    def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Any:
+        one, other = decoded(lhs), decoded(rhs)
+        if one.dtype == other.dtype == np.bool_:
+            # NumPy saturates what Triton wraps: int1 is an integer of one bit.
+            return TensorHandle((op(one.astype(np.int8), other.astype(np.int8)) & 1).astype(np.bool_), tl.int1)
+        return encoded(op(one, other), lhs.dtype)
+
+    def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
+        return encoded(op(decoded(lhs), decoded(rhs), decoded(other)), other.dtype)
+
+    def create_select(self, cond: Any, lhs: Any, rhs: Any) -> Any:
+        chosen = np.where(cond.data, lhs.data, rhs.data)
+        return TensorHandle(chosen.astype(numpy_dtype(rhs.dtype), copy=False), rhs.dtype.scalar)
+
+    def create_fma(self, x: Any, y: Any, z: Any) -> Any:
+        # The product of two float32 is exact in float64, so that only the sum is rounded, twice at worst.
+        wide = [decoded(each).astype(np.float64) for each in (x, y, z)]
+        return encoded(wide[0] * wide[1] + wide[2], z.dtype)
+
+    def create_erf(self, arg: Any) -> Any:
+        return self.unary_op(arg, functools.partial(libdevice.by_torch, torch.erf))
+
+    def create_extern_elementwise(
+        self, library: str, path: str, symbol: str, args: Any, result_type: Any, *rest: Any
+    ) -> Any:
+        return encoded(libdevice.function(symbol)(*map(decoded, args)), result_type)
+
+    def create_inline_asm(self, *args: Any) -> Any:
+        _refuse("inline_asm_elementwise")
+
+    def create_assert(self, condition: Any, message: str, *rest: Any) -> None:
+        if not np.all(condition.data if isinstance(condition, TensorHandle) else condition):
+            raise cuda_error(DEVICE_ASSERT, f"tl.device_assert failed: {message}")
+
+    # ---- casts -------------------------------------------------------------------------------------------------------
+
+    def cast_impl(self, src: Any, dst_type: Any) -> Any:
+        values = decoded(src)
+        if dst_type.scalar == tl.int1:
+            return TensorHandle(values != 0, tl.int1)
+        return encoded(values if values.dtype != np.bool_ else values.astype(np.uint8), dst_type)
+
+    def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        odd = {src.dtype.scalar, dst_type.scalar} & {tl.float8e4b15}
+        if odd or rounding_mode == ir.ROUNDING_MODE.RTZ:
+            return super().create_fp_to_fp(src, dst_type, rounding_mode)
+        return self.cast_impl(src, dst_type)
+
+    def get_bf16(self, value: float) -> Any:
+        return encoded(np.array([value], dtype=np.float32), tl.bfloat16)
+
+    def create_bitcast(self, src: Any, dst_type: Any) -> Any:
+        return TensorHandle(np.ascontiguousarray(src.data).view(numpy_dtype(dst_type)), dst_type.scalar)
+
+    # ---- shapes: the first axis is that of the instances -------------------------------------------------------------
+
+    def create_make_range(self, ret_ty: Any, start: int, stop: int) -> Any:
+        return TensorHandle(np.arange(start, stop, dtype=np.int32)[None], tl.int32)
+
+    def create_splat(self, ret_ty: Any, arg: Any) -> Any:
+        data = arg.data.reshape(arg.data.shape[0], *(1,) * len(ret_ty.shape))
+        return TensorHandle(np.broadcast_to(data, (len(data), *ret_ty.shape)), arg.dtype.scalar)
+
+    def create_unsplat(self, arg: Any) -> Any:
+        return TensorHandle(arg.data.reshape(arg.data.shape[0], -1)[:, 0], arg.dtype.scalar)
+
+    def create_broadcast(self, arg: Any, shape: Any) -> Any:
+        return TensorHandle(np.broadcast_to(arg.data, (arg.data.shape[0], *shape)), arg.dtype.scalar)
+
+    def create_reshape(self, arg: Any, shape: Any, allow_reorder: bool) -> Any:
+        return TensorHandle(arg.data.reshape(arg.data.shape[0], *shape), arg.dtype.scalar)
+
+    def create_expand_dims(self, arg: Any, axis: int) -> Any:
+        return TensorHandle(np.expand_dims(arg.data, axis + 1), arg.dtype.scalar)
+
+    def create_trans(self, arg: Any, perm: Any) -> Any:
+        return TensorHandle(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype.scalar)
+
+    def create_cat(self, lhs: Any, rhs: Any) -> Any:
+        return TensorHandle(np.concatenate(np.broadcast_arrays(lhs.data, rhs.data), axis=1), lhs.dtype.scalar)
+
+    def create_join(self, lhs: Any, rhs: Any) -> Any:
+        return TensorHandle(np.stack(np.broadcast_arrays(lhs.data, rhs.data), axis=-1), lhs.dtype.scalar)
+
+    def create_gather(self, src: Any, indices: Any, axis: int) -> Any:
+        count = max(len(src.data), len(indices.data))
+        data, at = (np.broadcast_to(each.data, (count, *each.data.shape[1:])) for each in (src, indices))
+        return TensorHandle(np.take_along_axis(data, at, axis=axis + 1), src.dtype.scalar)
+
+    def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
+        values, counted = np.broadcast_arrays(data.data, True if mask is None else mask.data)
+        instance, lane = np.nonzero(counted & (values >= 0) & (values < bins))
+        result = np.zeros((len(values), bins), np.int32)
+        np.add.at(result, (instance, values[instance, lane].astype(np.int64)), 1)
+        return TensorHandle(result, tl.int32)
+
+    def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+        one, other = decoded(a), decoded(b)
+        if one.dtype == np.float32 == other.dtype and input_precision == ir.INPUT_PRECISION.TF32:
+            one, other = _as_tf32(one), _as_tf32(other)
+        # Sums of products of int8 are exact in float64, and float16 is summed in float32.
+        wide = np.float64 if one.dtype.kind in "iu" or one.dtype == np.float64 else np.float32
+        return encoded(np.matmul(one.astype(wide), other.astype(wide)) + decoded(d), d.dtype)
+
+
+class DivergedError(Exception):
+    """The instances of a group take different ways.
+
+    Attributes:
+        values: For each instance, the value of what they decide by.
+    """
+
+    def __init__(self, values: Any):
+        super().__init__()
+        self.values = values
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """A tensor descriptor, or a block pointer, which has offsets of its own."""
+
+    base: Any
+    shape: Any
+    strides: Any
+    block: Any
+    offsets: Any = None
+    padding: Any = None
+
+    def pointers(self, offsets: Any, checked: Any, value: Any = None) -> tuple[Any, Any, Any]:
+        """Return the pointers, the value that is given and the mask of a block, in the order of a store's arguments.
+
+        Args:
+            offsets: For each axis the first index of each instance, or all indices of the axis.
+            checked: The axes whose indices may be outside of the tensor.
+            value: What is to be stored.
+        """
+        rank, dtype = len(self.block), self.base.dtype
+        size = numpy_dtype(dtype.element_ty).itemsize
+        pointers, mask = self.base.data.reshape(-1, *(1,) * rank), np.ones((1, *self.block), bool)
+        for axis, (offset, stride, length) in enumerate(zip(offsets, self.strides, self.shape, strict=True)):
+            at = offset.astype(np.int64) if offset.ndim > 1 else offset[:, None] + np.arange(self.block[axis])
+            at = at.reshape(len(at), *(-1 if each == axis else 1 for each in range(rank)))
+            step, end = (each.data.reshape(-1, *(1,) * rank) for each in (stride, length))
+            pointers = pointers + (size * at * step).astype(np.uint64)
+            if axis in checked:
+                mask = mask & (at >= 0) & (at < end)
+        pointers = np.broadcast_to(pointers, np.broadcast_shapes(pointers.shape, mask.shape))
+        return TensorHandle(pointers, dtype), value, TensorHandle(mask, tl.int1)
+
+
+def _refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+    refuse(f"tl.{name}", "Triton's interpreter runs the kernel, and has no such operation. Run the kernel on a GPU.")

@@ -1,0 +1,56 @@
+"""The patches of Triton in a scope, put in when the program imports it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function
+from torchdevice.triton_kernels import driver, kernel_functions, launching
+from torchdevice.triton_kernels.triton_internals import (
+    Autotuner,
+    DriverConfig,
+    InterpretedFunction,
+    JITFunction,
+    compiler,
+    core,
+)
+
+
+def _active(context: Context, original: Any, config: Any) -> Any:
+    if context.runtime.makes_triton_code:
+        return original(config)
+    if driver.StandInDriver not in context.settings:
+        context.settings[driver.StandInDriver] = driver.StandInDriver(context, launching.Launcher)
+    return context.settings[driver.StandInDriver]
+
+
+def _shared_memory(context: Context, original: Any, device: int) -> int:
+    """``max_shared_mem``, whose answers Triton keeps for the rest of the process."""
+    return original.__wrapped__(device)
+
+
+def _property(original: Any) -> property:
+    return property(per_context(original.fget, _active, native_to="cuda"))
+
+
+def patches() -> list[Patch]:
+    """Return the patches of Triton."""
+    native = functools.partial(replaced_function, native_to="cuda")
+    tensor = functools.partial(Replaced, core.tensor)
+    return [
+        native(JITFunction, "run", launching.run),
+        native(InterpretedFunction, "run", launching.run),
+        native(Autotuner, "run", launching.run_tuned),
+        native(compiler, "max_shared_mem", _shared_memory),
+        Replaced(DriverConfig, "active", _property),
+        Replaced(DriverConfig, "default", _property),
+        # The rest asks which kernel this thread runs, and is Triton's own where it runs none.
+        *(tensor(name, kernel_functions.with_semantic) for name in kernel_functions.OPERATORS),
+        tensor("__bool__", kernel_functions.truth, may_be_absent=True),
+        tensor("__index__", kernel_functions.index, may_be_absent=True),
+        tensor("__str__", kernel_functions.shown),
+        tensor("T", kernel_functions.transposed),
+        Replaced(core.dtype, "to_ir", kernel_functions.dtype_to_ir),
+    ]
