@@ -82,14 +82,11 @@ class NativeKernelsError(TorchDeviceError, RuntimeError):
     """The kernels of simulated devices in C++ were demanded and are not there, or cannot be built.
 
     Attributes:
-        reason: Why.
+        reason: Why, and what to do.
     """
 
     reason: str
-    _text = (
-        "The native kernels of simulated devices cannot be used: {reason}. Run 'torchdevice native build', or use "
-        "native='auto' or 'never'."
-    )
+    _text = "The native kernels of simulated devices cannot be used: {reason}."
 
 
 class ScopeError(TorchDeviceError, RuntimeError):

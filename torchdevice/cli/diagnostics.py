@@ -136,12 +136,7 @@ def _compiler() -> list[Finding]:
 
 
 def _native() -> list[Finding]:
-    """Say which kernels simulated devices use, and what the others would need."""
-    if building.is_built():
-        return [Finding("native", "ok", f"simulated devices use the kernels in C++ of {building.path()}")]
-    said = "simulated devices use the kernels in Python; those in C++ take a quarter of the time and are not built"
-    reason = building.obstacle()
-    return [Finding("native", "ok", said, f"to build them: {building.BUILD}" if reason is None else reason)]
+    return [Finding("native", "ok", f"kernels of simulated devices: {building.said('auto')}")]
 
 
 def _patchers() -> list[Finding]:

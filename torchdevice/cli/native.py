@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 from torchdevice.cli.usage_errors import refusals
@@ -19,12 +18,9 @@ examples:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    parser = commands.add_parser(
-        "native",
-        help="build or remove the kernels of simulated devices in C++",
-        description="Build or remove the kernels of simulated devices in C++.",
-        epilog=_EXAMPLES,
-    )
+    what = "Build or remove the kernels of simulated devices in C++."
+    help = what[0].lower() + what[1:-1]
+    parser = commands.add_parser("native", help=help, description=what, epilog=_EXAMPLES)
     parser.add_argument("step", choices=("build", "clean"), help="what to do")
     parser.set_defaults(action=_native)
 
@@ -34,15 +30,9 @@ def _native(options: argparse.Namespace) -> int:
         from torchdevice.simulation.native import building
 
         if options.step == "clean":
-            for path in building.clean():
-                print(f"removed {path}")
+            print(*(f"removed {path}" for path in building.clean()), sep="\n")
             return 0
-        found = building.path()
-        if found.is_file():
-            print(f"already built: {found}")
-            return 0
-        print("compiling, which takes half a minute to two minutes ...", flush=True)
-        start = time.monotonic()
-        building.build()
-        print(f"built in {time.monotonic() - start:.0f} s: {found}")
+        if not building.path().is_file():
+            print("compiling, which takes half a minute to two minutes ...", flush=True)
+        print(f"built: {building.build()}")
     return 0

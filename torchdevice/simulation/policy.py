@@ -91,9 +91,7 @@ class Policy:
         lost = context.machine.lost is not None or context.is_in_bad_fork
         context.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)
         if self.native is not None:
-            self.native.is_initialized = context.is_initialized
-            # Observers are told of each block by Python.
-            self.native.serves = not context.asks and not context.machine.observers
+            self.native.serves = context.is_initialized and not context.asks
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise the real device's TypeError if the profile does not support the dtype."""

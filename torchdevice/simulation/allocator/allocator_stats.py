@@ -17,6 +17,7 @@ class Statistics:
     Attributes:
         whole: The figures of all pools.
         of_pools: The figures of the small pools, under True, and of the large ones.
+        counting: Both of these, as a tuple.
         numbers: How often the driver was called, and what memory that ran out led to.
         max_split_size: The bytes from which a block or segment counts as oversize; None for no limit.
     """
@@ -24,6 +25,7 @@ class Statistics:
     def __init__(self) -> None:
         self.whole = Figures()
         self.of_pools = {True: Figures(self.whole), False: Figures(self.whole)}
+        self.counting = (self.whole, *self.of_pools.values())
         self.max_split_size: int | None = None
         self._oversize = {"oversize_allocations": Figures(), "oversize_segments": Figures()}
         self.numbers = dict.fromkeys(_NUMBERS, 0)
@@ -66,5 +68,5 @@ class Statistics:
         self.numbers = dict.fromkeys(_NUMBERS, 0)
 
     def _for_each_figures(self, change: Callable[[Figures], None]) -> None:
-        for figures in (self.whole, *self.of_pools.values(), *self._oversize.values()):
+        for figures in (*self.counting, *self._oversize.values()):
             change(figures)

@@ -57,6 +57,7 @@ class Blocks:
         ended: The ended storages of all devices, in this order. Its ``release`` gives the block to its device's
             ``freed``.
         freed: The blocks without an owner, and late ones, in this order.
+        held: Number of the memory of a storage that C++ made -> its block, and the address of its values.
         late: Functions to call when the change in progress has ended.
         pending: The freed blocks that another stream may still use.
         pools: The pools of free blocks.
@@ -78,6 +79,7 @@ class Blocks:
         tell: Callable[[str, int, int, int], None],
     ) -> None:
         self.freed: deque[Block] = deque()
+        self.held: dict[int, tuple[Block, int]] = {}
         self.late: deque[Callable[[], object]] = deque()
         self.pending: list[Block] = []
         self.refused: Exception | None = None

@@ -282,13 +282,10 @@ class Device:
         if not self.uses_of(owner):
             raise self._blocks.refusal(RuntimeError("Not expected to checkpoint freeable graph"))
 
-    def block_of(self, number: int) -> Block | None:
-        """Return the block of the memory with this number in C++."""
-        return None
-
-    def held_blocks(self) -> dict[Block, int]:
-        """Return the blocks of storages that C++ made, with the addresses of their values."""
-        return {}
+    @property
+    def held(self) -> Mapping[int, tuple[Block, int]]:
+        """The blocks of storages that C++ made, with the address of the values, by the number of the memory."""
+        return self._blocks.held
 
     # ---- figures -----------------------------------------------------------------------------------------------------
 

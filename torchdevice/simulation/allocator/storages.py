@@ -128,7 +128,7 @@ class NativeRef(StorageRef):
 
     @property
     def block(self) -> memory_blocks.Block | None:  # type: ignore[override]
-        return self.on.block_of(self.number)
+        return self.on.held.get(self.number, (None,))[0]
 
     @block.setter
     def block(self, block: memory_blocks.Block | None) -> None:
@@ -193,7 +193,6 @@ def observe(observer: Observer, on: Machine) -> Callable[[], None]:
         # What has ended before must not be reported to an observer who has not seen it begin.
         each.release_ended()
     on.observers.append(observer)
-    _settle(on)
     return functools.partial(forget, observer, on)
 
 
@@ -201,14 +200,6 @@ def forget(observer: object, on: Machine) -> None:
     """Remove an observer of a machine's memory. May be called again."""
     # In place, since the allocator holds this very list.
     on.observers[:] = [each for each in on.observers if each is not observer]
-    _settle(on)
-
-
-def _settle(on: Machine) -> None:
-    """Let the contexts of a machine know that there are other observers: kernels in C++ tell them nothing."""
-    for each in [context.policy for context in list(on.contexts)]:
-        if each is not None:
-            each.settle()
 
 
 def _found(storage: Any, dtype: torch.dtype = torch.uint8) -> StorageRef | None:
@@ -297,7 +288,9 @@ def owners_of(on: Device, *, with_block: bool = True) -> list[StorageRef]:
 def blocks(on: Device) -> dict[memory_blocks.Block, int]:
     """Return the blocks of a device that are in use, with the address of the values of each."""
     of_storages = {owner.block: owner.address for owner in owners_of(on) if owner.block is not None}
-    return of_storages | on.held_blocks() | {each.block: address for address, each in raw.items() if each.on is on}
+    return (
+        of_storages | dict(on.held.values()) | {each.block: address for address, each in raw.items() if each.on is on}
+    )
 
 
 class Raw(NamedTuple):
@@ -483,7 +476,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     else:
         old = owner.tensor
         if isinstance(owner, NativeRef):
-            native.disown(storage, frees=True)
+            native.disown(storage._cdata, True)
             owner = _reference(storage, on, memory)
         freed, owner.block = owner.block, None
         if freed is not None:
@@ -532,7 +525,7 @@ def forget_values(storage: Any) -> None:
     new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
     new.address = address
     if isinstance(owner, NativeRef):
-        native.disown(storage, frees=False)
+        native.disown(storage._cdata, False)
     else:
         new.block, owner.block = owner.block, None
     _owners[address] = new

@@ -7,7 +7,6 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -23,20 +22,13 @@ _SOURCE = Path(__file__).with_name("kernels.cpp")
 
 _NAME = "torchdevice_kernels"
 
-BUILD = "torchdevice native build"
-"""The command that compiles the kernels."""
-
 CACHE = "TORCHDEVICE_CACHE"
 """The variable that names another folder than the user's for what was compiled."""
 
 
 def folder() -> Path:
     """Return the folder of what was compiled, which may not exist."""
-    if CACHE in os.environ:
-        return Path(os.environ[CACHE]).absolute()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "torchdevice"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchdevice"
+    return Path(os.environ.get(CACHE) or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "torchdevice")).expanduser()
 
 
 def path() -> Path:
@@ -46,34 +38,13 @@ def path() -> Path:
     return folder() / f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 
 
-def is_built() -> bool:
-    """Return whether the kernels are compiled for this Python, torch and source."""
-    return path().is_file()
-
-
 def said(option: str) -> str:
     """Return which kernels run in scopes on simulated devices with this option, in a few words."""
-    if option != "never" and is_built():
-        return "native"
-    return "Python" if option == "never" else f"Python ({BUILD!r} makes native ones)"
-
-
-def _compiler() -> str:
-    from torch.utils import cpp_extension
-
-    name: str = cpp_extension.get_cxx_compiler()
-    return name
-
-
-def obstacle() -> str | None:
-    """Return why the kernels cannot be compiled here; None where they can."""
-    if sys.platform == "win32":
-        return "they are not written for Windows"
-    if shutil.which(_compiler()) is None:
-        return f"there is no C++ compiler {_compiler()!r}; install one, such as g++ or clang++, or name one by CXX="
-    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
-        return "there is no Python.h; install the development files of this Python"
-    return None
+    if option == "never":
+        return "Python"
+    return (
+        "native" if path().is_file() else "Python ('torchdevice native build' makes native ones, several times as fast)"
+    )
 
 
 def _command(result: Path) -> list[str]:
@@ -81,16 +52,14 @@ def _command(result: Path) -> list[str]:
     from torch.utils import cpp_extension
 
     folders = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
-    libraries = [f"-l{name}" for name in ("c10", "torch_cpu", "torch", "torch_python")]
-    shared = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-    abi = int(torch.compiled_with_cxx11_abi())
     return [
-        *(_compiler(), "-O2", "-std=c++20", "-fPIC", "-shared", "-w", *shared),
-        *(f"-DTORCH_EXTENSION_NAME={_NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+        *(cpp_extension.get_cxx_compiler(), "-O2", "-std=c++20", "-fPIC", "-shared", "-w"),
+        *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
+        *(f"-DTORCH_EXTENSION_NAME={_NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
         *(f"-isystem{folder}" for folder in folders),
         *(str(_SOURCE), "-o", str(result)),
         *(f"-L{folder}" for folder in cpp_extension.library_paths("cpu")),
-        *libraries,
+        *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
     ]
 
 
@@ -103,22 +72,26 @@ def build() -> Path:
     found = path()
     if found.is_file():
         return found
-    if reason := obstacle():
-        raise NativeKernelsError(reason)
-    folder().mkdir(parents=True, exist_ok=True)
+    found.parent.mkdir(parents=True, exist_ok=True)
     # Beside the result, since a file can be renamed within one file system only.
-    with tempfile.TemporaryDirectory(prefix="build-", dir=folder()) as work:
-        result = Path(work, found.name)
-        done = subprocess.run(_command(result), capture_output=True, text=True)
-        if done.returncode:
-            raise NativeKernelsError(f"the compiler {_compiler()!r} failed: {done.stderr.strip()[-2000:]}")
-        os.replace(result, found)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=found.parent) as work:
+        command = _command(Path(work, found.name))
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True)
+        except FileNotFoundError:
+            reason = (
+                f"there is no C++ compiler {command[0]!r}; install one, such as g++ or clang++, or name one by CXX="
+            )
+            raise NativeKernelsError(reason) from None
+        except subprocess.CalledProcessError as error:
+            raise NativeKernelsError(f"the compiler {command[0]!r} failed: {error.stderr.strip()[-2000:]}") from None
+        os.replace(command[command.index("-o") + 1], found)
     return found
 
 
 def clean() -> list[Path]:
     """Remove everything that was compiled, for any torch, and return the files."""
-    found = sorted(folder().glob(f"{_NAME}-*")) if folder().is_dir() else []
+    found = sorted(folder().glob(f"{_NAME}-*"))
     for each in found:
         each.unlink(missing_ok=True)
     return found

@@ -25,6 +25,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -87,6 +88,11 @@ struct Figures {
 struct Memory;
 struct Block;
 
+// The end of memory of the ledger with this number, among the ends of storages of Python.
+struct End {
+  int64_t number;
+};
+
 struct Pool {
   int64_t stream;
   bool is_small;
@@ -123,7 +129,7 @@ struct Ledger : std::enable_shared_from_this<Ledger> {
   std::map<std::pair<int64_t, bool>, Pool> pools;
   std::map<int64_t, Block*> heads;  // address -> the first block of each segment
   int64_t first = 0, end = 0, obtained = 0;
-  std::vector<int64_t> ended;  // memory that ended while the model in Python led
+  std::deque<int64_t> ended;  // memory that ended while the model in Python led
 
   Ledger(int64_t number, int8_t index) : number(number), index(index) {}
 
@@ -302,11 +308,7 @@ void Ledger::release(Memory& memory) {
   if (Py_IsInitialized() && !is_finalizing()) {
     py::gil_scoped_acquire gil;
     py::error_scope pending;
-    PyObject* done = PyObject_CallMethod(answers, "ended", "LL", number, id);
-    if (done == nullptr) {
-      PyErr_Clear();  // the next look at `ended` notices the end
-    }
-    Py_XDECREF(done);
+    asked("ended", End{number});  // without a step of Python, in which an interrupt could come
   }
 }
 
@@ -427,8 +429,7 @@ std::shared_ptr<Ledger> new_ledger(int8_t index) {
 
 // The native side of a context.
 struct Context {
-  std::atomic<bool> serves{false};  // whether the policy asks nothing
-  std::atomic<bool> is_initialized{false};  // whether the program has used the accelerator, so that factories may run
+  std::atomic<bool> serves{false};  // whether the accelerator is in use, and the policy asks nothing
   std::shared_ptr<Ledger> ledgers[128];  // of the devices whose memory the context has used
 };
 
@@ -543,7 +544,7 @@ void relabel(TensorImpl* impl, std::unique_ptr<Memory> memory, Device device) {
 
 // A tensor of a device in the memory of a CPU tensor, which it takes if it is the only user. An undefined tensor where
 // only Python can make it.
-Tensor made(Tensor tensor, Context& context, int8_t index, bool counts = true) {
+Tensor made(Tensor tensor, Context& context, int8_t index) {
   if (tensor.use_count() != 1 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     tensor = copied(tensor);
   }
@@ -551,7 +552,7 @@ Tensor made(Tensor tensor, Context& context, int8_t index, bool counts = true) {
   const auto requested = static_cast<int64_t>(impl->numel() * impl->itemsize());
   auto memory = std::make_unique<Memory>();
   memory->data = requested == 0 ? nullptr : const_cast<void*>(impl->data());
-  if (counts && requested != 0) {
+  if (requested != 0) {
     auto& ledger = context.ledgers[index];
     if (!ledger || !ledger->take(*memory, requested, current_stream(index))) {
       return Tensor();
@@ -845,7 +846,7 @@ Tensor in_python(const char* name, Args&&... args) {
 
 bool can_make(
     const Context* context, std::optional<c10::Layout> layout, std::optional<Device> device, std::optional<bool> pin) {
-  return context != nullptr && context->is_initialized && !at::globalContext().deterministicAlgorithms() && device && device->type() == OWN && device->has_index() &&
+  return context != nullptr && !at::globalContext().deterministicAlgorithms() && device && device->type() == OWN && device->has_index() &&
       layout.value_or(c10::kStrided) == c10::kStrided && !pin.value_or(false);
 }
 
@@ -999,25 +1000,21 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         const auto &now = self.whole.current, &peak = self.whole.peak;
         return std::tuple(now[ALLOCATED], now[RESERVED], peak[ALLOCATED], peak[RESERVED]);
       })
-      .def("has_ended", [](Ledger& self, int64_t id) {
+      // The number of the memory that ended first of those that were not asked for; 0 without one.
+      .def("next_ended", [](Ledger& self) -> int64_t {
         std::lock_guard<std::mutex> guard(self.mutex);
-        const auto found = std::find(self.ended.begin(), self.ended.end(), id);
-        const bool there = found != self.ended.end();
-        if (there) {
-          self.ended.erase(found);
+        if (self.ended.empty()) {
+          return 0;
         }
-        return there;
-      })
-      .def("drain", [](Ledger& self) {
-        std::lock_guard<std::mutex> guard(self.mutex);
-        return std::exchange(self.ended, {});
+        const auto first = self.ended.front();
+        self.ended.pop_front();
+        return first;
       });
+  py::class_<End>(m, "End").def("release", [](End& self) { asked("release", self.number); });
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init<>())
       .def_property("serves", [](Context& self) { return self.serves.load(); },
                     [](Context& self, bool value) { self.serves = value; })
-      .def_property("is_initialized", [](Context& self) { return self.is_initialized.load(); },
-                    [](Context& self, bool value) { self.is_initialized = value; })
       .def("use", [](Context& self, int index, std::shared_ptr<Ledger> ledger) { self.ledgers[index] = ledger; });
   m.def("answer_by", [](py::object by) { answers = by.release().ptr(); });
   m.def("follow", [](std::shared_ptr<Context> context, bool changes_streams) {
@@ -1034,13 +1031,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("made", [](const Tensor& tensor, std::shared_ptr<Context> context, int index) -> std::optional<Tensor> {
     Tensor found = made(tensor, *context, static_cast<int8_t>(index));
     return found.defined() ? std::optional(found) : std::nullopt;
-  });
-  // The same without a block, and the number of its memory: the model in Python has the block.
-  m.def("made_for", [](const Tensor& tensor, std::shared_ptr<Context> context, std::shared_ptr<Ledger> ledger) {
-    Tensor found = made(tensor, *context, ledger->index, false);
-    auto* memory = memory_of(found);
-    memory->ledger = std::move(ledger);
-    return py::make_tuple(found, reinterpret_cast<int64_t>(memory));
   });
   // The CPU tensor with the memory of a storage that was made here, the number of its memory and that of its ledger.
   m.def("known", [](int64_t cdata, at::ScalarType dtype) -> py::object {

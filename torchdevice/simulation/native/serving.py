@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -36,10 +36,10 @@ def runs(option: str) -> bool:
     Raises:
         NativeKernelsError: They are not built, and the option demands them.
     """
-    if option == "never" or building.is_built():
+    if option == "never" or building.path().is_file():
         return option != "never"
     if option == "always":
-        raise NativeKernelsError("they are not built for this torch, Python and version of torchdevice")
+        raise NativeKernelsError("they are not built for this torch and Python; run 'torchdevice native build'")
     return False
 
 
@@ -85,16 +85,45 @@ def _connect(module: Any) -> None:
             limit=lambda number: devices[number].limit(),
             stream=storages.stream,
             waited=storages.host_waited,
-            ended=lambda number, memory: Blocks.ended.append(_End(number, memory)),
+            ended=Blocks.ended.append,
+            release=_release,
             known=lambda tensor: storages.owner_of(tensor.untyped_storage()),
             wrapped=cpu_kernels.wrapped,
         )
     )
-    storages.native = _Storages()
+    storages.native = SimpleNamespace(Device=NativeDevice, fresh=_fresh, known=_known, disown=module.disown)
     thread_state.on_context = follow
     current_streams.on_change = follow_thread
     for op in list(_offers):
         _register(op)
+
+
+def _release(number: int) -> None:
+    if number in devices:
+        devices[number].release()
+
+
+def _fresh(result: torch.Tensor, index: int, context: Context | None) -> torch.Tensor | None:
+    """Return a tensor of a device in the memory of a CPU tensor; None where it must have a storage of Python."""
+    native = None if context is None or context.policy is None else context.policy.native
+    on = storages.device(index)
+    if native is None or not native.serves or not isinstance(on, NativeDevice):
+        return None
+    native.use(index, on.ledger)
+    while on.ended:
+        on.ended.popleft().release()
+    made: torch.Tensor | None = building.load().made(result, native, index) if on.hand_over() else None
+    return made
+
+
+def _known(storage: Any, dtype: torch.dtype) -> tuple[torch.Tensor, int, Any] | None:
+    """Return the CPU tensor of a storage that C++ made, the number of its memory, and its device."""
+    found = building.load().known(storage._cdata, dtype)
+    if found is None:
+        return None
+    tensor, number, ledger = found
+    # The memory of a machine that has ended is gone, and its tensors are not.
+    return tensor, number, devices.get(ledger) or storages.device(_device_of(storage).index)
 
 
 def offer(op: Any, refused: Iterable[torch.dtype] | None = None) -> None:
@@ -123,71 +152,6 @@ def _register(op: Any) -> None:
         results.positions,
         list(refused or ()),
     )
-
-
-class _End(NamedTuple):
-    """The end of the memory of a storage that C++ made, in the order of all ends.
-
-    Attributes:
-        ledger: The number of the ledger.
-        memory: The number of the memory.
-    """
-
-    ledger: int
-    memory: int
-
-    def release(self) -> None:
-        """Give the block back."""
-        device = devices.get(self.ledger)
-        if device is not None and device.ledger.has_ended(self.memory):
-            device.end(self.memory)
-
-
-class _Storages:
-    """What ``allocator/storages.py`` asks of the storages that C++ makes."""
-
-    Device = NativeDevice
-
-    def fresh(self, result: torch.Tensor, index: int, context: Context | None) -> torch.Tensor | None:
-        """Return a tensor of a device in the memory of a CPU tensor; None where it must have a storage of Python."""
-        native = None if context is None or context.policy is None else context.policy.native
-        on = storages.device(index)
-        if native is None or not native.serves or not isinstance(on, NativeDevice):
-            return None
-        native.use(index, on.ledger)
-        while on.ended:
-            on.ended.popleft().release()
-        if on.hand_over():
-            made: torch.Tensor | None = building.load().made(result, native, index)
-            if made is not None:
-                return made
-        block = None
-        try:
-            assert context is not None
-            block = on.take(result.nbytes, context.thread.streams.get(index, 0))
-            if block is None:
-                return None
-            tensor, number = building.load().made_for(result, native, on.ledger)
-            on.hold(number, block, result.data_ptr())
-            block = None
-            return tensor  # type: ignore[no-any-return]
-        except BaseException:
-            if block is not None:  # without a storage the block would be lost
-                on.freed.append(block)
-            raise
-
-    def known(self, storage: Any, dtype: torch.dtype) -> tuple[torch.Tensor, int, Any] | None:
-        """Return the CPU tensor of a storage that C++ made, the number of its memory, and its device."""
-        found = building.load().known(storage._cdata, dtype)
-        if found is None:
-            return None
-        tensor, number, ledger = found
-        # The memory of a machine that has ended is gone, and its tensors are not.
-        return tensor, number, devices.get(ledger) or storages.device(_device_of(storage).index)
-
-    def disown(self, storage: Any, *, frees: bool) -> None:
-        """Let Python alone serve a storage from now on."""
-        building.load().disown(storage._cdata, frees)
 
 
 _device_of = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
