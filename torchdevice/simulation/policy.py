@@ -91,7 +91,7 @@ class Policy:
         lost = context.machine.lost is not None or context.is_in_bad_fork
         context.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)
         if self.native is not None:
-            self.native.serves = context.is_initialized and not context.asks
+            self.native.serves, self.native.is_initialized = not context.asks, context.is_initialized
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise the real device's TypeError if the profile does not support the dtype."""

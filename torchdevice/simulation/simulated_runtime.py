@@ -133,7 +133,7 @@ class SimulatedRuntime(Runtime):
             _begin(context)
             native.begin(context)
         context.policy.settle()
-        native.follow_thread()
+        native.follow(thread_state.state.context)
         sanitizer.begin(context)
 
     def leave_thread(self, entry: Any) -> None:

@@ -308,33 +308,34 @@ class TestUndo:
 
 class TestOption:
     def test_always_needs_them(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-        monkeypatch.setenv(building.CACHE, str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         with pytest.raises(NativeKernelsError, match=r"not built.*'torchdevice native build'"):
             torchdevice.simulate(native="always").__enter__()
         with torchdevice.simulate(native="auto"):
             assert torch.ones(2, device="cuda").tolist() == [1, 1]
 
     def test_a_build_without_a_compiler_says_so(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-        monkeypatch.setenv(building.CACHE, str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setenv("CXX", "no-such-compiler")
         with pytest.raises(NativeKernelsError, match="no C\\+\\+ compiler 'no-such-compiler'"):
             building.build()
-        assert list(tmp_path.iterdir()) == []
+        assert list(building.folder().iterdir()) == []
 
     def test_a_compiler_that_fails_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-        monkeypatch.setenv(building.CACHE, str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setenv("CXX", "false")
         with pytest.raises(NativeKernelsError, match="the compiler 'false' failed"):
             building.build()
-        assert list(tmp_path.iterdir()) == []
+        assert list(building.folder().iterdir()) == []
 
     def test_clean_removes_what_was_built(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-        monkeypatch.setenv(building.CACHE, str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        other = building.folder() / "other"
+        other.parent.mkdir()
         building.path().write_bytes(b"")
-        other = tmp_path / "other"
         other.write_bytes(b"")
         assert building.clean() == [building.path()]
-        assert list(tmp_path.iterdir()) == [other]
+        assert list(other.parent.iterdir()) == [other]
 
 
 def test_races_and_recorders_run_in_python() -> None:

@@ -95,11 +95,6 @@ class Pools:
         """Return whether a private pool was ever made."""
         return owner in self._privates
 
-    @property
-    def has_private(self) -> bool:
-        """Whether any private pool was ever made, or a route to one."""
-        return bool(self.routes or self._privates)
-
     def uses_of(self, owner: Owner) -> int:
         """Return how often a private pool is in use."""
         private = self._privates.get(owner)

@@ -205,13 +205,13 @@ def forget(observer: object, on: Machine) -> None:
 def _found(storage: Any, dtype: torch.dtype = torch.uint8) -> StorageRef | None:
     """Return the reference to a storage, also to one that C++ made; None where it has no memory of a device."""
     owner = _owners.get(storage.data_ptr())
-    known = native.known(storage, dtype) if owner is None and native is not None else None
-    if known is None:
-        return owner
-    memory, number, on = known
-    owner = _reference(storage, on, memory, NativeRef)
-    owner.number, owner.address = number, storage.data_ptr()
-    _owners[owner.address] = owner
+    known = native.known(storage._cdata, dtype) if owner is None and native is not None else None
+    if known is not None:
+        memory, number, ledger, index = known
+        # The memory of a machine that has ended is gone, and its tensors are not.
+        owner = _reference(storage, native.devices.get(ledger) or device(index), memory, NativeRef)
+        owner.number, owner.address = number, storage.data_ptr()
+        _owners[owner.address] = owner
     return owner
 
 
@@ -366,17 +366,17 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         if storage is not None and view.untyped_storage().nbytes() <= storage.nbytes():
             # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
             return set_storage(view, storage, 0, result.shape, result.stride())
-    if native is not None:
-        made = native.fresh(result, index, context)
-        if made is not None:
-            return made  # type: ignore[no-any-return]
     # `device(index)` in short, without a call for the usual case.
     on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
     if on is None:
         on = device(index)
     block = None
     try:
+        if native is not None and (tensor := native.fresh(result, context, on)) is not None:
+            return tensor
         block = on.allocate(requested, 0 if context is None else context.thread.streams.get(index, 0))
+        if native is not None and (tensor := native.fresh(result, context, on, block)) is not None:
+            return tensor
         tensor = on_device(result, index)
         owner = _reference(tensor.untyped_storage(), on, result)
         # As `_own` does it, without the time of its frame.
@@ -420,7 +420,8 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
 def _free_unowned(on: Device, block: memory_blocks.Block | None) -> None:
     """Free a block for a storage of which an interrupt came before it had the block."""
     # By identity over all owners: the interrupt may have come before or after `_own`.
-    if block is not None and all(each.block is not block for each in list(_owners.values())):
+    owned = [each.block for each in list(_owners.values())] + [each for each, _ in list(on.held.values())]
+    if block is not None and all(each is not block for each in owned):
         on.freed.append(block)
 
 

@@ -22,13 +22,10 @@ _SOURCE = Path(__file__).with_name("kernels.cpp")
 
 _NAME = "torchdevice_kernels"
 
-CACHE = "TORCHDEVICE_CACHE"
-"""The variable that names another folder than the user's for what was compiled."""
-
 
 def folder() -> Path:
     """Return the folder of what was compiled, which may not exist."""
-    return Path(os.environ.get(CACHE) or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "torchdevice")).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torchdevice").expanduser()
 
 
 def path() -> Path:

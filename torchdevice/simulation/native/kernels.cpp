@@ -429,7 +429,8 @@ std::shared_ptr<Ledger> new_ledger(int8_t index) {
 
 // The native side of a context.
 struct Context {
-  std::atomic<bool> serves{false};  // whether the accelerator is in use, and the policy asks nothing
+  std::atomic<bool> serves{false};  // whether the policy asks nothing
+  std::atomic<bool> is_initialized{false};  // whether the program has used the accelerator, so that factories may run
   std::shared_ptr<Ledger> ledgers[128];  // of the devices whose memory the context has used
 };
 
@@ -544,7 +545,7 @@ void relabel(TensorImpl* impl, std::unique_ptr<Memory> memory, Device device) {
 
 // A tensor of a device in the memory of a CPU tensor, which it takes if it is the only user. An undefined tensor where
 // only Python can make it.
-Tensor made(Tensor tensor, Context& context, int8_t index) {
+Tensor made(Tensor tensor, Context& context, int8_t index, bool counts = true) {
   if (tensor.use_count() != 1 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     tensor = copied(tensor);
   }
@@ -552,7 +553,7 @@ Tensor made(Tensor tensor, Context& context, int8_t index) {
   const auto requested = static_cast<int64_t>(impl->numel() * impl->itemsize());
   auto memory = std::make_unique<Memory>();
   memory->data = requested == 0 ? nullptr : const_cast<void*>(impl->data());
-  if (requested != 0) {
+  if (counts && requested != 0) {
     auto& ledger = context.ledgers[index];
     if (!ledger || !ledger->take(*memory, requested, current_stream(index))) {
       return Tensor();
@@ -846,7 +847,7 @@ Tensor in_python(const char* name, Args&&... args) {
 
 bool can_make(
     const Context* context, std::optional<c10::Layout> layout, std::optional<Device> device, std::optional<bool> pin) {
-  return context != nullptr && !at::globalContext().deterministicAlgorithms() && device && device->type() == OWN && device->has_index() &&
+  return context != nullptr && context->is_initialized && !at::globalContext().deterministicAlgorithms() && device && device->type() == OWN && device->has_index() &&
       layout.value_or(c10::kStrided) == c10::kStrided && !pin.value_or(false);
 }
 
@@ -1015,12 +1016,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(py::init<>())
       .def_property("serves", [](Context& self) { return self.serves.load(); },
                     [](Context& self, bool value) { self.serves = value; })
+      .def_property("is_initialized", [](Context& self) { return self.is_initialized.load(); },
+                    [](Context& self, bool value) { self.is_initialized = value; })
       .def("use", [](Context& self, int index, std::shared_ptr<Ledger> ledger) { self.ledgers[index] = ledger; });
   m.def("answer_by", [](py::object by) { answers = by.release().ptr(); });
   m.def("follow", [](std::shared_ptr<Context> context, bool changes_streams) {
     thread.context = std::move(context);
     thread.changes_streams = changes_streams;
   });
+  m.def("stream_changed", [] { thread.changes_streams = true; });
   m.def("offer", [](const std::string& name, const std::string& overload, bool is_view, bool accepts_scalars, bool mixes,
                     bool counts_writes, bool copies, std::vector<int> given, std::vector<at::ScalarType> refused) {
     offer(name, overload, {is_view, accepts_scalars, mixes, counts_writes, copies, std::move(given), std::move(refused)});
@@ -1032,7 +1036,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     Tensor found = made(tensor, *context, static_cast<int8_t>(index));
     return found.defined() ? std::optional(found) : std::nullopt;
   });
-  // The CPU tensor with the memory of a storage that was made here, the number of its memory and that of its ledger.
+  // The same without a block, and the number of its memory: the model in Python has the block.
+  m.def("made_for", [](const Tensor& tensor, std::shared_ptr<Context> context, std::shared_ptr<Ledger> ledger) {
+    Tensor found = made(tensor, *context, ledger->index, false);
+    auto* memory = memory_of(found);
+    memory->ledger = std::move(ledger);
+    return py::make_tuple(found, reinterpret_cast<int64_t>(memory));
+  });
+  // The CPU tensor with the memory of a storage that was made here, the numbers of its memory and ledger, and its index.
   m.def("known", [](int64_t cdata, at::ScalarType dtype) -> py::object {
     auto* memory = memory_of(storage_at(cdata));
     if (memory == nullptr || memory->data == nullptr) {
@@ -1042,7 +1053,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         c10::Storage(memory->twin), DispatchKeySet(DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
     base.unsafeGetTensorImpl()->set_sizes_contiguous(
         {static_cast<int64_t>(memory->twin->nbytes() / c10::elementSize(dtype))});
-    return py::make_tuple(base, reinterpret_cast<int64_t>(memory), memory->ledger ? memory->ledger->number : 0);
+    return py::make_tuple(base, reinterpret_cast<int64_t>(memory), memory->ledger ? memory->ledger->number : 0,
+                          static_cast<int>(storage_at(cdata)->device().index()));
   });
   // Let Python alone serve a storage from now on, and take its block where it gets another one.
   m.def("disown", [](int64_t cdata, bool frees) {

@@ -101,13 +101,20 @@ class NativeDevice(Device):
         # Storages of Python have blocks too.
         if busy or used > len(numbers) or any(each.uses for each in numbers):
             return False
-        usual = all(head.pool.is_usual for head in blocks.segments.heads.values()) and not blocks.pools.has_private
+        usual = all(head.pool.is_usual for head in blocks.segments.heads.values()) and not blocks.pools.routes
         if not usual or blocks.settings != DEFAULT:
             return False
         figures = tuple([vars(of)[name] for name in _FIGURES] for of in statistics.counting)
         obtained, segments = statistics.numbers["num_device_alloc"], blocks.segments
         led: bool = self.ledger.lead(vars(self), (segments.first, segments.end, obtained, figures, rows))
         return led
+
+    def hold(self, block: Block, native: Any, result: Any) -> Any:
+        """Return a tensor of C++ in the memory of a CPU tensor, whose block is this one of the model in Python."""
+        tensor, number = building.load().made_for(result, native, self.ledger)
+        self.release_ended()  # memory that has ended may have had the same number
+        self._blocks.held[number] = block, result.data_ptr()
+        return tensor
 
     def release(self) -> None:
         """Free the block of the storage of C++ that ended first of those that have not been released."""

@@ -14,6 +14,7 @@ from torchdevice.devices import current_streams
 from torchdevice.errors import NativeKernelsError
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.block_allocation import Blocks
+from torchdevice.simulation.allocator.memory_blocks import Block
 from torchdevice.simulation.kernels import cpu_kernels, device_mismatch
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native.memory import NativeDevice, devices
@@ -30,28 +31,22 @@ _offers: dict[Any, frozenset[torch.dtype] | None] = {}
 """Operator -> the dtypes of its first tensor that Python must serve; None where nothing is refused."""
 
 
-def runs(option: str) -> bool:
-    """Return whether the kernels in C++ run in a scope with this option.
+def begin(context: Context) -> None:
+    """Let the kernels serve a context, where they are built and its option allows it. May be called again.
 
     Raises:
         NativeKernelsError: They are not built, and the option demands them.
     """
-    if option == "never" or building.path().is_file():
-        return option != "never"
-    if option == "always":
-        raise NativeKernelsError("they are not built for this torch and Python; run 'torchdevice native build'")
-    return False
-
-
-def begin(context: Context) -> None:
-    """Let the kernels serve a context, if they run there. May be called again."""
-    if runs(context.options.native):
+    option = context.options.native
+    if option != "never" and building.path().is_file():
         module = building.load()
         if storages.native is None:
             _connect(module)
         context.policy.native = module.Context()
         _contexts.add(context)
         module.install()
+    elif option == "always":
+        raise NativeKernelsError("they are not built for this torch and Python; run 'torchdevice native build'")
 
 
 def end(context: Context) -> None:
@@ -72,11 +67,6 @@ def follow(context: Context | None) -> None:
         building.load().follow(native, changes)
 
 
-def follow_thread() -> None:
-    """Do so where the policy of this thread's context, or its current stream, is new."""
-    follow(thread_state.state.context)
-
-
 def _connect(module: Any) -> None:
     """Let C++ and Python know each other."""
     module.answer_by(
@@ -91,9 +81,10 @@ def _connect(module: Any) -> None:
             wrapped=cpu_kernels.wrapped,
         )
     )
-    storages.native = SimpleNamespace(Device=NativeDevice, fresh=_fresh, known=_known, disown=module.disown)
+    known, disown = module.known, module.disown
+    storages.native = SimpleNamespace(Device=NativeDevice, devices=devices, fresh=_fresh, known=known, disown=disown)
     thread_state.on_context = follow
-    current_streams.on_change = follow_thread
+    current_streams.on_change = module.stream_changed
     for op in list(_offers):
         _register(op)
 
@@ -103,27 +94,21 @@ def _release(number: int) -> None:
         devices[number].release()
 
 
-def _fresh(result: torch.Tensor, index: int, context: Context | None) -> torch.Tensor | None:
-    """Return a tensor of a device in the memory of a CPU tensor; None where it must have a storage of Python."""
+def _fresh(result: torch.Tensor, context: Context | None, on: Any, block: Block | None = None) -> torch.Tensor | None:
+    """Return a tensor of a device in the memory of a CPU tensor; None where it must have a storage of Python.
+
+    The ledger gives it a block, or the model in Python has given it one.
+    """
     native = None if context is None or context.policy is None else context.policy.native
-    on = storages.device(index)
-    if native is None or not native.serves or not isinstance(on, NativeDevice):
+    if native is None or not native.serves or not isinstance(on, NativeDevice) or on.observers:
         return None
-    native.use(index, on.ledger)
+    if block is not None:
+        return on.hold(block, native, result) if block.pool.is_usual else None
+    native.use(on.index, on.ledger)
     while on.ended:
         on.ended.popleft().release()
-    made: torch.Tensor | None = building.load().made(result, native, index) if on.hand_over() else None
+    made: torch.Tensor | None = building.load().made(result, native, on.index) if on.hand_over() else None
     return made
-
-
-def _known(storage: Any, dtype: torch.dtype) -> tuple[torch.Tensor, int, Any] | None:
-    """Return the CPU tensor of a storage that C++ made, the number of its memory, and its device."""
-    found = building.load().known(storage._cdata, dtype)
-    if found is None:
-        return None
-    tensor, number, ledger = found
-    # The memory of a machine that has ended is gone, and its tensors are not.
-    return tensor, number, devices.get(ledger) or storages.device(_device_of(storage).index)
 
 
 def offer(op: Any, refused: Iterable[torch.dtype] | None = None) -> None:
@@ -141,17 +126,7 @@ def offer(op: Any, refused: Iterable[torch.dtype] | None = None) -> None:
 
 def _register(op: Any) -> None:
     name, refused, results = op.name(), _offers[op], cpu_kernels.Results(op)
-    building.load().offer(
-        op._schema.name,
-        "" if op._overloadname == "default" else op._overloadname,
-        cpu_kernels.is_view(op),
-        name not in HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op),
-        refused is None,
-        results.counts_writes,
-        name in _COPIES,
-        results.positions,
-        list(refused or ()),
-    )
-
-
-_device_of = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
+    overload = "" if op._overloadname == "default" else op._overloadname
+    scalars = name not in HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op)
+    facts = cpu_kernels.is_view(op), scalars, refused is None, results.counts_writes, name in _COPIES
+    building.load().offer(op._schema.name, overload, *facts, results.positions, list(refused or ()))
