@@ -18,7 +18,12 @@ import torchdevice
 from torchdevice.errors import NativeKernelsError, RaceError
 from torchdevice.simulation.native import building
 
-pytestmark = pytest.mark.one_engine
+pytestmark = [
+    pytest.mark.one_engine,
+    pytest.mark.skipif(
+        sys.platform == "win32", reason="the command that builds the kernels is not for Windows's compiler"
+    ),
+]
 
 WAYS = ("never", "always")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,12 @@ from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native.memory import NativeDevice
 
-pytestmark = pytest.mark.one_engine
+pytestmark = [
+    pytest.mark.one_engine,
+    pytest.mark.skipif(
+        sys.platform == "win32", reason="the command that builds the kernels is not for Windows's compiler"
+    ),
+]
 
 MIB = 1 << 20
 

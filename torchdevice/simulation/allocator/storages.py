@@ -40,7 +40,9 @@ def device(index: int) -> Device:
     memory = machine.current().memory
     found: Device | None = memory.get(index)
     if found is None:
-        kind = Device if native is None else native.Device
+        context = thread_state.state.context
+        serves = context is not None and context.policy is not None and context.policy.native
+        kind = native.Device if serves else Device
         found = kind(index, policy.memory_limits, policy.error_of_mps, machine.current().observers)
         # Before other threads can see it.
         found.live = blocks
@@ -372,10 +374,11 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         on = device(index)
     block = None
     try:
-        if native is not None and (tensor := native.fresh(result, context, on)) is not None:
+        serves = context is not None and context.policy is not None and context.policy.native
+        if serves and (tensor := native.fresh(result, serves, on)) is not None:
             return tensor
         block = on.allocate(requested, 0 if context is None else context.thread.streams.get(index, 0))
-        if native is not None and (tensor := native.fresh(result, context, on, block)) is not None:
+        if serves and (tensor := native.fresh(result, serves, on, block)) is not None:
             return tensor
         tensor = on_device(result, index)
         owner = _reference(tensor.untyped_storage(), on, result)

@@ -94,13 +94,12 @@ def _release(number: int) -> None:
         devices[number].release()
 
 
-def _fresh(result: torch.Tensor, context: Context | None, on: Any, block: Block | None = None) -> torch.Tensor | None:
+def _fresh(result: torch.Tensor, native: Any, on: Any, block: Block | None = None) -> torch.Tensor | None:
     """Return a tensor of a device in the memory of a CPU tensor; None where it must have a storage of Python.
 
     The ledger gives it a block, or the model in Python has given it one.
     """
-    native = None if context is None or context.policy is None else context.policy.native
-    if native is None or not native.serves or not isinstance(on, NativeDevice) or on.observers:
+    if not native.serves or not isinstance(on, NativeDevice) or on.observers:
         return None
     if block is not None:
         return on.hold(block, native, result) if block.pool.is_usual else None
