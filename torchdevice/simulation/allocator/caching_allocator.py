@@ -217,9 +217,9 @@ class Device:
     # ---- private pools -----------------------------------------------------------------------------------------------
 
     @changing
-    def keep_private(self, owner: Owner, *, serves_all: bool = False, splits: bool = True) -> None:
+    def keep_private(self, owner: Owner) -> None:
         """Count one more use of a private pool, which is made if there is none of this id."""
-        self._blocks.pools.keep(owner, serves_all=serves_all, splits=splits)
+        self._blocks.pools.keep(owner)
 
     @changing
     def release_private(self, owner: Owner) -> None:
@@ -288,11 +288,6 @@ class Device:
         return self._blocks.held
 
     # ---- figures -----------------------------------------------------------------------------------------------------
-
-    @property
-    def uncached(self) -> int:
-        """The bytes that tensors have from the driver directly."""
-        return self._blocks.segments.uncached
 
     @changing
     def figures(self) -> Memory:

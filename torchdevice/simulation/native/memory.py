@@ -97,7 +97,7 @@ class NativeDevice(Device):
             parts = [(each.address, each.size, each.requested, numbers.get(each, 0)) for each in chain_of(head)]
             rows.append((head.pool.stream, head.pool.is_small, parts))
             used += sum(each.state != FREE for each in chain_of(head))
-        busy = blocks.pending or blocks.late or blocks.freed or self.observers or blocks.segments.uncached
+        busy = blocks.pending or blocks.late or blocks.freed or self.observers
         # Storages of Python have blocks too.
         if busy or used > len(numbers) or any(each.uses for each in numbers):
             return False
