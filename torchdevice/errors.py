@@ -53,6 +53,18 @@ class TargetUnavailableError(TorchDeviceError, RuntimeError):
     _text = "The target {target!r} is not available here. {remedy}"
 
 
+@dataclass(eq=False, repr=False)
+class NativeKernelsError(TorchDeviceError, RuntimeError):
+    """The kernels of simulated devices in C++ were demanded and are not there, or cannot be built.
+
+    Attributes:
+        reason: Why, and what to do.
+    """
+
+    reason: str
+    _text = "The native kernels of simulated devices cannot be used: {reason}."
+
+
 class ScopeError(TorchDeviceError, RuntimeError):
     """A scope was left without having been entered, or not in the reverse order of entry."""
 

@@ -337,6 +337,12 @@ class Options:
         "and mode elsewhere.",
         **_one_of("engine", "auto", "mode", "wrap"),
     )
+    native: Literal["auto", "never", "always"] = _option(
+        "auto",
+        "Whether the kernels in C++ that 'torchdevice native build' compiles compute on simulated devices: auto where "
+        "they are built, never, or always, which is an error where they are not.",
+        **_one_of("native", "auto", "never", "always"),
+    )
     implied: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -83,7 +83,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Return the line of pytest's header that names the target."""
     scope = config.stash.get(_scopes, None)
-    return None if scope is None else f"torchdevice: {scope.runtime.target}"
+    if scope is None:
+        return None
+    kernels = scope.runtime.kernels(scope.options.native)
+    return f"torchdevice: {scope.runtime.target}" + (f", kernels: {kernels}" if kernels else "")
 
 
 @pytest.hookimpl(tryfirst=True)

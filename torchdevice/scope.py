@@ -110,7 +110,9 @@ class Scope(AbstractContextManager["Scope"]):
         """Return what the program asked for in this process so far and what was done instead, by line."""
         from torchdevice.report import Report  # here, because most programs ask for none
 
-        return Report.of(self.journal, self._resolved().options, self.runtime.target)
+        options = self._resolved().options
+        kernels = self.runtime.kernels(options.native)
+        return Report.of(self.journal, options, self.runtime.target, kernels=kernels)
 
     @property
     def target(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""Graphs of a simulated device that are compiled while the program runs, as torch 2.15 compiles backward graphs."""
+"""What ``torch.compile`` makes of simulated devices: code of Inductor for the CPU, or calls of operators."""
 
 from __future__ import annotations
 

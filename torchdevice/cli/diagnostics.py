@@ -27,6 +27,7 @@ from torchdevice.foundation.environment import REPORT, SAID, SWITCH
 from torchdevice.foundation.logs import FILE, LEVEL, configure_logging
 from torchdevice.foundation.run_folder import VARIABLE as RUN_FOLDER
 from torchdevice.foundation.tracebacks import FRAMES
+from torchdevice.simulation.native import building
 
 
 class Finding(NamedTuple):
@@ -131,6 +132,10 @@ def _compiler() -> list[Finding]:
     return [Finding("compiler", "warning", said, "install g++ (or set CXX), or use torch.compile(backend='eager')")]
 
 
+def _native() -> list[Finding]:
+    return [Finding("native", "ok", f"kernels of simulated devices: {building.said('auto')}")]
+
+
 def _patchers() -> list[Finding]:
     """Look for packages that replace parts of torch for the whole process. Nothing is imported for it."""
     installed = sorted({name.partition(".")[0] for name in PATCHERS if _place_of(name.partition(".")[0])})
@@ -229,6 +234,7 @@ _EXAMINATIONS: tuple[Callable[[], list[Finding]], ...] = (
     _memory,
     _speed,
     _compiler,
+    _native,
     _patchers,
     _packages,
     _activation,

@@ -200,6 +200,8 @@ class Context:
         self._initialized = True
         # From here on the number is fixed, as in CUDA: a later change of the variable has no effect.
         self._device_count = self._count_devices()
+        if self.policy is not None:
+            self.policy.settle()
 
     def touch(self) -> None:
         """Note that the program has called the accelerator's driver, after which a fork of the process cannot."""

@@ -293,7 +293,13 @@ def _answer_for(entry: Entry | None) -> None:
         else:
             # Removed instead of set to False, because torch asks `hasattr`.
             vars(of_accelerator).pop("is_initializing", None)
+    if on_context is not None:
+        on_context(context)
     state.answers = True
+
+
+on_context: Callable[[Context | None], None] | None = None
+"""Is told of the context that answers in this thread from now on, while kernels in C++ may serve it."""
 
 
 def _after_fork() -> None:

@@ -77,6 +77,12 @@ class CurrentStreams(dict[int, int]):
     def __setitem__(self, index: int, stream: int) -> None:
         super().__setitem__(index, stream)
         self.history.note(self)
+        if on_change is not None:
+            on_change()
+
+
+on_change: Callable[[], None] | None = None
+"""Is told that this thread's current stream changed, while kernels in C++ may ask for it."""
 
 
 class _StreamsOfNodes(CurrentStreams):

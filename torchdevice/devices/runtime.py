@@ -221,6 +221,10 @@ class Runtime(abc.ABC):
         """Return the number of devices."""
         return 1
 
+    def kernels(self, option: str) -> str:
+        """Return which kernels compute with ``native=option``, in a few words; empty where there is no choice."""
+        return ""
+
     def device(self, index: int) -> torch.device:
         """Return the device of an ordinal, as ``tensor.device`` of a tensor on it."""
         return device_of(self.device_type, index)

@@ -75,12 +75,14 @@ class Policy:
     Attributes:
         profile: The kind of device that is simulated.
         recorders: The recorders of kernels, the innermost first: each has ``run(op, kernel, args, kwargs)``.
+        native: The context as kernels in C++ know it; None where they serve no call of it.
     """
 
     def __init__(self, context: Context, runtime: Any):
         self.profile: Profile = runtime.profile
         self.memory: int | None = runtime.memory_limit
         self.recorders: list[Any] = []
+        self.native: Any = None
         self._context = weakref.proxy(context)
 
     def settle(self) -> None:
@@ -88,6 +90,8 @@ class Policy:
         context = self._context
         lost = context.machine.lost is not None or context.is_in_bad_fork
         context.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)
+        if self.native is not None:
+            self.native.serves, self.native.is_initialized = not context.asks, context.is_initialized
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise the real device's TypeError if the profile does not support the dtype."""

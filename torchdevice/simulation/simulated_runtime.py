@@ -30,6 +30,8 @@ from torchdevice.simulation import (
 )
 from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, index_of
+from torchdevice.simulation.native import building
+from torchdevice.simulation.native import serving as native
 from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
 from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention
@@ -132,7 +134,9 @@ class SimulatedRuntime(Runtime):
             machine.enter(context)
             context.policy = policy.Policy(context, self)
             _begin(context)
+            native.begin(context)
         context.policy.settle()
+        native.follow(thread_state.state.context)
         sanitizer.begin(context)
 
     def leave_thread(self, entry: Any) -> None:
@@ -175,6 +179,9 @@ class SimulatedRuntime(Runtime):
 
     def device_count(self) -> int:
         return self._count
+
+    def kernels(self, option: str) -> str:
+        return building.said(option)
 
     def name(self, index: int) -> str:
         return f"simulated {self.profile.name} device {index}"
@@ -290,6 +297,7 @@ def _end(context: Context) -> None:
     """Follow the order no more. May be called again."""
     # First, so that kernels of other threads ask no more.
     context.asks = False
+    native.end(context)
     followers = (stream_uses.StreamUses, *_FOLLOWERS)
     for each in [each for each in context.stream_observers if isinstance(each, followers)]:
         if isinstance(each, async_copies.InFlight):

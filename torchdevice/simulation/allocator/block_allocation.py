@@ -55,6 +55,7 @@ class Blocks:
         ended: The ended storages of all devices, in this order. Its ``release`` gives the block to its device's
             ``freed``.
         freed: The blocks without an owner, and late ones, in this order.
+        held: Number of the memory of a storage that C++ made -> its block, and the address of its values.
         late: Functions to call when the change in progress has ended.
         pending: The freed blocks that another stream may still use.
         pools: The pools of free blocks.
@@ -76,6 +77,7 @@ class Blocks:
         tell: Callable[[str, int, int, int], None],
     ) -> None:
         self.freed: deque[Block] = deque()
+        self.held: dict[int, tuple[Block, int]] = {}
         self.late: deque[Callable[[], object]] = deque()
         self.pending: list[Block] = []
         self.refused: Exception | None = None
@@ -197,6 +199,8 @@ class Blocks:
             # A smaller block, or one of the same size at a lower address, would be taken instead.
             if found < (size + rest) << SHIFT | address:
                 return False
+        if rest and after is not None:
+            after.requested = 0  # a new rest would be split off
         # What freeing and splitting would have added to the peaks and sums for a moment.
         is_part = previous is not None or (after is not None and (not rest or after.next is not None))
         count, inactive = (not rest, size) if is_part else (bool(rest), rest)

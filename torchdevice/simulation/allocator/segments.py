@@ -30,13 +30,15 @@ class Segments:
     Attributes:
         heads: Address -> the first block of each segment.
         uncached: The bytes that tensors have from the driver directly.
+        first: The address at which the first segment begins.
+        end: The address at which the next one does.
     """
 
     def __init__(self, index: int, number: int, statistics: Statistics, tell: Callable[[str, int, int, int], None]):
         self.index, self.tell = index, tell
         self.heads: dict[int, Block] = {}
         self._statistics = statistics
-        self._end = self._first = _FIRST_ADDRESS + number * _ADDRESSES
+        self.end = self.first = _FIRST_ADDRESS + number * _ADDRESSES
 
     def obtain(self, pool: Pool, size: int, total: int | None) -> Block | None:
         """Return a block of a pool that is a whole new segment; None without memory for it."""
@@ -52,11 +54,11 @@ class Segments:
         """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
         # Without a segment the addresses begin again, so that equal programs have equal snapshots.
         if not self.heads:
-            self._end = self._first
+            self.end = self.first
         # Ceiling division: expandable segments map whole units from their beginning.
-        self._end = -(-self._end // unit) * unit
-        block = self.heads[self._end] = Block(self._end, size, pool, state)
-        self._end += size
+        self.end = -(-self.end // unit) * unit
+        block = self.heads[self.end] = Block(self.end, size, pool, state)
+        self.end += size
         return block
 
     def release(self, block: Block) -> None:

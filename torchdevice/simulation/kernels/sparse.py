@@ -19,7 +19,7 @@ from torchdevice.foundation.stand_ins import written
 from torchdevice.foundation.view_bits import with_bits
 from torchdevice.lowlevel.dlpack_alias import on_cpu
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import meaning
+from torchdevice.simulation.allocator.storages import meaning, owner_of
 from torchdevice.simulation.kernels.cpu_kernels import (
     CpuAliases,
     Kernel,
@@ -124,9 +124,9 @@ class _SparseAliases(CpuAliases):
         if tensor.layout is torch.strided:
             return aliased(tensor)
         if not tensor.is_sparse:
-            return make_compressed([with_bits(on_cpu(part), part) for part in parts_of(tensor)], tensor)
+            return make_compressed([_own(part) for part in parts_of(tensor)], tensor)
         # The parts are imported by DLPack, so that an in-place operator cannot resize them.
-        parts = (with_bits(on_cpu(part), part) for part in (_indices(tensor), _values(tensor)))
+        parts = (_own(part) for part in (_indices(tensor), _values(tensor)))
         return _aten._sparse_coo_tensor_unsafe(*parts, tensor.shape, is_coalesced=_is_coalesced(tensor))
 
     def settle(self) -> None:
@@ -167,3 +167,9 @@ def _replace_compressed(target: torch.Tensor, own: torch.Tensor) -> None:
     _resize_as(target, own)
     for old, new in zip(parts_of(target), parts_of(own), strict=True):
         old.copy_(new)
+
+
+def _own(part: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor of its own with the memory of a part of a sparse tensor."""
+    owner_of(part.untyped_storage())  # a result with the memory of the part shares the storage of the part
+    return with_bits(on_cpu(part), part)
