@@ -98,7 +98,7 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
 
     def tell_allocated(self) -> None:
         """Tell the observers that the storage has its block."""
-        if self.block is not None and self.block.pool.owner != memory_blocks.UNCACHED:
+        if self.block is not None:
             seen = shown(self.on.index, self.block, self.address)
             for observer in self.on.observers:
                 observer.allocated(seen)
@@ -317,12 +317,14 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     if result.is_meta:
         return _fresh_without_values(result, index)
     address = result.data_ptr()
-    known = _owners.get(address)
+    offset: Any = result.storage_offset()
+    before = offset * result.itemsize if offset else 0
+    known = _owners.get(address - before)
     if known is not None:
         storage, view = known(), on_device(result, index)
-        if storage is not None and view.untyped_storage().nbytes() <= storage.nbytes():
+        if storage is not None and before + view.untyped_storage().nbytes() <= storage.nbytes():
             # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
-            return set_storage(view, storage, 0, result.shape, result.stride())
+            return set_storage(view, storage, offset, result.shape, result.stride())
     # `device(index)` in short, without a call for the usual case.
     on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
     if on is None:

@@ -45,6 +45,16 @@ def _init_ddp(
     context.runtime.serve_reducer(self)
 
 
+@replaces(DistributedDataParallel, "_register_builtin_comm_hook", native_to="cuda")
+def _register_builtin_comm_hook(context: Context, original: Any, self: Any, comm_hook_type: Any) -> None:
+    """Register the hook that torch has in Python too: the C++ ones take only results of groups in C++."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hook = getattr(default_hooks, f"{comm_hook_type.name.lower()}_hook")
+    # `None` stands for the default group; DDP's own group may be another one.
+    self.register_comm_hook(self.process_group, hook)
+
+
 def _of_module(context: Context, module: Any) -> list[int] | None:
     """Return the ordinal of the device of a module, None on a CPU target."""
     if context.runtime.shares_host_memory:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import os
 import types
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,33 +23,50 @@ _C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distribute
 _replaces = functools.partial(replaces, _C10D, native_to="cuda", by_value=True)
 _replaces("is_nccl_available")(lambda context, original: True)
 
-_asked_for: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # weak: destroyed groups end
-"""Process group -> the backend that the program asked for, where another one stands in."""
+
+class _Asked(NamedTuple):
+    """What the program asked for when it made a group.
+
+    Attributes:
+        names: The backends, as it spelled them.
+        can_split: Whether it named the device of the rank, without which torch splits no group.
+    """
+
+    names: str
+    can_split: bool
+
+
+_asked_for: weakref.WeakKeyDictionary[Any, _Asked] = weakref.WeakKeyDictionary()  # weak: destroyed groups end
+"""Process group -> what the program asked for, where another backend stands in."""
 
 
 def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
-    """Return the backend to use, and the name that :func:`torch.distributed.get_backend` answers for another one."""
+    """Return the backend to use, and the text with which the program asked for another one."""
     from torchdevice.torch_apis.distributed import nccl_on_gloo  # not before it is known that torch has process groups
 
     names = str(backend).lower() if backend is not None else ""
+    is_cpu = context.runtime.shares_host_memory
     if "nccl" in names:
         context.report(f"process group {names!r}", "gloo", Fidelity.APPROXIMATE)
-        return nccl_on_gloo.register(takes_cpu="gloo" in names), "nccl"
-    if "gloo" in names and not context.runtime.shares_host_memory:
-        return nccl_on_gloo.register(takes_cpu=True), "gloo"
+        return nccl_on_gloo.register("nccl and gloo" if "gloo" in names else "nccl"), names
+    if "gloo" in names and not is_cpu:
+        return nccl_on_gloo.register("gloo"), names
+    if "fake" in names and not is_cpu:
+        # torch lists the device types of its fake groups by name.
+        return f"cpu:fake,{context.device_type}:fake", names
     return backend, None
 
 
 @_replaces("init_process_group")
-def _init_process_group(context: Context, original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> None:
+def _init_process_group(
+    context: Context, original: Any, backend: Any = None, *args: Any, device_id: Any = None, **kwargs: Any
+) -> None:
     # Without a name torch makes both, for a machine that has CUDA.
     used, asked = _stand_in(context, "cpu:gloo,cuda:nccl" if backend is None else backend)
-    kwargs.pop("device_id", None)  # lets NCCL connect at once
-    # Options of NCCL's class, which gloo refuses.
-    if asked == "nccl":
-        kwargs.pop("pg_options", None)
+    _without_nccl_options(asked, kwargs)
+    # Not `device_id`, by which NCCL connects at once.
     original(used, *args, **kwargs)
-    _remember(dist.distributed_c10d._get_default_group(), asked)
+    _remember(dist.distributed_c10d._get_default_group(), asked, can_split=device_id is not None)
 
 
 @_replaces("new_group")
@@ -59,31 +77,74 @@ def _new_group(
     timeout: Any = None,
     backend: Any = None,
     *args: Any,
+    device_id: Any = None,
     **kwargs: Any,
 ) -> Any:
     used, asked = _stand_in(context, backend)
-    kwargs.pop("device_id", None)
     if backend is None and dist.is_initialized():
         # A new group without a backend takes the default group's, and answers the same name.
-        asked = _asked_for.get(dist.distributed_c10d._get_default_group())
-    if asked == "nccl":
-        kwargs.pop("pg_options", None)
+        asked = _asked_of(None)
+    _without_nccl_options(asked, kwargs)
     group = original(ranks, timeout, used, *args, **kwargs)
     _remember(group, asked)
     return group
 
 
-def _remember(group: Any, asked: str | None) -> None:
+def _without_nccl_options(asked: str | None, kwargs: dict[str, Any]) -> None:
+    # gloo refuses options of NCCL's class.
+    if asked is not None and "nccl" in asked:
+        kwargs.pop("pg_options", None)
+
+
+def _remember(group: Any, asked: str | None, *, can_split: bool = False) -> None:
     if asked is not None and isinstance(group, dist.ProcessGroup):  # not where this rank is no member
-        _asked_for[group] = asked
+        _asked_for[group] = _Asked(asked, can_split)
+
+
+def _asked_of(group: Any) -> str | None:
+    found = _asked_for.get(group or dist.distributed_c10d._get_default_group())
+    return None if found is None else found.names
 
 
 @_replaces("get_backend")
 def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
-    found = original(group)
-    # None means the default group.
-    asked = _asked_for.get(group or dist.distributed_c10d._get_default_group())
-    return found if asked is None else dist.Backend(asked)
+    found, asked = original(group), _asked_of(group)
+    return found if asked is None else dist.Backend("nccl" if "nccl" in asked else asked)
+
+
+@_replaces("get_backend_config")
+def _get_backend_config(context: Context, original: Any, group: Any = None) -> str:
+    found, asked = original(group), _asked_of(group)
+    return found if asked is None else str(dist.distributed_c10d.BackendConfig(dist.Backend(asked)))
+
+
+@_replaces("_get_default_timeout")
+def _get_default_timeout(context: Context, original: Any, backend: Any) -> datetime.timedelta:
+    """NCCL's time is not in builds without NCCL: ``kProcessGroupNCCLDefaultTimeout`` in ``ProcessGroupNCCL.hpp``."""
+    return datetime.timedelta(minutes=10) if backend == "nccl" else original(backend)
+
+
+@_replaces("split_group")
+def _split_group(
+    context: Context,
+    original: Any,
+    parent_pg: Any = None,
+    split_ranks: Any = None,
+    timeout: Any = None,
+    pg_options: Any = None,
+    group_desc: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Make this rank's part of a group by gloo, which connects anew, where NCCL divides the connections it has."""
+    parent = parent_pg or dist.distributed_c10d._get_default_group()
+    asked = _asked_for.get(dist.distributed_c10d._get_default_group())
+    if asked is None or not asked.can_split or not split_ranks:
+        return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **kwargs)
+    for ranks in split_ranks:
+        if parent.rank() in ranks:
+            members = [dist.get_global_rank(parent, rank) for rank in sorted(ranks)]
+            return dist.new_group(members, timeout, use_local_synchronization=True, group_desc=group_desc)
+    return None
 
 
 @_replaces("get_default_backend_for_device")
@@ -104,7 +165,7 @@ def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: 
 
 
 class ProcessGroupNCCL:
-    """NCCL's class, in builds of torch without NCCL. Programs make options of it; no group is an instance of it."""
+    """NCCL's class, in builds of torch without NCCL. It makes groups of the class that stands in for it."""
 
     class Options:
         """Settings for NCCL, which gloo does not read."""
@@ -112,6 +173,21 @@ class ProcessGroupNCCL:
         def __init__(self, is_high_priority_stream: bool = False):
             self.is_high_priority_stream = is_high_priority_stream
             self.config = types.SimpleNamespace()
+
+    def __new__(cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None) -> Any:
+        """Return a group.
+
+        Args:
+            store: The store by which its ranks find each other.
+            rank: The rank of this process.
+            size: The number of ranks.
+            options: Settings of NCCL, or a time-out in their place.
+            timeout: How long a rank waits for the others, by default 10 minutes.
+        """
+        from torchdevice.torch_apis.distributed import nccl_on_gloo
+
+        given = options if isinstance(options, datetime.timedelta) else timeout
+        return nccl_on_gloo.create("nccl", store, rank, size, given or datetime.timedelta(minutes=10))
 
 
 # For the functions of torch, and programs, that name the class where NCCL is available.
