@@ -371,12 +371,62 @@ def _by_triangles(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return solution, A.new_empty(0), torch.empty(0, dtype=torch.int64), A.new_empty(0)
 
 
+def _factors(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Factor a matrix without pivoting, which only CUDA has a kernel for."""
+    factors, steps = A.clone(), min(A.shape[-2:])
+    for k in range(steps):
+        factors[..., k + 1 :, k] /= factors[..., k, k, None]
+        factors[..., k + 1 :, k + 1 :] -= factors[..., k + 1 :, k, None] * factors[..., k, None, k + 1 :]
+    pivots = torch.arange(1, steps + 1, dtype=torch.int32).expand(*A.shape[:-2], steps).contiguous()
+    return factors, pivots, torch.zeros(A.shape[:-2], dtype=torch.int32)
+
+
+_factor_freely, _factor_pivoting = of_formula(_factors), _accepted(_aten.linalg_lu_factor_ex.default)
+
+
+@special("linalg_lu_factor_ex")
+def _lu_factor(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
+    return _factor_pivoting(A, check_errors=check_errors) if pivot else _factor_freely(A)
+
+
+@of_formula
+def _freely_split(A: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    factors, size = _factors(A)[0], min(A.shape[-2:])
+    lower = factors[..., :size].tril(-1) + torch.eye(A.size(-2), size, dtype=A.dtype)
+    return A.new_empty(0), lower, factors[..., :size, :].triu()
+
+
+_split_pivoting = _accepted(_aten.linalg_lu.default)
+
+
+@special("linalg_lu")
+def _lu(A: torch.Tensor, *, pivot: bool = True) -> Any:
+    return _split_pivoting(A) if pivot else _freely_split(A)
+
+
 # ---- formulas, for what only accelerators have a kernel for ----------------------------------------------------------
+
+
+def _sparse_product(
+    compressed_A: torch.Tensor,
+    dense_B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    alpha: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    transpose_result: bool = False,
+    *algorithm: int,
+) -> torch.Tensor:
+    """A product of cuSPARSELt's, with a matrix that is kept whole here."""
+    product = compressed_A.float() @ dense_B.float() * (1 if alpha is None else alpha)
+    product = product if bias is None else product + bias[:, None].float()
+    return (product.t() if transpose_result else product).to(out_dtype or dense_B.dtype).contiguous()
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {
     **recurrent_cells.FORMULAS,
     **batch_norm.KERNELS,
+    "_cslt_compress": torch.Tensor.clone,
+    "_cslt_sparse_mm": _sparse_product,
 }
 
 
