@@ -317,8 +317,8 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     if result.is_meta:
         return _fresh_without_values(result, index)
     address = result.data_ptr()
-    offset = result.storage_offset()
-    before = offset * result.itemsize if offset else 0
+    offset = int(result.storage_offset())
+    before = offset * result.itemsize
     known = _owners.get(address - before)
     if known is not None:
         storage, view = known(), on_device(result, index)
