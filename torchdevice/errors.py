@@ -5,29 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-__all__ = [
-    "AnotherPatcherError",
-    "BackendTakenError",
-    "CopyInFlightError",
-    "DivergenceError",
-    "DivergenceWarning",
-    "EngineUnavailableError",
-    "FidelityError",
-    "IndicesInFlightError",
-    "NoValueError",
-    "NotSupportedError",
-    "PortabilityWarning",
-    "RaceError",
-    "RaceWarning",
-    "ScopeError",
-    "SecondCopyError",
-    "TargetUnavailableError",
-    "TorchDeviceError",
-    "TorchVersionError",
-    "UnknownTargetError",
-    "WrongDeviceError",
-]
-
 
 class TorchDeviceError(Exception):
     """Base of all exceptions of this package. A dataclass among them puts its fields into the text of its class."""
@@ -367,3 +344,6 @@ class WrongDeviceError(TorchDeviceError, RuntimeError):
         "{name} is on '{found!s}', but expected on '{expected!s}'. Move it there first, or make the move "
         "start where it is."
     )
+
+
+__all__ = [name for name, kind in list(vars().items()) if isinstance(kind, type) and issubclass(kind, Exception)]

@@ -127,7 +127,10 @@ class Scope(AbstractContextManager["Scope"]):
         A target that the options name is resolved once. Without a name it is the best there is at each entry.
         """
         context = self._context
-        if context is not None and (context.entries or self._is_of_named_target(context)):
+        named = self.options.target is not None
+        if context is not None and (
+            context.entries or (named and context.simulated_by is target_selection.machine_of(self.options))
+        ):
             # Nobody is in the scope, so a new value of `CUDA_VISIBLE_DEVICES` may count.
             if not context.entries:
                 context.count_devices_again()
@@ -141,9 +144,6 @@ class Scope(AbstractContextManager["Scope"]):
             return context
         self._context = Context(fitting, runtime, self.journal, self._join)
         return self._context
-
-    def _is_of_named_target(self, context: Context) -> bool:
-        return self.options.target is not None and context.simulated_by is target_selection.machine_of(self.options)
 
     def _join(self, context: Context, forced_cpu: bool) -> Joining:
         return Joining(self, context, forced_cpu)
@@ -256,24 +256,14 @@ def _leave_signals(entry: Entry) -> None:
         signals.settle(in_a_scope=False)
 
 
-def _forget(entry: Any) -> None:
-    entry.context.entries.discard(entry)
-
-
 def _finish_thread(entry: Any) -> None:
-    for other in state.entries:
-        if other.context is entry.context:
-            return
-    entry.context.finish_thread()
+    if all(other.context is not entry.context for other in state.entries):
+        entry.context.finish_thread()
 
 
 def _drop_installations(entry: Entry) -> None:
     for installation in reversed(entry.parts):
         installation.drop(entry)
-
-
-def _leave_runtime(entry: Any) -> None:
-    entry.context.runtime.leave_thread(entry)
 
 
 def _leave_verify(entry: Any) -> None:
@@ -287,14 +277,14 @@ def _verify() -> Any:
     return watching
 
 
-_LEAVING = (
+_LEAVING: tuple[Callable[[Any], None], ...] = (
     thread_state.leave,
     _leave_signals,
-    _forget,
+    lambda entry: entry.context.entries.discard(entry),
     _finish_thread,
     _drop_installations,
     _leave_verify,
-    _leave_runtime,
+    lambda entry: entry.context.runtime.leave_thread(entry),
 )
 """The steps of leaving, in order. Each can be repeated, and is done even if another step failed."""
 

@@ -116,9 +116,6 @@ class TestDevices:
         reset()
         assert get() == default
 
-    def test_a_mask_of_dynamic_dimensions_is_taken(self) -> None:
-        torch._C._cuda_tunableop_pop_dynamic_dims_mask(torch._C._cuda_tunableop_push_dynamic_dims_mask(3))
-
     def test_versions(self) -> None:
         assert int(torch.version.cuda.split(".")[0]) >= 12
         assert torch.backends.cudnn.version() >= 8000

@@ -79,13 +79,10 @@ def _build() -> list[Finding]:
     return [Finding("torch", "ok", f"a build for {' and '.join(built)}" if built else "a build without accelerators")]
 
 
-_ENOUGH = 4 << 30
-
-
 def _memory() -> list[Finding]:
     memory = psutil.virtual_memory()
     said = f"{memory.available / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB are free"
-    if memory.available < _ENOUGH:
+    if memory.available < 4 << 30:
         return [Finding("memory", "warning", said, "a model of a GPU's size will not fit: use a smaller one")]
     return [Finding("memory", "ok", said)]
 

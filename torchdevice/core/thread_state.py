@@ -82,20 +82,6 @@ class Entry:
         hooks: The hooks for uncaught errors, in force until :func:`disable`.
     """
 
-    __slots__ = (
-        "compiling",
-        "context",
-        "during_call",
-        "enabled_by",
-        "environment",
-        "hooks",
-        "mode",
-        "owner",
-        "parts",
-        "restores",
-        "unstacked",
-    )
-
     def __init__(
         self,
         context: Context | None,
@@ -358,8 +344,7 @@ def put_back_lost() -> None:
     """Put modes back that an interrupt in torch's own block around a call has lost."""
     for mode in list(state.stacked):
         _serve_or_retire(mode)
-    if state.lifted:
-        _put_back_lifted()
+    _put_back_lifted()
 
 
 def _put_back(mode: ContextMode) -> None:
@@ -461,5 +446,4 @@ class lent:
 def _take_back(mode: ContextMode) -> None:
     state.lent.pop(mode, None)
     _serve_or_retire(mode)
-    if state.lifted:
-        _put_back_lifted()
+    _put_back_lifted()

@@ -63,9 +63,6 @@ LIMITS = {
 NO_SETTINGS = dict.fromkeys(("cpu", "mps"), (Fidelity.INERT, "Checks the settings, which have no effect."))
 """The fidelity of settings of the allocator on targets that have another."""
 
-NO_CACHE = dict.fromkeys(("cpu", "mps"), (Fidelity.INERT, "Stores the value; the target's allocator stays enabled."))
-"""The fidelity of disabling the allocator on such targets."""
-
 
 @supplied_value("torch.cuda.OutOfMemoryError")
 def out_of_memory_error(context: Context) -> type[RuntimeError]:
@@ -168,20 +165,19 @@ def set_allocator_settings(context: Context, env: str) -> None:
             torch._C._accelerator_setAllocatorSettings(env)
 
 
-@supplied_function("_cuda_cudaCachingAllocator_enable", on=NO_CACHE)
-def enable_caching(context: Context, value: bool) -> None:
-    """Let the simulated devices' allocator serve allocations, or the driver directly. Other targets store the value."""
-    if not context.runtime.cache_memory(value):
-        context.settings[_CACHES] = value
-
-
 _CACHES = "caching allocator"
+
+
+@supplied_function("_cuda_cudaCachingAllocator_enable", Fidelity.INERT, note="stored; the allocator stays enabled")
+def enable_caching(context: Context, value: bool) -> None:
+    """Store the value."""
+    context.settings[_CACHES] = value
 
 
 @supplied_function("_cuda_cudaCachingAllocator_is_enabled")
 def is_caching_enabled(context: Context) -> bool:
-    """Return whether the allocator is enabled, or the value that was stored."""
-    return context.runtime.caches_memory() and context.settings.get(_CACHES, True)
+    """Return the value that was stored."""
+    return context.settings.get(_CACHES, True)
 
 
 @supplied_function("_cuda_setMemoryFraction", on=LIMITS)
@@ -218,19 +214,6 @@ def mem_get_info(context: Context, device: int) -> tuple[int, int]:
     return min(context.runtime.free_memory(_target_index(context, device)), size), size
 
 
-def list_gpu_processes(context: Context, original: Any, device: Any = None) -> str:
-    """Replace ``list_gpu_processes`` of the accelerator's module."""
-    device = _module(context)._utils._get_device_index(device, optional=True)
-    processes = context.runtime.processes(_target_index(context, device))
-    lines = [f"process {pid:>10d} uses {size / 2**20:>12.3f} MB GPU memory" for pid, size in processes]
-    return "\n".join([f"GPU:{device}", *lines])
-
-
-def _module(context: Context) -> Any:
-    """Return the module of torch for the accelerator that the program is written for."""
-    return getattr(torch, context.program)
-
-
 def _figure(field: str) -> Callable[..., int]:
     """Return the replacement of a function that reads one figure; torch makes and sorts a table of all for it."""
 
@@ -260,7 +243,7 @@ _ONE_FIGURE = {
 
 def device_memory_used(context: Context, original: Any, device: Any = None) -> int:
     """Return the bytes that the process has reserved."""
-    module = _module(context)
+    module = getattr(torch, context.program)
     index = module._utils._get_device_index(device, optional=True)
     report(context, f"{module.__name__}.device_memory_used")
     return context.runtime.memory(context.target_index(index)).reserved
@@ -269,10 +252,6 @@ def device_memory_used(context: Context, original: Any, device: Any = None) -> i
 def patches() -> list[Patch]:
     """Return the patches of the functions that read one figure, or ask NVIDIA's management library for figures."""
     return [
-        *(
-            replaced_in_importers(torch.cuda.memory, name, _figure(field), native_to="cuda")
-            for name, field in _ONE_FIGURE.items()
-        ),
-        replaced_in_importers(torch.cuda.memory, "list_gpu_processes", list_gpu_processes, native_to="cuda"),
-        replaced_function(torch.cuda, "device_memory_used", device_memory_used, native_to="cuda"),
+        *(replaced_in_importers(torch.cuda.memory, name, _figure(field)) for name, field in _ONE_FIGURE.items()),
+        replaced_function(torch.cuda, "device_memory_used", device_memory_used),
     ]

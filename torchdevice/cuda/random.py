@@ -45,4 +45,4 @@ def _set_rng_state(context: Context, original: Any, new_state: torch.Tensor, dev
 
 def patches() -> list[Patch]:
     """Return the patch of ``torch.cuda.set_rng_state``."""
-    return [replaced_in_importers(torch.cuda.random, "set_rng_state", _set_rng_state, native_to="cuda")]
+    return [replaced_in_importers(torch.cuda.random, "set_rng_state", _set_rng_state)]

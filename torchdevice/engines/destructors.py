@@ -25,8 +25,6 @@ from torchdevice.engines.mode import DeviceMode, of_this_thread, with_mode
 from torchdevice.engines.rewriters import DROPS, rewrites
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
-_enable = torch._C._EnableTorchFunction
-
 
 class _Thread(threading.local):
     """What the collection in progress of a thread has entered."""
@@ -50,7 +48,7 @@ def _begin(phase: str, info: Mapping[str, int]) -> None:
         return
     # The mode handles a call with all function modes off; the collection came in its midst.
     if is_torch_function_all_disabled():
-        _enter(_enable())
+        _enter(torch._C._EnableTorchFunction())
     if of_this_thread() is None:
         _enter(thread_state.lent(DeviceMode(context), context))
 

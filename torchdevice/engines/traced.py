@@ -18,6 +18,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.engines import destructors, float64_policy, half_precision_matmul, lookup, moves, rewriters
 from torchdevice.engines.mode import DeviceMode
+from torchdevice.foundation import stand_ins
 from torchdevice.foundation.fidelity import Fidelity
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,6 +56,7 @@ def files() -> frozenset[str]:
         inspect.getfile(moves),
         inspect.getfile(float64_policy),
         inspect.getfile(half_precision_matmul),
+        inspect.getfile(stand_ins),
         *(inspect.getfile(rewriter) for rewriter in rewriters.REGISTERED.values() if rewriter is not None),
     }
     return frozenset(paths)

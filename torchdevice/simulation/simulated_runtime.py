@@ -16,7 +16,7 @@ from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps_runtime import says_refused
-from torchdevice.devices.private_pools import PrivatePools, RawMemory
+from torchdevice.devices.private_pools import PrivatePools
 from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Memory, Runtime
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
@@ -76,6 +76,7 @@ class SimulatedRuntime(Runtime):
     has_handles = True
     draws_on_cpu = True
     compiles_ahead = False
+    raw_memory = raw_memory
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
@@ -185,7 +186,7 @@ class SimulatedRuntime(Runtime):
             return psutil.virtual_memory().available
         device = storages.device(index)
         # Never negative: the limit may have been lowered below what is reserved.
-        return self.memory_limit - min(self.memory_limit, device.figures().reserved + device.uncached)
+        return self.memory_limit - min(self.memory_limit, device.figures().reserved)
 
     def memory(self, index: int) -> Memory:
         return storages.device(index).figures()
@@ -222,9 +223,6 @@ class SimulatedRuntime(Runtime):
     def private_pools(self, index: int) -> PrivatePools:
         return storages.device(index)
 
-    def raw_memory(self, index: int) -> RawMemory:
-        return raw_memory.of_device(index)
-
     def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         return storages.twin(tensor)
 
@@ -232,20 +230,9 @@ class SimulatedRuntime(Runtime):
         return storages.copy_of(tensor)
 
     def set_allocator(self, text: str) -> bool:
-        # Enabled or not is no setting of the text, and survives it.
-        settings = allocator_settings.parsed(text)._replace(caches=self.caches_memory())
-        self._configure(settings)
-        return True
-
-    def _configure(self, settings: allocator_settings.Settings) -> None:
+        settings = allocator_settings.parsed(text)
         for index in range(self._count):
             storages.device(index).configure(settings)
-
-    def caches_memory(self) -> bool:
-        return storages.device(0).settings.caches
-
-    def cache_memory(self, enabled: bool) -> bool:
-        self._configure(storages.device(0).settings._replace(caches=enabled))
         return True
 
     def allocator_settings(self) -> Mapping[str, Any]:

@@ -141,24 +141,3 @@ def test_integers_are_divided_by_zero(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(given.cpu(), y)
     assert found[[0, 2]].tolist() == expected[[0, 2]].tolist()
     assert found[1].item() in (-1, 255)
-
-
-def test_factors_without_pivoting() -> None:
-    a = torch.rand(3, 4, 4) + 4 * torch.eye(4)
-    with torchdevice.simulate():
-        factors, pivots = torch.linalg.lu_factor(a.cuda(), pivot=False)
-        lower, upper = factors.tril(-1) + torch.eye(4, device="cuda"), factors.triu()
-        torch.testing.assert_close((lower @ upper).cpu(), a)
-        assert pivots.tolist() == [[1, 2, 3, 4]] * 3
-        _, lower, upper = torch.linalg.lu(a.cuda(), pivot=False)
-        torch.testing.assert_close((lower @ upper).cpu(), a)
-
-
-def test_the_array_interface() -> None:
-    with torchdevice.simulate():
-        x = torch.arange(6.0, device="cuda").view(2, 3)
-        found = x.t().__cuda_array_interface__
-        assert found["data"] == (x.data_ptr(), False) and found["shape"] == (3, 2) and found["strides"] == (4, 12)
-        assert not hasattr(x.cpu(), "__cuda_array_interface__")
-        with pytest.raises(RuntimeError, match="requires grad"):
-            print(x.requires_grad_().__cuda_array_interface__)

@@ -217,9 +217,9 @@ class Device:
     # ---- private pools -----------------------------------------------------------------------------------------------
 
     @_changing
-    def keep_private(self, owner: Owner, *, serves_all: bool = False, splits: bool = True) -> None:
+    def keep_private(self, owner: Owner) -> None:
         """Count one more use of a private pool, which is made if there is none of this id."""
-        self._blocks.pools.keep(owner, serves_all=serves_all, splits=splits)
+        self._blocks.pools.keep(owner)
 
     @_changing
     def release_private(self, owner: Owner) -> None:
@@ -283,11 +283,6 @@ class Device:
             raise self._blocks.refusal(RuntimeError("Not expected to checkpoint freeable graph"))
 
     # ---- figures -----------------------------------------------------------------------------------------------------
-
-    @property
-    def uncached(self) -> int:
-        """The bytes that tensors have from the driver directly."""
-        return self._blocks.segments.uncached
 
     @_changing
     def figures(self) -> Memory:

@@ -98,7 +98,7 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
 
     def tell_allocated(self) -> None:
         """Tell the observers that the storage has its block."""
-        if self.block is not None and self.block.pool.owner != memory_blocks.UNCACHED:
+        if self.block is not None:
             seen = shown(self.on.index, self.block, self.address)
             for observer in self.on.observers:
                 observer.allocated(seen)
@@ -317,8 +317,8 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     if result.is_meta:
         return _fresh_without_values(result, index)
     address = result.data_ptr()
-    offset = int(result.storage_offset())
-    before = offset * result.itemsize
+    offset: Any = result.storage_offset()
+    before = offset * result.itemsize if offset else 0
     known = _owners.get(address - before)
     if known is not None:
         storage, view = known(), on_device(result, index)

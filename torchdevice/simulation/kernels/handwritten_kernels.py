@@ -16,9 +16,10 @@ from torch._C import DispatchKey
 from torchdevice.core import thread_state
 from torchdevice.cuda import capture_rules
 from torchdevice.simulation import device_generators, machine, policy
-from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant
+from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant, set_storage
 from torchdevice.simulation.kernels import cuda_values, recurrent_cells
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula, view_of
+from torchdevice.simulation.kernels.overloads import overload_of
 from torchdevice.simulation.kernels.pipeline import Pipeline
 from torchdevice.simulation.refusals import attention
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
@@ -161,56 +162,29 @@ def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> tor
     needed = (offset + last + 1) * self.itemsize
     if needed > storage.nbytes():
         resize(storage, int(needed))
-    return _set(self, storage, offset, wanted.shape, wanted.stride())
+    return set_storage(self, storage, offset, wanted.shape, wanted.stride())
 
 
 def _format(memory_format: Any) -> dict[str, Any]:
     return {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor with the device and dtype of ``tensor``."""
-    return fresh(torch.empty(0, dtype=tensor.dtype), index_of(tensor))
-
-
-_set_storage = _aten.set_.source_Storage_storage_offset
-
-
-def _set(self: torch.Tensor, storage: Any, offset: Any, size: Any, stride: Any) -> torch.Tensor:
-    return _set_storage._op_dk(DispatchKey.CPU, self, storage, offset, size, stride)
-
-
 @special("set_.source_Storage_storage_offset")
 def _set_from_storage(self: Any, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
     if not stride:
         stride = torch.empty(size, device="meta").stride()
-    return _set(self, source, storage_offset, size, stride)
-
-
-@special("set_.source_Storage")
-def _set_from_whole_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
-    return _set(self, source, 0, (source.nbytes() // self.itemsize,), (1,))
-
-
-@special("set_.source_Tensor")
-def _set_from_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return _set(self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
+    return set_storage(self, source, storage_offset, size, stride)
 
 
 @special("set_")
 def _set_to_nothing(self: torch.Tensor) -> torch.Tensor:
-    return _set(self, _like(self).untyped_storage(), 0, (0,), (1,))
+    return set_storage(self, fresh(torch.empty(0, dtype=self.dtype), index_of(self)).untyped_storage(), 0, (0,), (1,))
 
 
-@special("is_set_to")
-def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
-    same_memory = self.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    same_view = (self.shape, self.stride(), self.storage_offset()) == (
-        tensor.shape,
-        tensor.stride(),
-        tensor.storage_offset(),
-    )
-    return same_memory and same_view
+# The CPU's kernels look at sizes and storages alone.
+SPECIAL.update(
+    {name: view_of(overload_of(name)) for name in ("set_.source_Storage", "set_.source_Tensor", "is_set_to")}
+)
 
 
 @special("record_stream")
@@ -405,62 +379,12 @@ def _by_triangles(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return solution, A.new_empty(0), torch.empty(0, dtype=torch.int64), A.new_empty(0)
 
 
-def _factors(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Factor a matrix without pivoting, which only CUDA has a kernel for."""
-    factors, steps = A.clone(), min(A.shape[-2:])
-    for k in range(steps):
-        factors[..., k + 1 :, k] /= factors[..., k, k, None]
-        factors[..., k + 1 :, k + 1 :] -= factors[..., k + 1 :, k, None] * factors[..., k, None, k + 1 :]
-    pivots = torch.arange(1, steps + 1, dtype=torch.int32).expand(*A.shape[:-2], steps).contiguous()
-    return factors, pivots, torch.zeros(A.shape[:-2], dtype=torch.int32)
-
-
-_factor_freely, _factor_pivoting = of_formula(_factors), _accepted(_aten.linalg_lu_factor_ex.default)
-
-
-@special("linalg_lu_factor_ex")
-def _lu_factor(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
-    return _factor_pivoting(A, check_errors=check_errors) if pivot else _factor_freely(A)
-
-
-@of_formula
-def _freely_split(A: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    factors, size = _factors(A)[0], min(A.shape[-2:])
-    lower = factors[..., :size].tril(-1) + torch.eye(A.size(-2), size, dtype=A.dtype)
-    return A.new_empty(0), lower, factors[..., :size, :].triu()
-
-
-_split_pivoting = _accepted(_aten.linalg_lu.default)
-
-
-@special("linalg_lu")
-def _lu(A: torch.Tensor, *, pivot: bool = True) -> Any:
-    return _split_pivoting(A) if pivot else _freely_split(A)
-
-
 # ---- formulas, for what only accelerators have a kernel for ----------------------------------------------------------
-
-
-def _sparse_product(
-    compressed_A: torch.Tensor,
-    dense_B: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    alpha: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    transpose_result: bool = False,
-    *algorithm: int,
-) -> torch.Tensor:
-    """A product of cuSPARSELt's, with a matrix that is kept whole here."""
-    product = compressed_A.float() @ dense_B.float() * (1 if alpha is None else alpha)
-    product = product if bias is None else product + bias[:, None].float()
-    return (product.t() if transpose_result else product).to(out_dtype or dense_B.dtype).contiguous()
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {
     **recurrent_cells.FORMULAS,
     **batch_norm.KERNELS,
-    "_cslt_compress": torch.Tensor.clone,
-    "_cslt_sparse_mm": _sparse_product,
 }
 
 

@@ -14,6 +14,7 @@ import torch
 from torch._C import DispatchKey
 
 from torchdevice.devices.sparse_parts import parts_of
+from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import written
 from torchdevice.foundation.view_bits import with_bits
 from torchdevice.lowlevel.dlpack_alias import on_cpu
@@ -36,36 +37,13 @@ from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_o
 _aten = torch.ops.aten
 
 
-_OF_PARTS = (
-    "_sparse_coo_tensor_with_dims_and_tensors",
-    "_sparse_coo_tensor_with_dims",
-    "_indices",
-    "_values",
-    "indices",
-    "values",
-    "_nnz",
-    "sparse_dim",
-    "dense_dim",
-    "_dimI",
-    "_dimV",
-    "is_coalesced",
-    "_coalesced_",
-    "sparse_resize_",
-    "sparse_resize_and_clear_",
-)
+_OPERATORS = data_files.read(__file__, "operators.json")
+
+_OF_PARTS = _OPERATORS["of parts of a COO tensor"].split()
 """Operators that make sparse tensors from indices and values, or return these, and read no memory."""
 
 
-_OF_COMPRESSED_PARTS = (
-    "crow_indices",
-    "col_indices",
-    "ccol_indices",
-    "row_indices",
-    "values",
-    "_nnz",
-    "sparse_dim",
-    "dense_dim",
-)
+_OF_COMPRESSED_PARTS = _OPERATORS["of parts of a compressed tensor"].split()
 """The functions for the compressed layouts. Torch itself makes such tensors for any device."""
 
 
@@ -86,7 +64,7 @@ def register() -> list[torch.library.Library]:
     return [*fallbacks, aten]
 
 
-def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: tuple[str, ...], composed: set[str]) -> Any:
+def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: list[str], composed: set[str]) -> Any:
     """Register the kernels for a dispatch key, for which the CPU has ``of_cpu``. Return the library of the fallback."""
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(Fallback(_kernel).run, key)
