@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -73,12 +74,28 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
     return run
 
 
+class _Thread(threading.local):
+    """The calls of compiled code in this thread that have not returned."""
+
+    calls = 0
+
+
+thread = _Thread()
+
+
 class _Aliases(CpuAliases):
     """The same for a compiled graph, each of whose results is on a device of its own."""
 
     def __init__(self, compiled: Compiled, indices: list[int], drawn: torch.device):
         super().__init__(compiled, None, device_generators.from_default if drawn.type == DEVICE_TYPE else None)
         self._indices, self._named = indices, drawn.index or 0
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        before, thread.calls = thread.calls, thread.calls + 1  # a process group takes CPU tensors meanwhile
+        try:
+            return super().run(args, kwargs)
+        finally:
+            thread.calls = before
 
     def returned(self, result: Any) -> Any:
         given = {id(own): value for value, own in reversed(self.pairs.values())}
