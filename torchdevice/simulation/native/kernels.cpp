@@ -714,7 +714,7 @@ class Kernel : public c10::OperatorKernel {
       }
     } catch (const c10::Error& error) {
       // The kernel in Python gives the error that CUDA gives, or what CUDA has a kernel for. A list may be half written.
-      if (facts_.counts_writes && std::string(error.what()).find("not implemented for '") == std::string::npos) {
+      if (facts_.counts_writes && std::string(error.what_without_backtrace()).find("not implemented for '") == std::string::npos) {
         throw;
       }
       stack->resize(base);
