@@ -402,3 +402,10 @@ def distinct(meta_target: None) -> Iterator[torchdevice.Scope]:
     """Run the test in a scope on a target that is not the CPU, lacks float64 and must not copy asynchronously."""
     with torchdevice.portable("meta") as scope:
         yield scope
+
+
+@pytest.fixture
+def devices() -> Iterator[torchdevice.Scope]:
+    """Two simulated CUDA devices whose tensors say cuda."""
+    with torchdevice.simulate(count=2) as scope:
+        yield scope

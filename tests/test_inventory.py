@@ -35,7 +35,7 @@ SUPPLIED_OTHERWISE = {
     "_MemPool": "the class above it makes a stand-in (cuda/memory_pools.py)",
     "_CudaEventBase": "the class above it makes a stand-in (cuda/streams.py)",
     "_CudaStreamBase": "the class above it makes a stand-in (cuda/streams.py)",
-    "_MPSStreamBase": "the class above it makes a stand-in (mps.py)",
+    "_MPSStreamBase": "the class above it refuses (cuda/unsupported.json)",
     "_XPUGraph": "the class above it refuses (cuda/unsupported.json)",
     "_XPUMemPool": "the class above it makes a stand-in (xpu.py)",
     "_XpuEventBase": "the class above it makes a stand-in (xpu.py)",

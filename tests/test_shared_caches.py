@@ -3,8 +3,10 @@ Dynamo's profiles, Triton's, extensions, torch.hub, ``__pycache__``, and the fol
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,23 +61,26 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def begun(request: pytest.FixtureRequest, plain: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Shared, Path]:
-    """A folder that a scope and then a plain program have used, and a copy of it as it was then."""
-    shared = Shared(tmp_path_factory.mktemp("shared"))
-    assert shared.run(*request.param) == plain
-    assert shared.run() == plain
-    return shared, shared.copy()
+def begin(plain: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Shared, Path]]:
+    """Returns a folder that a scope and then a plain program have used, and a copy of it as it was then."""
+
+    @functools.cache
+    def begun(*scope: str) -> tuple[Shared, Path]:
+        shared = Shared(tmp_path_factory.mktemp("shared"))
+        assert shared.run(*scope) == plain
+        assert shared.run() == plain
+        return shared, shared.copy()
+
+    return begun
 
 
 @pytest.mark.one_engine
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("begun", "second"), [*itertools.permutations(SCOPES, 2)], ids=lambda scope: "/".join(scope), indirect=["begun"]
-)
+@pytest.mark.parametrize(("first", "second"), [*itertools.permutations(SCOPES, 2)], ids=lambda scope: "/".join(scope))
 def test_scopes_and_plain_programs_share_caches(
-    begun: tuple[Shared, Path], second: tuple[str, str], plain: str
+    first: tuple[str, str], second: tuple[str, str], plain: str, begin: Callable[..., tuple[Shared, Path]]
 ) -> None:
-    shared, copy = begun
+    shared, copy = begin(*first)
     shared.restore(copy)
     kept = shared.kept()
     assert {path.suffix for path in kept} >= {".py", ".pyc", ".so", ".pt"}

@@ -37,11 +37,11 @@ AREAS = (
 def _patches_of_triton(module: ModuleType) -> list[Patch]:
     # Imported when the program imports Triton, which is no dependency.
     try:
-        from torchdevice.triton_kernels import patching
+        from torchdevice.triton_kernels import triton_patches
     except TritonVersionError as error:  # what uses no kernel runs with any version
         warn_once(str(error))
         return []
-    return patching.patches()
+    return triton_patches.patches()
 
 
 def _patches() -> list[Patch]:

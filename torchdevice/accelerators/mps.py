@@ -166,21 +166,6 @@ def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
     return elapsed
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------
-
-
-@supplied_function("_mps_getCurrentStream", native_to=_MPS)
-def get_current_stream(context: Context) -> Any:  # torch 2.14 and later
-    """Return this thread's current stream."""
-    return torch.mps.Stream(stream_id=context.thread.streams.get(context.thread.device_index, 0))
-
-
-@supplied_function("_mps_setStream", native_to=_MPS)
-def set_stream(context: Context, stream: Any) -> None:  # torch 2.14 and later
-    """Make a stream current in this thread."""
-    context.thread.streams[context.thread.device_index] = stream.stream_id
-
-
 # ---- what torch's own Python asks of the module of any accelerator ---------------------------------------------------
 
 
@@ -226,39 +211,6 @@ def stop_capture(context: Context) -> None:
     """Do nothing: no capture was started."""
 
 
-class MpsStreamStandIn:  # torch 2.14 and later
-    """A stream of a program written for MPS. All streams of a target run their work in one order."""
-
-    __class__ = property(lambda self: torch.mps.Stream)  # type: ignore[assignment]
-
-    def __init__(self, context: Context, stream_id: int):
-        self._context = context
-        self.stream_id = stream_id
-
-    def synchronize(self) -> None:
-        """Wait for the target's work."""
-        torch.mps.synchronize()
-
-    def query(self) -> bool:
-        """Return whether the target's work is done."""
-        return self._context.runtime.mark(self._context.target.index or 0, timing=False).query()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, torch.mps.Stream) and self.stream_id == other.stream_id
-
-    def __hash__(self) -> int:
-        return hash(self.stream_id)
-
-    def __repr__(self) -> str:
-        return f"<torch.mps.Stream stream_id={self.stream_id}>"
-
-
-def _new_stream(  # torch 2.14 and later
-    context: Context, original: Any, cls: type, *args: Any, stream_id: int | None = None
-) -> Any:
-    return MpsStreamStandIn(context, next(_ids) if stream_id is None else stream_id)
-
-
 def _delete_event(context: Context, original: Any, self: torch.mps.Event) -> None:
     release_event(context, vars(self).get("_Event__eventId", 0))
 
@@ -273,6 +225,4 @@ def patches() -> list[Patch]:
     found.append(replaced_function(torch.mps.Event, "__del__", _delete_event))
     generator = without_original(get_default_generator)
     found.append(replaced_function(torch.mps, "_get_default_mps_generator", generator))
-    if hasattr(torch.mps, "Stream"):  # torch 2.14 and later
-        found.append(replaced_function(torch.mps.Stream, "__new__", _new_stream))
     return found

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import supplied_as, supplied_function, supplied_value
+from torchdevice.core.bindings import imported_by_value, supplied_as, supplied_function, supplied_value
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers, without_cache, without_original
-from torchdevice.cuda import device_queries, memory, memory_history, memory_pools, monitoring, random, streams
+from torchdevice.cuda import device_queries, memory, memory_pools, monitoring, random, streams
 from torchdevice.cuda.streams import EventStandIn, StreamStandIn
 from torchdevice.devices.device_properties import XpuDeviceProperties
 from torchdevice.devices.device_strings import Spelling
@@ -42,22 +42,6 @@ def synchronize(context: Context, index: int) -> None:
 @supplied_function("_xpu_getArchFlags", native_to=XPU)
 def get_arch_flags(context: Context) -> None:
     """Return None: no code for a GPU was compiled."""
-
-
-@supplied_function("_xpu_recordMemoryHistory", native_to=XPU, on=memory_history.APPROXIMATE_SNAPSHOT)
-def record_memory_history(
-    active: Context,
-    enabled: str | None,
-    context: str | None,
-    stacks: str,
-    max_entries: int,
-    clear_history: bool = False,
-    skip_actions: list[str] | None = None,
-) -> None:
-    """Start to record allocations with their Python stack, or stop."""
-    memory_history.record_memory_history(
-        active, enabled, context, stacks, max_entries, clear_history, skip_actions=skip_actions
-    )
 
 
 supplied_value("torch.xpu.default_generators", native_to=XPU)(random.default_generators)
@@ -131,16 +115,11 @@ def _patches_of_newer_names() -> list[Patch]:
     """Return the patches of names that torch 2.10 lacks."""
     found: list[Patch] = []
     if hasattr(torch.xpu, "XPUGraph"):
-        is_capturing = without_original(streams.is_current_stream_capturing)
-        found.append(replaced_function(torch.xpu.graphs, "_xpu_isCurrentStreamCapturing", is_capturing))
+        found += imported_by_value(torch.xpu.graphs, "_xpu_isCurrentStreamCapturing")
     if hasattr(torch.xpu, "MemPool"):
         found.append(replaced_function(torch.xpu.MemPool, "__new__", memory_pools.new_pool))
-    for module, name, function in (
-        (torch.xpu, "utilization", _utilization),
-        (torch.xpu, "device_memory_used", memory.device_memory_used),
-    ):
-        if hasattr(module, name):
-            found.append(replaced_in_importers(module, name, function, native_to=XPU))
+    if hasattr(torch.xpu, "utilization"):
+        found.append(replaced_in_importers(torch.xpu, "utilization", _utilization))
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ from torchdevice.devices.device_properties import DeviceProperties
 from torchdevice.engines import traced
 from torchdevice.errors import FidelityError
 from torchdevice.foundation import torch_internals
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.tracebacks import PACKAGE
 from torchdevice.torch_apis import autocast_lists
 from torchdevice.torch_apis.autocast import dtype_on_target
@@ -68,12 +66,11 @@ class _Skipped:
 
 
 class _DynamoPatches(Late):
-    """The patches of Dynamo and of Inductor's compiled graphs, installed as soon as these modules are imported."""
+    """The patches of Dynamo, installed as soon as it is imported."""
 
     def __init__(self) -> None:
         super().__init__("torch._dynamo")
         self._in_place = False
-        self._inductor: Patch | None = None
         self._skipped = _Skipped()
         self._interfaces = Interfaces()
         self._seen_generators: set[type] = set()
@@ -87,13 +84,6 @@ class _DynamoPatches(Late):
             self.patches = self.patches or together(self._make())
             super().install()
             self._in_place = True
-        # Inductor is imported at the first compilation, perhaps after this scope was entered.
-        if self._inductor is None and "torch._inductor.output_code" in sys.modules:
-            torch_internals.check("later", "torch._inductor.output_code")
-            code = sys.modules["torch._inductor.output_code"]
-            self._inductor = replaced_function(code.CompiledFxGraph, "__call__", _run_compiled)
-        if self._inductor is not None:
-            self._inductor.install()
         context = thread_state.state.context
         if context is not None:
             self._interfaces.add(context.runtime, context.device_count)
@@ -136,8 +126,6 @@ class _DynamoPatches(Late):
 
     def remove(self) -> None:
         self._in_place = False
-        if self._inductor is not None:
-            self._inductor.remove()
         for cls in list(self._seen_generators):
             torch._dynamo.variables.builder.VariableBuilder._type_dispatch().pop(cls, None)
             self._seen_generators.discard(cls)
@@ -166,6 +154,7 @@ def _guard_by_key(context: Context, original: Any, self: Any) -> Any:
 
     The key covers whatever the frame asks of the context.
     """
+    WHEN_IMPORTED.install()  # the context may be another one than at the last installation
     result = original(self)
     sources, guards = torch._dynamo.source, torch._dynamo.guards
     mode = unstacked_mode.source_of_mode()
@@ -191,11 +180,10 @@ def _stream_patches() -> list[Patch]:
     return found
 
 
-def _run_compiled(context: Context, original: Any, self: Any, inputs: Any) -> Any:
-    """Run Inductor's code, forward and backward, without modes: its devices are the target's already."""
-    # The mode would look at every call of a graph whose devices are decided.
+def without_modes(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run what a compiler runs while the program's modes are on the stack, where devices are the target's already."""
     with torch._C.DisableTorchFunction():
-        return original(self, inputs)
+        return original(*args, **kwargs)
 
 
 def _build_stream(context: Context, original: Any, args: Any, kwargs: Any) -> Any:
@@ -294,34 +282,28 @@ def truthfully(context: Context, original: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compile a graph. Where Inductor makes no code for the device, run the graph operator by operator."""
+    """Compile a graph. Compiled code runs without modes, except Inductor's, which needs none where none is stacked."""
     compiler = self.compiler_fn
     # A backend may be wrapped by several of Dynamo's decorators.
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
     _forget_unused_stream(gm)
-    by_inductor = isinstance(compiler, torch._TorchCompileInductorWrapper)
-    instead = _instead_of_inductor(context, gm) if by_inductor else None
-    if isinstance(instead, str):
-        try:
-            context.report("torch.compile with inductor", f"operator by operator: {instead}", Fidelity.APPROXIMATE)
-        except FidelityError as error:
-            raise unstacked_mode.GraphRefusedError(error.requested, error.done) from None
-        # `gm.forward` runs the graph as Python.
-        return gm.forward
-    if instead is not None:
-        self.compiler_fn = functools.partial(instead, compiler.config)
-    compiled = truthfully(context, original, self, gm, *args, **kwargs)
+    try:
+        compiled = truthfully(context, original, self, gm, *args, **kwargs)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        refused = error.inner_exception
+        if isinstance(refused, FidelityError):
+            raise unstacked_mode.GraphRefusedError(refused.requested, refused.done) from None
+        raise
     beside_the_stack = thread_state.state.traced is not None
+    by_inductor = isinstance(compiler, torch._TorchCompileInductorWrapper)
     return compiled if by_inductor and beside_the_stack else _unseen(compiled)
 
 
-def _instead_of_inductor(context: Context, gm: torch.fx.GraphModule) -> Callable[..., Any] | str | None:
-    """Return what compiles a graph in the place of Inductor, or why it runs operator by operator; None for Inductor."""
-    if not (context.runtime.compiles and _has_code_for(context, gm)):
-        return f"Inductor makes no code for {context.runtime.device_type!r}"
-    with thread_state.suspended(compiling=True):
-        return context.runtime.compiler(gm, computes=context.options.compute != "meta")
+def obstacle(context: Context, gm: torch.fx.GraphModule) -> str:
+    """Return why Inductor does not compile a graph, which then runs operator by operator; "" where it does."""
+    found = "" if _has_code_for(context, gm) else f"Inductor makes no code for {context.runtime.device_type!r}"
+    return found or context.runtime.obstacle(gm, computes=context.options.compute != "meta")
 
 
 def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:

@@ -7,6 +7,7 @@ code is to be made, and torch keeps the answers for the rest of the process.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import ModuleType
 from typing import Any
@@ -14,35 +15,18 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchdevice.compile.dynamo import WHEN_IMPORTED, truthfully
+from torchdevice.compile.dynamo import WHEN_IMPORTED, obstacle, truthfully, without_modes
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers
-from torchdevice.engines.rewriters import native_device
+from torchdevice.core.patching import Patch, Replaced, original_of, replaced_function, replaced_in_importers
+from torchdevice.errors import NotSupportedError
+from torchdevice.foundation import torch_internals
 from torchdevice.foundation.fidelity import Fidelity
 
 
-def _export(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    with thread_state.suspended(compiling=True):
-        # Dynamo is imported by then, and can be patched.
-        importlib.import_module("torch._inductor.compile_fx")
-    WHEN_IMPORTED.install()
-    # Outside the suspended block: Dynamo traces the program as the scope's.
-    return original(*args, **kwargs)
-
-
 def _compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    backend = kwargs.get("backend", "inductor")
-    with thread_state.suspended(compiling=True):
-        # Imported here, where no CUDA is seen; the module keeps the answers that it gets at import.
-        if backend == "inductor":
-            importlib.import_module("torch._inductor.compile_fx")
-        elif isinstance(backend, str):
-            torch._dynamo.list_backends(None)  # imports the backends' modules
-        asked = [] if context.runtime.makes_triton_code else _asked_of_triton(kwargs)
-    WHEN_IMPORTED.install()
-    for option in asked:
+    for option in () if context.runtime.makes_triton_code else _asked_of_triton(kwargs):
         context.report(f"torch.compile with {option}", "nothing: there is no Triton", Fidelity.INERT)
     return original(*args, **kwargs)
 
@@ -58,30 +42,90 @@ def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
     return [name for name, value in options.items() if name.startswith("triton.") and value]
 
 
-def _compile_ahead(context: Context, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """``compile_fx_aot``: refuse a model of a device that AOTInductor cannot write code for."""
-    if not context.runtime.compiles_ahead:
-        # A model may be a function or a graph without parameters: `list()` is empty.
-        held = [*getattr(model, "parameters", list)(), *getattr(model, "buffers", list)()]
-        tensors = [each for each in pytree.tree_leaves((inputs, held)) if isinstance(each, torch.Tensor)]
-        if any(native_device(each).type == context.device_type for each in tensors):
-            thread_state.refuse("AOTInductor", _NOT_AHEAD)
-    return original(model, inputs, *args, **kwargs)
+def _compile_model(context: Context, original: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compile a graph of the program's, which every way to Inductor passes but that of a graph of ATen operators."""
+    ahead = importlib.import_module("torch._inductor.virtualized").V.aot_compilation
+    # torch calls itself with what flattens the inputs of a graph.
+    if isinstance(gm, torch.fx.GraphModule) and _runs_by_operators(context, gm, ahead=ahead):
+        return gm
+    # AOT Autograd's cache stores Inductor's own results only.
+    keeps = torch._functorch.config.enable_autograd_cache and context.runtime.compile_graph is None
+    with torch._functorch.config.patch(enable_autograd_cache=keeps):
+        return original(gm, *args, **kwargs)
 
 
-_NOT_AHEAD = "Export and package the model on the CPU, in torchdevice.portable('cpu'), or use torch.compile()."
+def _compile_one(context: Context, original: Any, gm: Any, inputs: Any, **options: Any) -> Any:
+    """Compile a graph of ATen operators, forward or backward, which every way to Inductor passes."""
+    if _runs_by_operators(context, gm):
+        return torch._functorch.aot_autograd.make_boxed_func(gm.forward)
+    return (context.runtime.compile_graph or _call)(original, gm, inputs, **options)
 
 
-def _compile_backward(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """``compile_fx_backward``, which torch calls in the program's first ``backward``, where a mode is active."""
-    with torch._C.DisableTorchFunction():
-        return truthfully(context, original, *args, **kwargs)
+def _call(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs)
+
+
+_ENTRIES = ("compile_fx", "compile_fx_backward")
+"""Functions that the program calls itself, or that torch calls in the program's ``backward``."""
+
+
+def _runs_by_operators(context: Context, gm: Any, *, ahead: bool = False) -> bool:
+    """Return whether Inductor does not compile a graph, which is then reported."""
+    for node in gm.graph.nodes:  # the program may have traced it, and seen its own devices
+        node.args, node.kwargs = pytree.tree_map(functools.partial(_on_target, context), (node.args, node.kwargs))
+    found = obstacle(context, gm)
+    if found and ahead:
+        raise NotSupportedError("AOTInductor", f"Package the model in torchdevice.portable('cpu'), since {found}.")
+    if found:
+        context.report("torch.compile with inductor", f"operator by operator: {found}", Fidelity.APPROXIMATE)
+    return bool(found)
+
+
+def _on_target(context: Context, value: Any) -> Any:
+    return (context.redirect(value) or value) if isinstance(value, torch.device) else value
+
+
+def _by_codegen_of_cpu(context: Context, original: Any, device: str) -> Any:
+    """``get_scheduling_for_device``: graphs of a device without code of its own are compiled for the CPU."""
+    return original("cpu" if context.runtime.compile_graph and device == context.device_type else device)
+
+
+def _run_package(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    return context.runtime.call_by_host(original, args, kwargs)
+
+
+def _begin_capture(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let compiled autograd trace a graph that is compiled: with the target's devices, not the program's."""
+    tracer = self.fx_tracer
+    tracer.create_arg = functools.partial(original_of(type(tracer).create_arg), tracer)
+    return without_modes(context, original, self, *args, **kwargs)
+
+
+def _for_compiler(owner: Any, name: str, replacement: Any) -> Replaced:
+    """Return a patch of a function of a compiler, which works for a context while torch answers for itself."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            state = thread_state.state
+            context = thread_state.innermost() if state.compiling else state.context
+            if context is None:
+                return original(*args, **kwargs)
+            # A backward graph may be compiled where it first runs, in the program's scope and mode.
+            with thread_state.suspended(compiling=True), torch._C.DisableTorchFunction():
+                return replacement(context, original, *args, **kwargs)
+
+        return function
+
+    return Replaced(owner, name, make)
 
 
 def _patches_of_inductor(module: ModuleType) -> list[Patch]:
+    torch_internals.check("later", "torch._functorch")
     return [
-        replaced_function(module, "compile_fx_aot", _compile_ahead),
-        replaced_function(module, "compile_fx_backward", _compile_backward),
+        _for_compiler(module, "_maybe_wrap_and_compile_fx_main", _compile_model),
+        _for_compiler(module, "_compile_fx_inner", _compile_one),
+        *(_for_compiler(module, name, lambda _, *call, **kwargs: _call(*call, **kwargs)) for name in _ENTRIES),
     ]
 
 
@@ -92,8 +136,23 @@ def patches() -> list[Patch]:
     questions = [name for name, function in vars(triton).items() if hasattr(function, "cache_clear")]
     return [
         replaced_function(torch, "compile", _compile),
-        replaced_function(importlib.import_module("torch.export"), "export", _export),
         WHEN_IMPORTED,
+        WhenImported(
+            "torch._inductor.output_code",
+            lambda module: [replaced_function(module.CompiledFxGraph, "__call__", without_modes)],
+        ),
+        WhenImported(
+            "torch._dynamo.compiled_autograd",
+            lambda module: [replaced_function(module.AutogradCompilerInstance, "begin_capture", _begin_capture)],
+        ),
         WhenImported("torch._inductor.compile_fx", _patches_of_inductor),
+        WhenImported(
+            "torch._inductor.codegen.common",
+            lambda module: [_for_compiler(module, "get_scheduling_for_device", _by_codegen_of_cpu)],
+        ),
+        WhenImported(
+            "torch.export.pt2_archive._package",
+            lambda module: [replaced_function(module.AOTICompiledModel, "__call__", _run_package)],
+        ),
         *(replaced_in_importers(triton, name, truthfully) for name in questions),
     ]

@@ -97,11 +97,16 @@ class LateModules:
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         late = self.modules.get(name)
+        if late is None and name.startswith(_COMPILERS):
+            late = Late(name)  # it keeps what it asks of the machine
         # The usual finder of files; builtin and frozen modules are not among those that are waited for.
         spec: Any = None if late is None else importlib.machinery.PathFinder.find_spec(name, path, target)
         if late is not None and spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, late)
         return spec
+
+
+_COMPILERS = ("torch._inductor.", "torch._dynamo.")
 
 
 class _Loader:

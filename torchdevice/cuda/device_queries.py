@@ -29,6 +29,7 @@ from torchdevice.devices.accelerators import of_module
 from torchdevice.devices.device_properties import DeviceProperties
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.lowlevel import lazy_initialization
 
 
 @supplied_function("_cuda_getDeviceCount", denies=True)
@@ -279,6 +280,7 @@ def patches_of(module: Any, properties: Callable[..., Any]) -> list[Patch]:
 def patches() -> list[Patch]:
     """Return the patches of globals and functions of ``torch.cuda`` that call no supplied name."""
     return [
+        Callback(lambda: None, lazy_initialization.forget),
         *patches_of(torch.cuda, _device_properties),
         Replaced(torch.cuda, "_cached_device_count", lambda _: None),  # device_count() asks again in a scope
         # Its cached answers are those of the target, so they are dropped with the last scope.

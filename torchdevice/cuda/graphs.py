@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function
+from torchdevice.core.bindings import imported_by_value, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Callback, Patch, replaced_function, without_original
-from torchdevice.cuda import streams
+from torchdevice.core.patching import Callback, Patch, replaced_function
 from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
 from torchdevice.devices.private_pools import PrivatePools, new_id
@@ -243,21 +242,11 @@ def _forget_stream() -> None:
     torch.cuda.graph.default_capture_stream = None  # type: ignore[assignment]
 
 
-_BY_VALUE = {
-    "_cuda_isCurrentStreamCapturing": streams.is_current_stream_capturing,
-    "_graph_pool_handle": graph_pool_handle,
-}
-"""The functions that ``torch.cuda.graphs`` imports from ``torch._C`` by value."""
-
-
 def patches() -> list[Patch]:
     """Return the patches of graphs."""
     return [
         Callback(_forget_stream, _forget_stream),
-        *(
-            replaced_function(torch.cuda.graphs, name, without_original(function))
-            for name, function in _BY_VALUE.items()
-        ),
+        *imported_by_value(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing _graph_pool_handle"),
         replaced_function(torch.cuda.CUDAGraph, "__new__", _new_graph),
         WhenImported("torch.cuda._graph_annotations", _patches_of_annotations),
     ]

@@ -17,34 +17,15 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers
+from torchdevice.core.patching import Patch, replaced_in_importers
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import MEMORY_FRACTION, Stat
 from torchdevice.engines.error_texts import class_for_out_of_memory
+from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
-_BYTES = ("active_bytes", "allocated_bytes", "inactive_split_bytes", "requested_bytes", "reserved_bytes")
-
-
-_COUNTS = ("active", "allocation", "inactive_split", "segment")
-
-
-_POOLS = ("all", "large_pool", "small_pool")
-
-
-_SCALARS = (
-    "max_split_size",
-    "num_alloc_retries",
-    "num_device_alloc",
-    "num_device_free",
-    "num_ooms",
-    "num_oom_rejections",
-    "num_sync_all_streams",
-)
-
-
-_OVERSIZE = ("oversize_allocations", "oversize_segments")
-
+_KEYS: dict[str, list[str]] = data_files.read(__file__, "memory_stats.json")
+"""The keys of ``torch.cuda.memory_stats``, by the kind of their values."""
 
 APPROXIMATE_FIGURES = {
     "cpu": (Fidelity.APPROXIMATE, "Figures of the process's heap. Counts of allocations are 0."),
@@ -97,12 +78,12 @@ def memory_stats(context: Context, device: int) -> dict[str, Any]:
     report(context, "torch.cuda.memory_stats")
     index = _target_index(context, device)
     memory = context.runtime.memory(index)
-    stats: dict[str, Any] = {name: {pool: _zeros() for pool in _POOLS} for name in (*_BYTES, *_COUNTS)}
+    stats: dict[str, Any] = {name: {pool: _zeros() for pool in _KEYS["pools"]} for name in _KEYS["of pools"]}
     allocated = _figures(memory.allocated, memory.peak_allocated)
     for name in ("active_bytes", "allocated_bytes", "requested_bytes"):
         stats[name]["all"] = dict(allocated)
     stats["reserved_bytes"]["all"] = _figures(memory.reserved, memory.peak_reserved)
-    stats.update({name: _zeros() for name in _OVERSIZE}, **dict.fromkeys(_SCALARS, 0))
+    stats.update({name: _zeros() for name in _KEYS["of the whole"]}, **dict.fromkeys(_KEYS["numbers"], 0))
     for name, kept in context.runtime.statistics(index).items():
         stats[name] = _shown(kept)
     return stats
@@ -241,17 +222,8 @@ _ONE_FIGURE = {
 """Function of torch -> the field of a runtime's figures that it reads."""
 
 
-def device_memory_used(context: Context, original: Any, device: Any = None) -> int:
-    """Return the bytes that the process has reserved."""
-    module = getattr(torch, context.program)
-    index = module._utils._get_device_index(device, optional=True)
-    report(context, f"{module.__name__}.device_memory_used")
-    return context.runtime.memory(context.target_index(index)).reserved
-
-
 def patches() -> list[Patch]:
     """Return the patches of the functions that read one figure, or ask NVIDIA's management library for figures."""
     return [
         *(replaced_in_importers(torch.cuda.memory, name, _figure(field)) for name, field in _ONE_FIGURE.items()),
-        replaced_function(torch.cuda, "device_memory_used", device_memory_used),
     ]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function
+from torchdevice.core.bindings import imported_by_value, supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function, without_original
+from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.cuda import streams
 from torchdevice.cuda.unsupported import POINTER, POOL
 from torchdevice.devices.private_pools import PoolId, PrivatePools, new_id
@@ -177,21 +177,12 @@ def storage_at(context: Context, data_ptr: int, device: torch.device, size_bytes
         return memory.storage_at(target.index or 0, original, data_ptr, size_bytes)
 
 
-_BY_VALUE = {
-    "_cuda_beginAllocateCurrentThreadToPool": begin_allocate_current_thread_to_pool,
-    "_cuda_beginAllocateToPool": begin_allocate_to_pool,
-    "_cuda_endAllocateToPool": end_allocate_to_pool,
-    "_cuda_releasePool": release_pool,
-}
-"""The functions of pools that ``torch.cuda.memory`` imports from ``torch._C`` by value."""
+_BY_VALUE = "_cuda_beginAllocateCurrentThreadToPool _cuda_beginAllocateToPool _cuda_endAllocateToPool _cuda_releasePool"
 
 
 def patches() -> list[Patch]:
-    """Return the patches of pools and allocators."""
+    """Return the patches of pools."""
     return [
         replaced_function(torch.cuda.MemPool, "__new__", new_pool),
-        *(
-            replaced_function(torch.cuda.memory, name, without_original(function))
-            for name, function in _BY_VALUE.items()
-        ),
+        *imported_by_value(torch.cuda.memory, _BY_VALUE),
     ]

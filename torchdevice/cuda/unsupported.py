@@ -57,8 +57,9 @@ def patches() -> list[Patch]:
     """Return the patches of the functions of torch's Python, as far as the installed torch has them."""
     found: list[Patch] = []
     for dotted, remedy, family in _rows():
-        owner, _, name = dotted.rpartition(".")
-        if owner != "torch._C" and hasattr(_found(owner), name):
+        path, _, name = dotted.rpartition(".")
+        owner = None if path == "torch._C" else _found(path)
+        if owner is not None and hasattr(owner, name):
             refuse = without_original(_refusing(dotted, remedy))
-            found.append(replaced_function(_found(owner), name, refuse, native_to=family))
+            found.append(replaced_function(owner, name, refuse, native_to=family))
     return found

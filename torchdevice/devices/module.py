@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,14 +35,13 @@ class ModuleRuntime(Runtime):
     def rewriters(self) -> Mapping[Any, Any]:
         return {} if self._is_in_tree else parameter_data.REWRITERS
 
-    def compiler(self, gm: torch.fx.GraphModule, *, computes: bool) -> Callable[..., Any] | str | None:
+    def obstacle(self, gm: torch.fx.GraphModule, *, computes: bool) -> str:
         from torch._inductor.codegen import common  # takes long, and is imported already where a graph is compiled
 
         torch_internals.check("later", "torch._inductor.codegen.common")
         common.init_backend_registration()
-        if common.get_scheduling_for_device(self.device_type) is None:
-            return f"Inductor makes no code for {self.device_type!r}"
-        return None
+        self.compiles = common.get_scheduling_for_device(self.device_type) is not None
+        return super().obstacle(gm, computes=computes)
 
     @functools.cached_property
     def pins_memory(self) -> bool:  # type: ignore[override]

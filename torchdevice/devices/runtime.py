@@ -96,7 +96,8 @@ class Runtime(abc.ABC):
         compiles: Whether Inductor makes code for the device.
         compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
         synchronizes_batch_norm: Whether torch allows ``SyncBatchNorm`` on the device, and has its kernels.
-        compiles_ahead: Whether AOTInductor has code for the device.
+        compile_graph: What compiles a graph of ATen operators by Inductor, of which it is given the function, the
+            graph, the example inputs and options; None where Inductor has code for the device.
         makes_triton_code: Whether Inductor's code for the device is written in Triton.
         torch_knows_current: Whether torch completes a device without an ordinal by the thread's current device.
         folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
@@ -138,7 +139,7 @@ class Runtime(abc.ABC):
     compiles = True
     compiles_flex_backward = True
     synchronizes_batch_norm = True
-    compiles_ahead = True
+    compile_graph: Callable[..., Any] | None = None
     makes_triton_code = False
     torch_knows_current = True
     folds_ordinals = True
@@ -183,18 +184,18 @@ class Runtime(abc.ABC):
         """Torch function -> the rewriter that it needs on this device, in addition to those for all devices."""
         return {}
 
-    def compiler(self, gm: torch.fx.GraphModule, *, computes: bool) -> Callable[..., Any] | str | None:
-        """Return what compiles a graph of Dynamo's in the place of Inductor itself.
+    def obstacle(self, gm: torch.fx.GraphModule, *, computes: bool) -> str:
+        """Return why a graph of Dynamo's runs operator by operator; "" where it is compiled.
 
         Args:
             gm: The graph.
             computes: Whether tensors have values; else the scope computes shapes only.
-
-        Returns:
-            A function of Inductor's options, the graph and its example inputs; a text that says why the graph runs
-            operator by operator instead; None where Inductor has code for the device.
         """
-        return None
+        return "" if self.compiles else f"Inductor makes no code for {self.device_type!r}"
+
+    def call_by_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a function that Inductor has compiled for CPU tensors, with tensors of the device."""
+        return function(*args, **kwargs)
 
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the CPU tensor with the memory of one of the device or of the CPU; None where there is none."""

@@ -411,7 +411,10 @@ _OF_RUNTIMES: dict[str, Installation] = {}
 
 def needed(context: Context) -> list[Installation]:
     """Return the installations that wrap the entry points a context needs."""
-    found = [_FOR_EVERY_SCOPE, *(each for asked, each in _INSTALLATIONS.items() if asked(context))]
+    found = [_FOR_EVERY_SCOPE]
+    for asked, each in _INSTALLATIONS.items():  # a comprehension would be a frame more for each entry
+        if asked(context):
+            found.append(each)
     kind, own = context.device_type, context.runtime.rewriters
     if own and kind not in _OF_RUNTIMES:
         _OF_RUNTIMES[kind] = Installation(functools.partial(_listed, own))

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchdevice.core import thread_state
-from torchdevice.foundation import torch_internals
 from torchdevice.simulation import device_generators, policy
-from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, without_mode
+from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, without_mode, wrapped
 from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.torch_apis import library
 
@@ -27,16 +25,15 @@ Compiled = Callable[..., Any]
 
 
 def obstacle(gm: torch.fx.GraphModule) -> str:
-    """Return why a graph of Dynamo's cannot be compiled for the device; "" where it can."""
-    if any(isinstance(each, torch.fx.GraphModule) for each in gm.modules() if each is not gm):
-        return "the graph contains another one"
-    for node in gm.graph.nodes:
+    """Return why a graph cannot be compiled for the device; "" where it can."""
+    nodes = list(_nodes(gm))
+    for node in nodes:
         target = getattr(node.target, "default", node.target)
         if isinstance(target, torch._ops.OpOverload) and library.serves(target):
             return f"{target} has a kernel of the program's for the accelerator"
-    devices = {each.device for each in _tensors(gm) if each.device.type == DEVICE_TYPE or each.dim()}
-    if len(devices) > 1 or any(each.type != DEVICE_TYPE for each in devices):
-        return f"its tensors are on {' and '.join(sorted(map(str, devices)))}"
+    drawn = _devices(node for node in nodes if _draws(node.target))
+    if len(drawn) > 1:
+        return f"it draws random numbers on {' and '.join(sorted(map(str, drawn)))}"
     return _missing_compiler()
 
 
@@ -50,39 +47,25 @@ def _missing_compiler() -> str:
     return ""
 
 
-def compile_graph(options: dict[str, Any], gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-    """Compile a graph of Dynamo's, as the backend "inductor" of ``torch.compile`` does.
-
-    Args:
-        options: Inductor's options.
-        gm: The graph, for which :func:`obstacle` finds nothing.
-        inputs: Its example inputs.
-    """
-    fx = importlib.import_module("torch._inductor.compile_fx")
-    torch_internals.check("later", "torch._functorch.config")
-    with torch._functorch.config.patch(enable_autograd_cache=False):  # it stores Inductor's own results only
-        compiled: Compiled = fx.compile_fx(gm, inputs, inner_compile=_compile_one, config_patches=options)
-    return compiled
-
-
-def _compile_one(gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Compiled:
+def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """Compile a graph of ATen operators, forward or backward. The result takes a list of the device's tensors."""
-    fx = importlib.import_module("torch._inductor.compile_fx")
-    # A backward graph may be compiled where it first runs, in the scope.
-    with thread_state.suspended(compiling=True):
-        index = next((each.device.index or 0 for each in _tensors(gm) if each.device.type == DEVICE_TYPE), 0)
-        draws = any(_draws(node.target) for node in gm.graph.nodes)
-        examples = [_example(each) for each in inputs]
-        compiled = fx.compile_fx_inner(_for_cpu(gm, examples), examples, **options)
+    nodes = list(_nodes(gm))
+    if not any(each.type == DEVICE_TYPE for each in _devices(nodes)):
+        return compile_one(gm, inputs, **options)
+    examples = [_example(each) for each in inputs]
+    compiled = compile_one(_for_cpu(gm, examples), examples, **options)
+    if importlib.import_module("torch._inductor.virtualized").V.aot_compilation:
+        return compiled  # a file
+    (outputs,) = gm.graph.output_node().args
+    indices = [_index(getattr(each, "meta", {}).get("val")) for each in outputs]  # type: ignore[union-attr]
+    drawn = next(iter(_devices(node for node in nodes if _draws(node.target))), _CPU)
 
     @without_mode
     def run(given: list[Any]) -> Any:
         asking = policy.asking()
         if asking is not None and asking.recorder():  # it looks at each operator
             return gm(*given)
-        aliases = CpuAliases(compiled, None, device_generators.from_default if draws else None)
-        aliases.indices.add(index)
-        results = aliases.call((given,), {})
+        results = _Aliases(compiled, indices, drawn).call((given,), {})
         given.clear()  # as callers of such a function expect
         return results
 
@@ -90,11 +73,36 @@ def _compile_one(gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
     return run
 
 
-def _tensors(gm: torch.fx.GraphModule) -> Iterator[torch.Tensor]:
-    for node in gm.graph.nodes:
-        for each in pytree.tree_leaves(node.meta.get("example_value", node.meta.get("val"))):
-            if isinstance(each, torch.Tensor):
-                yield each
+class _Aliases(CpuAliases):
+    """The same for a compiled graph, each of whose results is on a device of its own."""
+
+    def __init__(self, compiled: Compiled, indices: list[int], drawn: torch.device):
+        super().__init__(compiled, None, device_generators.from_default if drawn.type == DEVICE_TYPE else None)
+        self._indices, self._named = indices, drawn.index or 0
+
+    def returned(self, result: Any) -> Any:
+        given = {id(own): value for value, own in reversed(self.pairs.values())}
+        return [
+            given[id(each)] if id(each) in given else each if index < 0 else wrapped(each, index)
+            for each, index in zip(result, self._indices, strict=True)
+        ]
+
+
+def _nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """Yield the nodes of a graph and of the graphs in it."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from module.graph.nodes
+
+
+def _devices(nodes: Iterable[torch.fx.Node]) -> set[torch.device]:
+    values = (node.meta.get("example_value", node.meta.get("val")) for node in nodes)
+    return {each.device for each in pytree.tree_leaves(list(values)) if isinstance(each, torch.Tensor)}
+
+
+def _index(value: Any) -> int:
+    """Return the index of the device that a tensor is on; -1 for the CPU and for what is no tensor."""
+    return (value.device.index or 0) if isinstance(value, torch.Tensor) and value.device.type == DEVICE_TYPE else -1
 
 
 def _draws(target: Any) -> bool:
@@ -103,7 +111,7 @@ def _draws(target: Any) -> bool:
 
 def _example(value: Any) -> Any:
     """Return a CPU tensor of the compiler's with the shape, strides and dtype of an example of the device."""
-    if not isinstance(value, torch.Tensor) or value.device.type != DEVICE_TYPE:
+    if _index(value) < 0:
         return value
     with _fake_mode(value):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_CPU)
@@ -114,19 +122,35 @@ def _fake_mode(*values: Any) -> Any:
 
 
 def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return a copy of a graph whose devices, constants and example values are the CPU's."""
+    """Return a copy of a graph whose devices, constants, example values and inner graphs are the CPU's."""
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in gm.graph.nodes:
         copied = copies[node] = graph.node_copy(node, copies.__getitem__)
         copied.args, copied.kwargs = pytree.tree_map(_on_cpu, (copied.args, copied.kwargs))
+        if node.target in _MOVES and _devices([node]) != _devices(node.all_input_nodes):
+            # On one device it would be no copy, and what is written to one tensor would be in the other.
+            with graph.inserting_before(copied):
+                copied.args = (graph.call_function(torch.ops.aten.clone.default, copied.args[:1]), *copied.args[1:])
     result = torch.fx.GraphModule(gm, graph)
     result.meta.update(gm.meta)
     for node in graph.find_nodes(op="get_attr"):
-        setattr(result, node.target, CpuAliases(None).take(getattr(result, node.target)))
+        path, _, name = node.target.rpartition(".")
+        owner = result.get_submodule(path)
+        value = getattr(owner, name)
+        if isinstance(value, torch.fx.GraphModule):
+            inner = [_example(each.meta["val"]) for each in value.graph.find_nodes(op="placeholder")]
+            owner.add_module(name, _for_cpu(value, inner))
+        elif isinstance(value, torch.nn.Parameter):
+            owner.register_parameter(name, torch.nn.Parameter(CpuAliases(None).take(value.detach()), False))
+        else:
+            setattr(owner, name, CpuAliases(None).take(value))
     propagation = importlib.import_module("torch.fx.passes.fake_tensor_prop")
     propagation.FakeTensorProp(result, _fake_mode(*examples)).propagate_dont_convert_inputs(*examples)
     return result
+
+
+_MOVES = {torch.ops.aten._to_copy.default, torch.ops.prims.device_put.default}
 
 
 def _on_cpu(value: Any) -> Any:

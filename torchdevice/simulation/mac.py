@@ -44,7 +44,6 @@ class MacRuntime(MpsRuntime):
     compiles = False
     generator_type = device_generators.Generator
     draws_on_cpu = True
-    compiles_ahead = False
     autocast_key = None
     missing_operators_key = "PrivateUse1"
     lacks_kernel = staticmethod(_lacks_kernel)

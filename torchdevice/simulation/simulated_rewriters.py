@@ -12,6 +12,7 @@ from torch.utils.dlpack import DLDeviceType
 from torchdevice.core.context import Context
 from torchdevice.devices import parameter_data
 from torchdevice.engines import rewriters
+from torchdevice.engines.destructors import dropping
 from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.simulation import device_generators, policy, printing
@@ -78,6 +79,29 @@ def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.DEVICE_TYPE else func(*args, **kwargs)
 
 
+def _array_interface(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """``Tensor.__cuda_array_interface__``, with the address of ``data_ptr()``, where the device stands for CUDA."""
+    if not policy.stands_for_cuda() or rewriters.native_device(args[0]).type != policy.DEVICE_TYPE:
+        return func(*args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        return _interface.fget(_AsCuda(args[0]))
+
+
+_interface: Any = torch.Tensor.__cuda_array_interface__
+
+
+class _AsCuda:
+    """Reads as a tensor does, except that it is on CUDA."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+
 def _drawn(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Call a function that takes a generator. One of the device may not draw for the CPU.
 
@@ -112,7 +136,6 @@ _DRAWING = (
 _NAMING_DEVICES = (
     torch.Tensor.numpy,
     torch.Tensor.set_,
-    torch.Tensor.grad.__set__,  # type: ignore[union-attr]
     torch.Tensor.tensor_split,
     torch.tensor_split,
     torch.lstm,
@@ -127,8 +150,10 @@ TABLE = {
     torch.Tensor.__repr__: _repr,
     printing.formatted: _repr,
     **dict.fromkeys(_NAMING_DEVICES, _seen),
+    torch.Tensor.grad.__set__: dropping,  # type: ignore[union-attr]
     **parameter_data.REWRITERS,
     **dict.fromkeys(_DRAWING, _drawn),
+    _interface.__get__: _array_interface,
     torch.sparse_coo_tensor: _sparse_coo_tensor,
     **dict.fromkeys(_OF_BATCHES, _of_batch),
     torch.Tensor.__dlpack_device__: _dlpack_device,

@@ -29,7 +29,7 @@ from torchdevice.simulation import (
     simulated_rewriters,
 )
 from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
+from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, index_of
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
 from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
@@ -77,8 +77,8 @@ class SimulatedRuntime(Runtime):
     generator_type = device_generators.Generator
     has_handles = True
     draws_on_cpu = True
-    compiles_ahead = False
     raw_memory = raw_memory
+    compile_graph = staticmethod(inductor.compile_graph)
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
@@ -94,13 +94,15 @@ class SimulatedRuntime(Runtime):
     def target(self) -> str:
         return f"{self.device_type}:{self.profile.name}:{self._count}"
 
-    def compiler(self, gm: torch.fx.GraphModule, *, computes: bool) -> Callable[..., Any] | str | None:
+    def obstacle(self, gm: torch.fx.GraphModule, *, computes: bool) -> str:
         if not computes:
             return "Inductor's code needs values, and compute='meta' computes none"
         if self.profile.lacks_anything:
             return f"Inductor's code has what {self.profile.name!r} lacks"
-        # The obstacle is a reason, which is true; without one the function compiles the graph.
-        return inductor.obstacle(gm) or inductor.compile_graph
+        return inductor.obstacle(gm)
+
+    def call_by_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return CpuAliases(function).call(args, kwargs)
 
     @property
     def location_tag(self) -> str:

@@ -190,7 +190,7 @@ def _init_in_graph(original: Any) -> Any:
         context = state.context
         in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (state.compiling or context is not None)
         answered = (_ACCEPTED, device_type, dtype, None if context is None else context.thread.device_index)
-        chosen = in_graph or (
+        chosen = (in_graph and dtype is not None) or (
             context is not None
             and (
                 (answered in context.settings and context.is_initialized)

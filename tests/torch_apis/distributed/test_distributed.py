@@ -18,13 +18,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import free_port, run_command
+from conftest import free_port, run_command, run_python
 from places import PROGRAMS
 
 import torchdevice
 from torchdevice.cli import main, ranks
-from torchdevice.core import replacing, thread_state
-from torchdevice.core.patching import Replaced
+from torchdevice.core import thread_state
 from torchdevice.torch_apis.distributed import duplicate_gpus, process_groups
 
 
@@ -40,13 +39,15 @@ def torchrun(
 
 
 @pytest.mark.one_engine
-def test_a_build_without_process_groups_gets_no_patches_of_them() -> None:
-    """Such a build has no such modules, and what waits for a module is put in once it is there."""
-    assert any(name.startswith("torch.distributed.") for name in replacing.LATER)
-    eager = [patch.owner for patch in replacing.REPLACED if isinstance(patch, Replaced)]
-    owners = {getattr(owner, "__module__", None) or owner.__name__ for owner in eager}
-    assert "torch.nn.modules.module" in owners
-    assert not any(owner.startswith("torch.distributed") for owner in owners)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_build_without_process_groups_gets_no_patches_of_them(there: bool) -> None:
+    code = f"import torch.distributed as dist; dist.is_available = lambda: {there}; from torchdevice import installed; "
+    code += (
+        "from torchdevice.core.replacing import REPLACED; owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
+    )
+    code += "print(dist in owners, any(str(vars(each).get('_function')).find('init_process') > 0 for each in REPLACED))"
+    done = run_python("-c", code)
+    assert done.stdout.split() == [str(there)] * 2, done.stderr
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -95,10 +95,10 @@ def _name(index: int) -> str:
 
 def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
     """Count a copy between devices. The host waits for one, unless the program asked for another of locked memory."""
-    one, other = index_of(source), index_of(destination)
+    one, other, context = index_of(source), index_of(destination), thread_state.state.context
     if one != other:
         host = source if one < 0 else destination if other < 0 else None
-        if host is not None and not (non_blocking and _is_page_locked(host)):
+        if host is not None and not (non_blocking and context is not None and context.is_pinned(host)):
             capture_rules.not_while_capturing()
             if other < 0:
                 host_waited()
@@ -135,11 +135,6 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if index_of(tensor) < 0 else aliased(tensor)
 
 
-def _is_page_locked(tensor: torch.Tensor) -> bool:
-    context = thread_state.state.context
-    return context is not None and context.is_pinned(tensor)
-
-
 @special("copy_")
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     count_copy(source, self, non_blocking)
@@ -155,7 +150,8 @@ def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
 @special("resize_")
 def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
     """Resize a tensor, and its storage where that is too small. The storage keeps its contents."""
-    wanted = torch.empty(size, dtype=self.dtype, device="meta", **_format(memory_format))
+    layout: dict[str, Any] = {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
+    wanted = torch.empty(size, dtype=self.dtype, device="meta", **layout)
     storage = self.untyped_storage()
     offset = self.storage_offset()
     last = sum((n - 1) * s for n, s in zip(wanted.shape, wanted.stride(), strict=True)) if wanted.numel() else -1
@@ -163,10 +159,6 @@ def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> tor
     if needed > storage.nbytes():
         resize(storage, int(needed))
     return set_storage(self, storage, offset, wanted.shape, wanted.stride())
-
-
-def _format(memory_format: Any) -> dict[str, Any]:
-    return {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
 
 
 @special("set_.source_Storage_storage_offset")
@@ -239,25 +231,25 @@ def attend(
         options = {"scale": scale, "enable_gqa": enable_gqa}
         if not _math_is_enabled() and policy.stands_for_cuda():
             attention.check(attention.Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
-            if attn_mask is not None and attn_mask.dtype is torch.bool:
-                attn_mask = _added(attn_mask, query)
-            return _MATH_KERNEL(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+            return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
             map(_is_real, tensors)
         )
         free = same and not (attn_mask is not None and attn_mask.requires_grad) and policy.provides(_FLASH_KERNEL)
         if free and _chooses_flash(tensors, dropout_p, is_causal, **options):
-            if attn_mask is not None and attn_mask.dtype is torch.bool:
-                attn_mask = _added(attn_mask, query)
-            return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+            return _FLASH_KERNEL(
+                query, key, value, dropout_p, is_causal, attn_mask=_added(attn_mask, query), scale=scale
+            )[0]
         return _aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **options
         )
 
 
-def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return a mask of bools as what is added to scores."""
+def _added(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    """Return a mask as what is added to scores."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)
 
 
@@ -379,12 +371,62 @@ def _by_triangles(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return solution, A.new_empty(0), torch.empty(0, dtype=torch.int64), A.new_empty(0)
 
 
+def _factors(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Factor a matrix without pivoting, which only CUDA has a kernel for."""
+    factors, steps = A.clone(), min(A.shape[-2:])
+    for k in range(steps):
+        factors[..., k + 1 :, k] /= factors[..., k, k, None]
+        factors[..., k + 1 :, k + 1 :] -= factors[..., k + 1 :, k, None] * factors[..., k, None, k + 1 :]
+    pivots = torch.arange(1, steps + 1, dtype=torch.int32).expand(*A.shape[:-2], steps).contiguous()
+    return factors, pivots, torch.zeros(A.shape[:-2], dtype=torch.int32)
+
+
+_factor_freely, _factor_pivoting = of_formula(_factors), _accepted(_aten.linalg_lu_factor_ex.default)
+
+
+@special("linalg_lu_factor_ex")
+def _lu_factor(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
+    return _factor_pivoting(A, check_errors=check_errors) if pivot else _factor_freely(A)
+
+
+@of_formula
+def _freely_split(A: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    factors, size = _factors(A)[0], min(A.shape[-2:])
+    lower = factors[..., :size].tril(-1) + torch.eye(A.size(-2), size, dtype=A.dtype)
+    return A.new_empty(0), lower, factors[..., :size, :].triu()
+
+
+_split_pivoting = _accepted(_aten.linalg_lu.default)
+
+
+@special("linalg_lu")
+def _lu(A: torch.Tensor, *, pivot: bool = True) -> Any:
+    return _split_pivoting(A) if pivot else _freely_split(A)
+
+
 # ---- formulas, for what only accelerators have a kernel for ----------------------------------------------------------
+
+
+def _sparse_product(
+    compressed_A: torch.Tensor,
+    dense_B: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    alpha: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    transpose_result: bool = False,
+    *algorithm: int,
+) -> torch.Tensor:
+    """A product of cuSPARSELt's, with a matrix that is kept whole here."""
+    product = compressed_A.float() @ dense_B.float() * (1 if alpha is None else alpha)
+    product = product if bias is None else product + bias[:, None].float()
+    return (product.t() if transpose_result else product).to(out_dtype or dense_B.dtype).contiguous()
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {
     **recurrent_cells.FORMULAS,
     **batch_norm.KERNELS,
+    "_cslt_compress": torch.Tensor.clone,
+    "_cslt_sparse_mm": _sparse_product,
 }
 
 

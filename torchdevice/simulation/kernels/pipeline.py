@@ -18,7 +18,7 @@ from torchdevice.simulation.allocator.storages import fresh
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values
 from torchdevice.simulation.native import serving
 from torchdevice.simulation.refusals import cuda_refusals, mps_refusals
-from torchdevice.simulation.refusals.rules import Refusals, checks
+from torchdevice.simulation.refusals.refusal_rules import Refusals, checks
 
 _mode_enabled = torch._C._is_torch_function_mode_enabled
 

@@ -15,7 +15,7 @@ from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
 from torchdevice.simulation.refusals import cuda_rules, nondeterminism
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
-from torchdevice.simulation.refusals.rules import Rule, name_of, scalar_type
+from torchdevice.simulation.refusals.refusal_rules import Rule, name_of, scalar_type
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""

@@ -12,7 +12,7 @@ import torch
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.kernels.recurrent_networks import is_on_cudnn
-from torchdevice.simulation.refusals.rules import Rule, by_operator, scalar_type
+from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, scalar_type
 
 _INT_MAX = 2**31 - 1
 

@@ -6,3 +6,4 @@ from torchdevice.foundation import torch_internals
 
 if torch.distributed.is_available():
     torch_internals.check("later", "torch._C._distributed_c10d")
+    torch_internals.check("later", "torch.distributed.distributed_c10d")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -11,8 +12,8 @@ from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 
-# As a text: as an attribute of torch.nn.parallel it is a function of that name.
-@replaces("torch.nn.parallel.data_parallel", "_get_available_device_type", native_to="cuda")
+# Not as an attribute: torch.nn.parallel.data_parallel is a function of that name.
+@replaces(importlib.import_module("torch.nn.parallel.data_parallel"), "_get_available_device_type", native_to="cuda")
 def _available_device_type(context: Context, original: Any) -> str | None:
     """Return None on a CPU target, so that ``DataParallel`` runs the module once."""
     if not context.runtime.shares_host_memory:

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, per_context
-from torchdevice.core.replacing import later, replaces
+from torchdevice.core.patching import Replaced, per_context
+from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.foundation.fidelity import Fidelity
 
-_C10D = "torch.distributed.distributed_c10d"
+# As a text, nothing waits for it in a build without it.
+_C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distributed.distributed_c10d"
 
 _replaces = functools.partial(replaces, _C10D, native_to="cuda", by_value=True)
 _replaces("is_nccl_available")(lambda context, original: True)
@@ -189,12 +190,10 @@ class ProcessGroupNCCL:
         return nccl_on_gloo.create("nccl", store, rank, size, given or datetime.timedelta(minutes=10))
 
 
-@later(_C10D)
-def _patches_of_absent_class(module: Any) -> list[Patch]:
-    """Return the patches for the functions of torch, and programs, that name the class where NCCL is available."""
-    name = "ProcessGroupNCCL"
-    absent = [each for each in (module, dist) if not hasattr(each, name)]
-    return [Replaced(each, name, lambda original: ProcessGroupNCCL, may_be_absent=True) for each in absent]
+# For the functions of torch, and programs, that name the class where NCCL is available.
+for _module in (_C10D, dist) if dist.is_available() else ():
+    if not hasattr(_module, "ProcessGroupNCCL"):
+        REPLACED.append(Replaced(_module, "ProcessGroupNCCL", lambda _: ProcessGroupNCCL, may_be_absent=True))
 
 
 @replaces("torch.distributed.checkpoint.filesystem:_OverlappingCpuLoader", "__init__", native_to="cuda")

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchdevice
 from torchdevice.simulation.kernels import pipeline
-from torchdevice.simulation.refusals import attention, cuda_rules, mps_refusals, rules
+from torchdevice.simulation.refusals import attention, cuda_rules, mps_refusals, refusal_rules
 
 
 def test_each_rule_is_of_an_operator_and_has_a_source() -> None:
@@ -28,13 +28,15 @@ def test_a_kernel_without_rules_stays_as_it_is(op: Any) -> None:
     def kernel(*args: Any) -> None:
         raise AssertionError
 
-    assert rules.guarded(pipeline.refusals_of(op), kernel) is kernel
+    assert refusal_rules.guarded(pipeline.refusals_of(op), kernel) is kernel
 
 
 def test_the_device_is_asked_last() -> None:
     asked = []
-    rule = rules.Rule("add", lambda x: x < 0 and f"{x} is too small", "here", holds=lambda: asked.append(1) or True)
-    kernel = rules.guarded(rules.checks([rule]), lambda x: x)
+    rule = refusal_rules.Rule(
+        "add", lambda x: x < 0 and f"{x} is too small", "here", holds=lambda: asked.append(1) or True
+    )
+    kernel = refusal_rules.guarded(refusal_rules.checks([rule]), lambda x: x)
     assert kernel(3) == 3 and asked == []
     with pytest.raises(RuntimeError, match=r"^-1 is too small$"):
         kernel(-1)
@@ -141,3 +143,24 @@ def test_integers_are_divided_by_zero(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(given.cpu(), y)
     assert found[[0, 2]].tolist() == expected[[0, 2]].tolist()
     assert found[1].item() in (-1, 255)
+
+
+def test_factors_without_pivoting() -> None:
+    a = torch.rand(3, 4, 4) + 4 * torch.eye(4)
+    with torchdevice.simulate():
+        factors, pivots = torch.linalg.lu_factor(a.cuda(), pivot=False)
+        lower, upper = factors.tril(-1) + torch.eye(4, device="cuda"), factors.triu()
+        torch.testing.assert_close((lower @ upper).cpu(), a)
+        assert pivots.tolist() == [[1, 2, 3, 4]] * 3
+        _, lower, upper = torch.linalg.lu(a.cuda(), pivot=False)
+        torch.testing.assert_close((lower @ upper).cpu(), a)
+
+
+def test_the_array_interface() -> None:
+    with torchdevice.simulate():
+        x = torch.arange(6.0, device="cuda").view(2, 3)
+        found = x.t().__cuda_array_interface__
+        assert found["data"] == (x.data_ptr(), False) and found["shape"] == (3, 2) and found["strides"] == (4, 12)
+        assert not hasattr(x.cpu(), "__cuda_array_interface__")
+        with pytest.raises(RuntimeError, match="requires grad"):
+            print(x.requires_grad_().__cuda_array_interface__)
