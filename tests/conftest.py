@@ -29,6 +29,7 @@ from torchdevice import target_selection
 from torchdevice.core import patching, thread_state
 from torchdevice.devices import runtime as runtimes
 from torchdevice.fallback import missing_operators
+from torchdevice.simulation.native import building
 
 torch.set_num_threads(1)
 
@@ -87,6 +88,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let scopes of the tests, and of processes that they start, use the chosen engine."""
     os.environ["TORCHDEVICE_ENGINE"] = config.getoption("--engine")
     os.environ["TORCHDEVICE_RANDOM"] = "cpu"  # most tests compare with the CPU; those of generators choose themselves
+    os.environ["TORCHDEVICE_NATIVE"] = config.getoption("--native")
+    if config.getoption("--native") == "always":
+        building.build()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -121,15 +125,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--targets", default=None, help=targets)
     engines = ("mode", "wrap", "auto")
     parser.addoption("--engine", choices=engines, default="mode", help="the engine of scopes that name none")
+    kernels = "the kernels of simulated devices: those in Python, or those in C++, which are built first"
+    parser.addoption("--native", choices=("never", "always"), default="never", help=kernels)
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Return the line of pytest's header that says what is run, and how the same is run again."""
+    what = f"engine: {config.getoption('--engine')}; native kernels: {config.getoption('--native')}"
     if config.getoption("--sweep") == "full":
-        return f"engine: {config.getoption('--engine')}; sweeps: complete"
-    seed = config.getoption("--sweep-seed")
-    return f"engine: {config.getoption('--engine')}; sweeps: a sample, --sweep-seed={seed} (--sweep=full runs all)"
+        return f"{what}; sweeps: complete"
+    return f"{what}; sweeps: a sample, --sweep-seed={config.getoption('--sweep-seed')} (--sweep=full runs all)"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -395,4 +401,11 @@ def meta_target(monkeypatch: pytest.MonkeyPatch) -> None:
 def distinct(meta_target: None) -> Iterator[torchdevice.Scope]:
     """Run the test in a scope on a target that is not the CPU, lacks float64 and must not copy asynchronously."""
     with torchdevice.portable("meta") as scope:
+        yield scope
+
+
+@pytest.fixture
+def devices() -> Iterator[torchdevice.Scope]:
+    """Two simulated CUDA devices whose tensors say cuda."""
+    with torchdevice.simulate(count=2) as scope:
         yield scope

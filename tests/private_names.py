@@ -29,7 +29,6 @@ NOT_OF_TORCH = {
     "_ZN2at6detail19getPrivateUse1HooksEv": "C++",
     "_ZN3c1015GetCPUAllocatorEv": "C++",
     "_ZTVN2at25PrivateUse1HooksInterfaceE": "C++",
-    "_actions": "argparse",
     "_adjust_thread_count": "concurrent.futures",
     "_args_from_interpreter_flags": "subprocess",
     "_asdict": "named tuples",
@@ -130,6 +129,7 @@ class Reads:
     def __init__(self, tree: ast.Module):
         self._tree = tree
         self._bound: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
         for node in ast.walk(tree):
             self._bind(node)
 
@@ -151,6 +151,8 @@ class Reads:
             name = self._full_name(node.value)
             if name is not None:
                 self._bound[node.targets[0].id] = name
+            elif isinstance(node.value, (ast.Constant, ast.JoinedStr)):
+                self._texts[node.targets[0].id] = self._text(node.value)
 
     def _full_name(self, node: ast.expr) -> str | None:
         """Return what an expression names, from ``torch`` on, or None."""
@@ -165,7 +167,29 @@ class Reads:
             return name if str(name).partition(".")[0] == "torch" else None
         return None
 
+    def _replaced(self, node: ast.AST) -> Iterator[str]:
+        """Yield the names that the decorator ``replaces`` takes, in full where their owner is known."""
+        function = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if not isinstance(node, ast.Call) or not function.endswith("replaces"):
+            return
+        given = node.args if function == "_replaces" else node.args[1:]
+        owner = "" if function == "_replaces" else self._full_name(node.args[0]) or self._text(node.args[0])
+        yield from (f"{owner}.{each.value}" for each in given if isinstance(each, ast.Constant))
+
+    def _text(self, node: ast.expr) -> str:
+        """Return the owner that a text names, as ``package.module:Class``."""
+        if isinstance(node, ast.Constant):
+            return str(node.value).replace(":", ".")
+        if isinstance(node, ast.JoinedStr):
+            return "".join(map(self._text, node.values))
+        if isinstance(node, ast.FormattedValue):
+            return self._text(node.value)
+        return self._texts.get(node.id, "") if isinstance(node, ast.Name) else ""
+
     def _in(self, node: ast.AST) -> Iterator[tuple[str, int]]:
+        for name in self._replaced(node):
+            if is_private(name):
+                yield name, node.lineno
         link = _link(node)
         name = self._full_name(node) if link is not None else None
         if name is not None:

@@ -35,13 +35,13 @@ SUPPLIED_OTHERWISE = {
     "_MemPool": "the class above it makes a stand-in (cuda/memory_pools.py)",
     "_CudaEventBase": "the class above it makes a stand-in (cuda/streams.py)",
     "_CudaStreamBase": "the class above it makes a stand-in (cuda/streams.py)",
-    "_MPSStreamBase": "the class above it makes a stand-in (mps.py)",
-    "_XPUGraph": "the class above it makes a stand-in (xpu.py)",
+    "_MPSStreamBase": "the class above it refuses (cuda/unsupported.json)",
+    "_XPUGraph": "the class above it refuses (cuda/unsupported.json)",
     "_XPUMemPool": "the class above it makes a stand-in (xpu.py)",
     "_XpuEventBase": "the class above it makes a stand-in (xpu.py)",
     "_XpuStreamBase": "the class above it makes a stand-in (xpu.py)",
     "_xpu_XPUAllocator": "a type, named in annotations",
-    "_CUDAGreenContext": "the class above it refuses (cuda/green_contexts.py)",
+    "_CUDAGreenContext": "the class above it refuses (cuda/unsupported.json)",
     "_accelerator_getAllocatorSettings": "named in a list of Dynamo's; torch calls it nowhere",
     **dict.fromkeys(
         (
@@ -50,7 +50,7 @@ SUPPLIED_OTHERWISE = {
         ),
         "torch.mtia asks them, on torch 2.10",
     ),
-    "_acceleratorGraph": "the class above it makes a stand-in (accelerators/accelerator_api.py)",
+    "_acceleratorGraph": "the class above it refuses (accelerators/accelerator_api.py)",
     "_cuda_CUDAAllocator": "a type, named in annotations",
     "_cuda_CUDAAllocator_AllocatorState": "a type, named in annotations",
     "_cudart": "torch.cuda keeps it in a global (cuda/cudart.py)",
@@ -205,6 +205,7 @@ def test_a_name_is_as_faithful_as_declared(name: str, target: str, kind: str, tm
 
 
 NOTHING_TO_OBSERVE = {
+    "torch.xpu.graph": "the graph that it takes is refused",
     "torch.cuda.has_half": "torch's own constant, True in every build",
     "torch.cuda.has_magma": "torch's own constant, True in a CUDA build",
     "torch.backends.mps.is_macos13_or_newer": "macOS 14.0 is answered, which is newer than any macOS 13",

@@ -110,6 +110,7 @@ OTHER_VALUES: dict[str, Any] = {
     "verify_sample": 0.25,
     "verify_only": ("mm", "addcmul_"),
     "engine": "wrap",
+    "native": "never",
 }
 
 

@@ -167,7 +167,6 @@ ELSEWHERE = {
     "cr-": "takes hours",
     "mkdocs": ".ci/check builds the site",
     "python -m benchmarks": "tests/test_benchmarks.py",
-    "torchdevice completion": "writes into the home folder; tests/cli/test_cli.py asks it",
 }
 """What commands begin with that are not run here, and why."""
 

@@ -3,8 +3,10 @@ Dynamo's profiles, Triton's, extensions, torch.hub, ``__pycache__``, and the fol
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,15 @@ class Shared:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def copy(self) -> Path:
+        """Return a copy of the folder, from which :meth:`restore` makes it again."""
+        return Path(shutil.copytree(self.folder, self.folder.with_name(f"{self.folder.name}-copy"), symlinks=True))
+
+    def restore(self, copy: Path) -> None:
+        """Let the folder be as it was. It keeps its place, which is in keys of caches."""
+        shutil.rmtree(self.folder)
+        shutil.copytree(copy, self.folder, symlinks=True)
+
     def kept(self) -> dict[Path, bytes]:
         """Return the contents of the files that later runs load."""
         return {path: path.read_bytes() for path in self.folder.rglob("*") if path.suffix in KEPT and path.is_file()}
@@ -49,15 +60,28 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
     return Shared(tmp_path_factory.mktemp("plain")).run()
 
 
+@pytest.fixture(scope="module")
+def begin(plain: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Shared, Path]]:
+    """Returns a folder that a scope and then a plain program have used, and a copy of it as it was then."""
+
+    @functools.cache
+    def begun(*scope: str) -> tuple[Shared, Path]:
+        shared = Shared(tmp_path_factory.mktemp("shared"))
+        assert shared.run(*scope) == plain
+        assert shared.run() == plain
+        return shared, shared.copy()
+
+    return begun
+
+
 @pytest.mark.one_engine
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("first", "second"), [*itertools.permutations(SCOPES, 2)], ids=lambda scope: "/".join(scope))
 def test_scopes_and_plain_programs_share_caches(
-    first: tuple[str, str], second: tuple[str, str], plain: str, tmp_path: Path
+    first: tuple[str, str], second: tuple[str, str], plain: str, begin: Callable[..., tuple[Shared, Path]]
 ) -> None:
-    shared = Shared(tmp_path)
-    assert shared.run(*first) == plain
-    assert shared.run() == plain
+    shared, copy = begin(*first)
+    shared.restore(copy)
     kept = shared.kept()
     assert {path.suffix for path in kept} >= {".py", ".pyc", ".so", ".pt"}
     assert shared.run(*second) == plain

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -17,6 +17,8 @@ from torchdevice.core.patching import do_all
 from torchdevice.core.thread_state import Entry, state, undo
 from torchdevice.engines import held_functions
 from torchdevice.errors import ScopeError
+from torchdevice.foundation import run_folder
+from torchdevice.foundation.environment import REPORT
 from torchdevice.foundation.uncaught_errors import Hooks
 from torchdevice.options import Options
 from torchdevice.scope import Joining, Scope, leave
@@ -62,13 +64,7 @@ def portable(target: Any = None, **options: Any) -> Scope:
     return Scope(_options.chosen({"target": target, **options}))
 
 
-_PROFILE = inspect.Parameter(
-    "profile", inspect.Parameter.POSITIONAL_OR_KEYWORD, default="cuda", annotation="str | Mapping[str, Any]"
-)
-_COUNT = inspect.Parameter("count", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=1, annotation="int")
-
-
-@_options.takes_options(leading=(_PROFILE, _COUNT), without=("target", "devices"))
+@_options.takes_options(without=("target", "devices"))
 def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **options: Any) -> Scope:
     """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
 
@@ -107,10 +103,7 @@ def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **option
     return Scope(_options.chosen({"target": target, **options}))
 
 
-_PROPAGATE = inspect.Parameter("propagate", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
-
-
-@_options.takes_options(leading=(_PROPAGATE,))
+@_options.takes_options()
 def enable(target: str | torch.device | None = None, *, propagate: bool = False, **options: Any) -> Scope:
     """Activate a scope for the rest of the process: this thread and the ones it starts, until :func:`disable`.
 
@@ -176,6 +169,17 @@ def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run",
         raise
 
 
+def take_part(scope: Scope) -> None:
+    """Let this process report to the run that it belongs to; where there is none, it begins one."""
+    if run_folder.path() is None:
+        os.environ.pop(REPORT, None)
+        run_folder.begin()
+    elif REPORT in os.environ:
+        from torchdevice.report import processes
+
+        processes.follow(scope.journal, scope.report)
+
+
 def _end(entries: Sequence[Entry]) -> None:
     """Undo what :func:`enable_chosen` has made, the last first."""
     for entry in reversed(entries):
@@ -187,12 +191,8 @@ def _end(entries: Sequence[Entry]) -> None:
 
 def _undo_all(entry: Entry) -> None:
     # All steps, also if one fails or is interrupted: without its entry nothing would restore the variables.
-    do_all((lambda entry: _options.set_environment(entry.environment), _end_hooks, leave), entry)
-
-
-def _end_hooks(entry: Entry) -> None:
-    if entry.hooks is not None:
-        entry.hooks.end()
+    hooks = () if entry.hooks is None else (lambda entry: entry.hooks.end(),)
+    do_all((lambda entry: _options.set_environment(entry.environment), *hooks, leave), entry)
 
 
 def _shell() -> Any:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 
-from torchdevice.foundation.environment import REPORT, SWITCH, switched_on
+from torchdevice.foundation.environment import SWITCH, switched_on
 
 
 def activate() -> None:
@@ -29,19 +29,11 @@ def activate() -> None:
 
 def _enable() -> None:
     from torchdevice import activation, options
-    from torchdevice.foundation import run_folder
 
     if activation.current() is not None:
         return
     _load_backends()
-    enabled = activation.enable_chosen(options.chosen(options.from_environment()), propagate=False)
-    if run_folder.path() is None:
-        os.environ.pop(REPORT, None)
-        run_folder.begin()
-    elif REPORT in os.environ:
-        from torchdevice.report import processes
-
-        processes.follow(enabled.journal, enabled.report)
+    activation.take_part(activation.enable_chosen(options.chosen(options.from_environment()), propagate=False))
 
 
 def _load_backends() -> None:

@@ -5,29 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-__all__ = [
-    "AnotherPatcherError",
-    "BackendTakenError",
-    "CopyInFlightError",
-    "DivergenceError",
-    "DivergenceWarning",
-    "EngineUnavailableError",
-    "FidelityError",
-    "IndicesInFlightError",
-    "NoValueError",
-    "NotSupportedError",
-    "PortabilityWarning",
-    "RaceError",
-    "RaceWarning",
-    "ScopeError",
-    "SecondCopyError",
-    "TargetUnavailableError",
-    "TorchDeviceError",
-    "TorchVersionError",
-    "UnknownTargetError",
-    "WrongDeviceError",
-]
-
 
 class TorchDeviceError(Exception):
     """Base of all exceptions of this package. A dataclass among them puts its fields into the text of its class."""
@@ -74,6 +51,18 @@ class TargetUnavailableError(TorchDeviceError, RuntimeError):
     target: object
     remedy: str
     _text = "The target {target!r} is not available here. {remedy}"
+
+
+@dataclass(eq=False, repr=False)
+class NativeKernelsError(TorchDeviceError, RuntimeError):
+    """The kernels of simulated devices in C++ were demanded and are not there, or cannot be built.
+
+    Attributes:
+        reason: Why, and what to do.
+    """
+
+    reason: str
+    _text = "The native kernels of simulated devices cannot be used: {reason}."
 
 
 class ScopeError(TorchDeviceError, RuntimeError):
@@ -367,3 +356,6 @@ class WrongDeviceError(TorchDeviceError, RuntimeError):
         "{name} is on '{found!s}', but expected on '{expected!s}'. Move it there first, or make the move "
         "start where it is."
     )
+
+
+__all__ = [name for name, kind in list(vars().items()) if isinstance(kind, type) and issubclass(kind, Exception)]

@@ -1,4 +1,4 @@
-"""The patches that are installed while a scope is active, gathered from the modules that have a function ``patches()``.
+"""The patches that are installed while a scope is active: registered by ``replaces``, or returned by ``patches()``.
 
 A file in ``cuda/``, ``accelerators/`` or ``torch_apis/`` is found by itself. It may also only supply names, which it
 registers when it is imported.
@@ -12,8 +12,8 @@ from types import ModuleType
 
 from torchdevice import accelerators, cuda, torch_apis
 from torchdevice.compile import torch_compile
-from torchdevice.core import bindings
-from torchdevice.core.importing import Late, LateModules, Refused, WhenImported
+from torchdevice.core import bindings, replacing
+from torchdevice.core.importing import Late, LateModules, Refused
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
@@ -33,24 +33,25 @@ AREAS = (
 """The modules that change names of torch or supply them. No two change the same name, so their order means nothing."""
 
 
+@replacing.later("triton", sees_scope=True)
 def _patches_of_triton(module: ModuleType) -> list[Patch]:
     # Imported when the program imports Triton, which is no dependency.
     try:
-        from torchdevice.triton_kernels import patching
+        from torchdevice.triton_kernels import triton_patches
     except TritonVersionError as error:  # what uses no kernel runs with any version
         warn_once(str(error))
         return []
-    return patching.patches()
+    return triton_patches.patches()
 
 
 def _patches() -> list[Patch]:
     found = [patch for area in AREAS if hasattr(area, "patches") for patch in area.patches()]
     late = [each for each in found if isinstance(each, Late)]
     rivals = (Refused(name, AnotherPatcherError) for name in PATCHERS)
-    triton = WhenImported("triton", _patches_of_triton, sees_scope=True)
     # Last, since a module that is imported in a scope is patched after everything else.
     others = (each for each in found if not isinstance(each, Late))
-    return [*bindings.patches(), *others, LateModules([*rivals, *late, triton])]
+    modules = LateModules([*rivals, *replacing.LATER.values(), *late])
+    return [*bindings.patches(), *replacing.REPLACED, *others, modules]
 
 
 INSTALLATION = Installation(_patches)

@@ -18,7 +18,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from torchdevice.devices import device_models, device_properties
@@ -55,8 +55,8 @@ class Declaration(NamedTuple):
     alone: Any = None
 
 
-def _option(default: Any, text: str, check: Callable[[Any], Any], **more: Any) -> Any:
-    return dataclasses.field(default=default, kw_only=True, metadata={"option": Declaration(text, check, **more)})
+def _option(default: Any, text: str, check: Callable[[Any], Any], *, kw_only: bool = True, **more: Any) -> Any:
+    return dataclasses.field(default=default, kw_only=kw_only, metadata={"option": Declaration(text, check, **more)})
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -166,19 +166,13 @@ def _parse_properties(text: str) -> Any:
 
 
 def _verify(value: Any) -> bool | str | None:
-    if value is None or value is False:
-        return None
-    if value is True:
-        return True
+    if value is None or isinstance(value, bool):
+        return value or None
     if not isinstance(value, str) or not value.endswith(".json"):
         raise ValueError(f"verify={value!r} is neither True nor the name of a file. Use True, or a text FILE.json.")
     if not os.path.isdir(os.path.dirname(os.path.abspath(value))):
         raise ValueError(f"verify={value!r} is in a folder that is not there. Make the folder, or name another file.")
     return os.path.abspath(value)
-
-
-def _parse_verify(text: str) -> bool | str:
-    return text if text.endswith(".json") else _truth(text)
 
 
 def _verify_sample(value: Any) -> float:
@@ -220,16 +214,13 @@ class Options:
         implied: The names of the options whose values the call did not give: those of variables and of files.
     """
 
-    target: str | torch.device | None = dataclasses.field(
-        default=None,
-        metadata={
-            "option": Declaration(
-                "The device that stands in: cpu, mps, xpu, cuda, the name of a PrivateUse1 backend, or a simulated "
-                "device such as simulated:cuda:2. Left out, the first available of cuda, mps, xpu, a PrivateUse1 "
-                "backend and cpu.",
-                _target,
-            )
-        },
+    target: str | torch.device | None = _option(  # noqa: RUF009, as of the other options
+        None,
+        "The device that stands in: cpu, mps, xpu, cuda, the name of a PrivateUse1 backend, or a simulated "
+        "device such as simulated:cuda:2. Left out, the first available of cuda, mps, xpu, a PrivateUse1 "
+        "backend and cpu.",
+        _target,
+        kw_only=False,
     )
     devices: int | None = _option(
         None,
@@ -322,7 +313,7 @@ class Options:
         "Compute every operator of the target on the CPU too, on a CPU target in float64, and say which differ beyond "
         "the tolerances of torch.testing; FILE.json is where the findings are written.",
         _verify,
-        parse=_parse_verify,
+        parse=lambda text: text if text.endswith(".json") else _truth(text),
         show=lambda value: "1" if value is True else value,
         choices=("FILE.json",),
         alone=True,
@@ -345,6 +336,12 @@ class Options:
         "no module that uses torch was imported before the scope of a whole process (run, TORCHDEVICE=1, enable()), "
         "and mode elsewhere.",
         **_one_of("engine", "auto", "mode", "wrap"),
+    )
+    native: Literal["auto", "never", "always"] = _option(
+        "auto",
+        "Whether the kernels in C++ that 'torchdevice native build' compiles compute on simulated devices: auto where "
+        "they are built, never, or always, which is an error where they are not.",
+        **_one_of("native", "auto", "never", "always"),
     )
     implied: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
@@ -401,13 +398,10 @@ class Options:
                     f"{name}={getattr(self, name)!r} is about values, and there are none with compute='meta'. Leave "
                     f"one of the two out."
                 )
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        left_out: dict[str, Any] = {}
-        for name, message in contradictions.items():
-            if message and name not in self.implied:
-                raise ValueError(message)
-            if message:
-                left_out[name] = defaults[name]
+        said = {name: message for name, message in contradictions.items() if message}
+        for message in (message for name, message in said.items() if name not in self.implied):
+            raise ValueError(message)
+        left_out: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(self) if each.name in said}
         return dataclasses.replace(self, **left_out) if left_out else self
 
 
@@ -572,19 +566,18 @@ def _argument(declaration: Declaration) -> Callable[[str], Any]:
     return parse
 
 
-def takes_options(
-    *, leading: Iterable[inspect.Parameter] = (), without: tuple[str, ...] = (), record: type = Options
-) -> Callable[[F], F]:
+def takes_options(*, without: tuple[str, ...] = (), record: type = Options) -> Callable[[F], F]:
     """Give a function that takes ``**options`` the signature and the documentation of these options.
 
     Args:
-        leading: Parameters that come before the options.
         without: Options that the function does not take.
         record: The class of the record.
     """
 
     def complete(function: Any) -> Any:
-        parameters = list(leading)
+        signature = inspect.signature(function)
+        own = [each for name, each in signature.parameters.items() if name not in declarations(record)]
+        parameters = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
         lines = []
         for field in dataclasses.fields(record):
             if "option" not in field.metadata or field.name in without:
@@ -593,8 +586,7 @@ def takes_options(
             parameters.append(inspect.Parameter(field.name, kind, default=field.default, annotation=field.type))
             lines.append(f"{field.name}: {field.metadata['option'].text}")
         parameters.sort(key=lambda parameter: parameter.kind)
-        returns = inspect.signature(function).return_annotation
-        function.__signature__ = inspect.Signature(parameters, return_annotation=returns)
+        function.__signature__ = signature.replace(parameters=parameters)
         # Python 3.13 indents docstrings less, and -OO leaves them out.
         marker, documented = re.compile(r"( *)\*\*options: See below\."), function.__doc__ or ""
         function.__doc__ = marker.sub(lambda found: "\n".join(found[1] + line for line in lines), documented)

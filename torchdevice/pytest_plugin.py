@@ -18,6 +18,7 @@ import pytest
 
 from torchdevice import options as _options
 from torchdevice.cli.reports import report_file
+from torchdevice.errors import TorchDeviceError
 from torchdevice.foundation.environment import switched_off, switched_on
 from torchdevice.pytest_summary import Summary
 
@@ -29,6 +30,9 @@ _MARK = "torchdevice"
 _REPORT = "--torchdevice-report"
 
 _ISOLATION = "torchdevice_isolation"
+
+_ERRORS = (TorchDeviceError, ValueError, TypeError)
+"""What is raised for options that cannot be had."""
 
 _scopes = pytest.StashKey["Scope"]()
 
@@ -63,15 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
             chosen = _options.chosen(given, **configured)
             scope = config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True)
             config.pluginmanager.register(Summary(scope, config.getoption(_REPORT)))
-    except _errors() as error:
+    except _ERRORS as error:
         raise pytest.UsageError(f"torchdevice: {error}") from error
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    """Return what is raised for options that cannot be had."""
-    from torchdevice.errors import TorchDeviceError
-
-    return TorchDeviceError, ValueError, TypeError
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -86,7 +83,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Return the line of pytest's header that names the target."""
     scope = config.stash.get(_scopes, None)
-    return None if scope is None else f"torchdevice: {scope.runtime.target}"
+    if scope is None:
+        return None
+    kernels = scope.runtime.kernels(scope.options.native)
+    return f"torchdevice: {scope.runtime.target}" + (f", kernels: {kernels}" if kernels else "")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -96,7 +96,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if mark is not None:
         try:
             item.stash[_scopes_of_marks] = _scope_of_mark(item.config, mark).__enter__()
-        except _errors() as error:
+        except _ERRORS as error:
             raise pytest.fail.Exception(f"torchdevice: {error}", pytrace=False) from None
 
 

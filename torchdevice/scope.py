@@ -110,7 +110,9 @@ class Scope(AbstractContextManager["Scope"]):
         """Return what the program asked for in this process so far and what was done instead, by line."""
         from torchdevice.report import Report  # here, because most programs ask for none
 
-        return Report.of(self.journal, self._resolved().options, self.runtime.target)
+        options = self._resolved().options
+        kernels = self.runtime.kernels(options.native)
+        return Report.of(self.journal, options, self.runtime.target, kernels=kernels)
 
     @property
     def target(self) -> torch.device:
@@ -127,7 +129,10 @@ class Scope(AbstractContextManager["Scope"]):
         A target that the options name is resolved once. Without a name it is the best there is at each entry.
         """
         context = self._context
-        if context is not None and (context.entries or self._is_of_named_target(context)):
+        named = self.options.target is not None
+        if context is not None and (
+            context.entries or (named and context.simulated_by is target_selection.machine_of(self.options))
+        ):
             # Nobody is in the scope, so a new value of `CUDA_VISIBLE_DEVICES` may count.
             if not context.entries:
                 context.count_devices_again()
@@ -141,9 +146,6 @@ class Scope(AbstractContextManager["Scope"]):
             return context
         self._context = Context(fitting, runtime, self.journal, self._join)
         return self._context
-
-    def _is_of_named_target(self, context: Context) -> bool:
-        return self.options.target is not None and context.simulated_by is target_selection.machine_of(self.options)
 
     def _join(self, context: Context, forced_cpu: bool) -> Joining:
         return Joining(self, context, forced_cpu)
@@ -256,12 +258,8 @@ def _leave_signals(entry: Entry) -> None:
         signals.settle(in_a_scope=False)
 
 
-def _forget(entry: Any) -> None:
-    entry.context.entries.discard(entry)
-
-
 def _finish_thread(entry: Any) -> None:
-    for other in state.entries:
+    for other in state.entries:  # without a generator, whose steps are frames
         if other.context is entry.context:
             return
     entry.context.finish_thread()
@@ -270,10 +268,6 @@ def _finish_thread(entry: Any) -> None:
 def _drop_installations(entry: Entry) -> None:
     for installation in reversed(entry.parts):
         installation.drop(entry)
-
-
-def _leave_runtime(entry: Any) -> None:
-    entry.context.runtime.leave_thread(entry)
 
 
 def _leave_verify(entry: Any) -> None:
@@ -287,14 +281,14 @@ def _verify() -> Any:
     return watching
 
 
-_LEAVING = (
+_LEAVING: tuple[Callable[[Any], None], ...] = (
     thread_state.leave,
     _leave_signals,
-    _forget,
+    lambda entry: entry.context.entries.discard(entry),
     _finish_thread,
     _drop_installations,
     _leave_verify,
-    _leave_runtime,
+    lambda entry: entry.context.runtime.leave_thread(entry),
 )
 """The steps of leaving, in order. Each can be repeated, and is done even if another step failed."""
 

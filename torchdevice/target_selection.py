@@ -59,7 +59,8 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
         if machine is not None:
             found, options = _on_machine(machine, options)
         elif simulated is None:
-            found = _best() if name is None else _named(options.target, name)
+            best = (each for each in target_names() if each != "cpu" and runtime(each).is_available())
+            found = runtime(next(best, "cpu")) if name is None else _named(options.target, name)
         fitting = options.for_target(
             simulated=simulated is not None,
             shares_host_memory=found is not None and found.shares_host_memory,
@@ -191,13 +192,6 @@ def _unknown(target: object, name: str) -> UnknownTargetError:
     found = device_models.TARGET.fullmatch(lowered)
     exists = lowered in known or (found is not None and found[1] in (None, *simulated))
     return UnknownTargetError(target, known, lowered if exists else near[0] if near else None)
-
-
-def _best() -> Runtime:
-    for name in (name for name in target_names() if name != "cpu"):
-        if runtime(name).is_available():
-            return runtime(name)
-    return runtime("cpu")
 
 
 class TorchDevice:

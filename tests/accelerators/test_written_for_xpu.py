@@ -124,26 +124,11 @@ def test_handles(xpu: torchdevice.Scope, kind: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.xpu, "XPUGraph"), reason="torch has no graphs of XPU")
-def test_graphs(xpu: torchdevice.Scope) -> None:
-    graph, x = torch.xpu.XPUGraph(), torch.ones(2, device="xpu")
-    assert isinstance(graph, torch.xpu.XPUGraph) and not torch.xpu.is_current_stream_capturing()
-    with pytest.raises(RuntimeError, match="Called XPUGraph::replay"):
-        graph.replay()
-    graph.capture_begin()  # on the default stream, which CUDA refuses
-    assert torch.xpu.is_current_stream_capturing()
-    y = x * 2
-    graph.capture_end()
-    x.fill_(3)
-    graph.replay()
-    assert y.tolist() == [6, 6]
-    with pytest.raises(NotSupportedError, match="raw_xpu_graph"):
-        graph.raw_xpu_graph()
-    with torch.xpu.graph(torch.xpu.XPUGraph(), pool=torch.xpu.graph_pool_handle()):
-        x.add_(1)
-    assert torch.xpu.graph.default_capture_stream is not None
-    xpu.__exit__(None, None, None)
-    assert torch.xpu.graph.default_capture_stream is None
-    xpu.__enter__()
+def test_graphs_are_refused(xpu: torchdevice.Scope) -> None:
+    for call in (torch.xpu.XPUGraph, torch.xpu.graph_pool_handle):
+        with pytest.raises(NotSupportedError, match="no graph of SYCL"):
+            call()
+    assert not torch.xpu.is_current_stream_capturing()
 
 
 @pytest.mark.skipif(not hasattr(torch.xpu, "MemPool"), reason="torch has no pools of XPU")

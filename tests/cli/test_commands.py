@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -18,9 +16,8 @@ from conftest import run_command, run_python
 
 import torchdevice
 from torchdevice.cli import diagnostics, main, programs, run
-from torchdevice.options import declarations, flag_of
 
-COMMANDS = ("run", "check", "doctor", "report", "devices", "coverage", "completion")
+COMMANDS = ("run", "check", "doctor", "report", "devices", "coverage")
 
 MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
 
@@ -41,7 +38,7 @@ class TestParsing:
     def test_a_flag_that_is_none_shows_the_usage_of_the_command(
         self, command: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        words = {"run": ["x.py"], "report": ["x.json"], "completion": ["bash"]}.get(command, [])
+        words = {"run": ["x.py"], "report": ["x.json"]}.get(command, [])
         with pytest.raises(SystemExit) as ended:
             main.main([command, "--bogus", *words])
         shown = capsys.readouterr().err
@@ -581,92 +578,3 @@ class TestBar:
     def test_elsewhere(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert json.loads(self.check(2, tmp_path)) == []
         assert capfd.readouterr().err == ""
-
-
-_ASKED = {
-    "": set(COMMANDS),
-    "d": {"doctor", "devices"},
-    "run --iden": {"--identity"},
-    "run --identity ": {"target", "program"},
-    "run --identity=p": {"--identity=program"},
-    "run --devices 2 --iden": {"--identity"},
-    "run --memory=1GiB --iden": {"--identity"},
-    "run train.py --iden": set(),  # the program's own words
-    "run -m train --iden": set(),
-    "run train.py check --js": set(),
-    "check train.py --js": {"--json"},
-    "coverage --target s": {"simulated"},
-    "completion f": {"fish"},
-}
-"""What is typed after the command's name, and what the shell offers for it."""
-
-_ASKS = {
-    # bash takes the sign of equality for a word of its own, and puts in place of the last word what is offered.
-    "bash": r"""ask() { COMP_WORDS=(torchdevice "$@"); COMP_CWORD=$#; _torchdevice; echo "${COMPREPLY[@]}"; }""",
-    # compadd, which zsh has in an interactive shell only, leaves out what does not begin with the word.
-    "zsh": r"""compadd() { print -rn -- "${(@M)matches:#$words[CURRENT]*} " }
-        ask() { local words=(torchdevice "$@") CURRENT=$(($# + 1)); _bash_complete -F _torchdevice; print }""",
-    "fish": r"""function ask; echo (complete -C "torchdevice $argv" | string replace -r '\t.*' ''); end""",
-}
-
-
-def _asking(shell: str, typed: str) -> str:
-    if shell == "fish":
-        return f"ask {shlex.quote(typed)}"
-    words = typed.replace("=", " = ").split(" ") if shell == "bash" else typed.split(" ")
-    return "ask " + " ".join(map(shlex.quote, words))
-
-
-def _script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main.main(["completion", shell]) == 0
-    return capsys.readouterr().out
-
-
-class TestCompletion:
-    """What the printed scripts do, in the shells that are installed here, and what is in them."""
-
-    @pytest.mark.parametrize(
-        "shell",
-        [pytest.param(it, marks=pytest.mark.skipif(not shutil.which(it), reason=f"needs {it}")) for it in _ASKS],
-    )
-    def test_in_the_shell(self, shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        lines = [_script(shell, capsys), _ASKS[shell], *(_asking(shell, typed) for typed in _ASKED)]
-        (tmp_path / "script").write_text("\n".join(lines))
-        flags = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
-        environment = {**os.environ, "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}
-        command = [shell, *flags, str(tmp_path / "script")]
-        result = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        offered = [set(line.split()) for line in result.stdout.splitlines()]
-        value = {"--identity=program"}
-        expected = [{"program"} if shell == "bash" and words == value else words for words in _ASKED.values()]
-        assert dict(zip(_ASKED, offered, strict=True)) == dict(zip(_ASKED, expected, strict=True)), result.stderr
-
-    @pytest.mark.parametrize("shell", _ASKS)
-    def test_words_of_the_script(self, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """The same without the shell: commands, every option of a scope, values, the flags that take the next word."""
-        said = _script(shell, capsys)
-        flags = {flag_of(name) for name in declarations()}
-        written = {f"-l {flag[2:]} " for flag in flags} if shell == "fish" else flags
-        assert {*COMMANDS, *written} <= {it for it in (*COMMANDS, *written) if it in said}
-        assert ("-l identity -d 'The device" if shell == "fish" else '"run --identity") words="target program"') in said
-        followed = re.search(r"case --target .*" if shell == "fish" else r"--target\|.*\)", said)
-        assert (
-            followed and "--memory" in followed[0] and "--strict" not in followed[0] and "--report" not in followed[0]
-        )
-
-    def test_zsh_loads_its_completion_where_nothing_has(self, capsys: pytest.CaptureFixture[str]) -> None:
-        first, second, *_ = _script("zsh", capsys).splitlines()
-        assert "compinit" in first and "$+functions[compdef]" in first and "bashcompinit" in second
-
-    def test_it_imports_no_torch(self) -> None:
-        program = "import sys; from torchdevice.cli.main import main; main(['completion', 'fish'])"
-        program += "; sys.exit('torch' in sys.modules)"
-        assert run_python("-c", program).returncode == 0

@@ -800,3 +800,19 @@ class TestForceCpu:
         assert seen == ["cpu"]
         assert torch.zeros(1, device="cuda").device.type == "cpu"
         assert torch.nn.Linear(1, 1).cuda().weight.device.type == "cpu"
+
+
+def without_a_device(family: str) -> str:
+    """Return what torch says of a machine without an accelerator."""
+    with pytest.raises((AssertionError, RuntimeError)) as caught:
+        torch.ones(2, device=family)
+    return f"{type(caught.value).__name__}: {str(caught.value).splitlines()[0]}"
+
+
+@pytest.mark.parametrize("family", ["cuda", "xpu"])
+def test_a_call_without_the_mode_leaves_no_note_in_torch(family: Any, target: str) -> None:
+    """In C++ torch takes an accelerator for initialised, for good, when ``torch.cuda._lazy_init`` has returned."""
+    before = without_a_device(family)
+    with torchdevice.portable(target, written_for=family), torch._C.DisableTorchFunction():
+        assert without_a_device(family) != ""
+    assert without_a_device(family) == before

@@ -186,22 +186,6 @@ def test_a_dump_names_the_operators_in_their_order(tmp_path: Path) -> None:
     assert not (tmp_path / "other.dot").exists()
 
 
-@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="torch 2.12 and later have torch.accelerator.Graph")
-def test_graphs_of_any_accelerator(tmp_path: Path) -> None:
-    x, pool = torch.ones(4, device="cuda"), torch.cuda.graph_pool_handle()
-    graph = torch.accelerator.Graph(pool=pool)
-    with torch.Stream("cuda"), graph:
-        y = x + 1
-    graph.enable_debug_mode()
-    graph.debug_dump(path=str(tmp_path / "graph.dot"))
-    x.fill_(5)
-    graph.replay()
-    assert y.tolist() == [6.0] * 4 and graph.pool() == pool and isinstance(graph, torch.accelerator.Graph)
-    assert "add" in (tmp_path / "graph.dot").read_text()
-    with pytest.raises(RuntimeError, match="must be captured on a non-default stream"), torch.accelerator.Graph():
-        pass
-
-
 def test_an_exception_of_the_program_ends_the_capture() -> None:
     x = torch.zeros(2, device="cuda")
     with pytest.raises(KeyError), torch.cuda.graph(torch.cuda.CUDAGraph()):

@@ -275,19 +275,6 @@ def test_a_recording_stopped_below_another_mode(chosen: str) -> None:
     assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
 
 
-def test_labels(recording: torchdevice.Scope) -> None:
-    torch._C._cuda_setMemoryMetadata("step 3")
-    assert torch._C._cuda_getMemoryMetadata() == "step 3"
-    kept = _allocate(1)
-    torch._C._cuda_setMemoryMetadata("")
-    events = torch.cuda.memory._snapshot()["device_traces"][0]
-    assert events[-2]["user_metadata"] == "step 3" and len(kept) == 1
-    torch._C._cuda_annotateMemory(kept[0].untyped_storage().data_ptr(), "the result")
-    assert torch.cuda.memory._snapshot()["device_traces"][0][-1]["user_metadata"] == "the result"
-    with pytest.raises(RuntimeError, match="no allocation at 1"):
-        torch._C._cuda_annotateMemory(1, "nothing")
-
-
 def test_running_out_is_observed_and_recorded() -> None:
     seen: list[tuple[int, ...]] = []
     with torchdevice.simulate(memory=4 * MIB):
@@ -328,13 +315,6 @@ def test_strict_scopes_refuse_what_is_approximate() -> None:
     with torchdevice.simulate(strict=True):
         torch.cuda.memory._record_memory_history()
         assert torch.cuda.memory_snapshot() is not None
-
-
-def test_list_gpu_processes(cuda: torchdevice.Scope) -> None:
-    kept = torch.ones(MIB, device="cuda")
-    text = torch.cuda.list_gpu_processes()
-    assert text.splitlines()[0] == "GPU:0"
-    assert f"process {os.getpid():>10d} uses" in text and "MB GPU memory" in text and kept.numel() == MIB
 
 
 def test_pools_and_allocators_name_the_way_out(cuda: torchdevice.Scope, kind: str) -> None:
@@ -532,41 +512,6 @@ def test_a_copy_to_the_host_without_waiting_is_pinned() -> None:
             assert not other.is_pinned()
     with torchdevice.simulate("mps", written_for="mps"):
         assert not torch.ones(2, device="mps").to("cpu", non_blocking=True).is_pinned()
-
-
-@pytest.mark.skipif(
-    not hasattr(torch.cuda.memory, "caching_allocator_disabled"), reason="torch 2.10 has no caching_allocator_disabled"
-)
-def test_a_disabled_allocator_asks_the_driver_for_each_tensor() -> None:
-    with torchdevice.simulate(memory="64MiB") as scope:
-        before, free = torch.cuda.memory_stats(), torch.cuda.mem_get_info()[0]
-        segments = torch.cuda.memory_snapshot()
-        with torch.cuda.memory.caching_allocator_disabled():
-            x = torch.ones(MIB, device="cuda")
-            pointer = torch.cuda.caching_allocator_alloc(MIB)
-            x.record_stream(torch.cuda.Stream())
-            assert torch.cuda.memory_stats() == before and torch.cuda.memory_snapshot() == segments
-            assert torch.cuda.mem_get_info()[0] == free - 5 * MIB
-            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
-            torch._C._accelerator_setAllocatorSettings("max_split_size_mb:40")
-            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
-            with pytest.raises(torch.AcceleratorError, match="CUDA error: out of memory"):
-                torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
-            with torchdevice.simulate():
-                torch.cuda.caching_allocator_enable(True)
-            assert not torch._C._cuda_cudaCachingAllocator_is_enabled()
-        with pytest.raises(torch.cuda.OutOfMemoryError, match=f"of which {free / MIB - 5:.2f} MiB is free"):
-            torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
-        cached = torch.ones(MIB, device="cuda")
-        assert torch.cuda.memory_stats()["allocation.all.current"] == before["allocation.all.current"] + 1
-        del x
-        torch.cuda.caching_allocator_delete(pointer)
-        free_of_all = (64 << 20) - torch.cuda.memory_reserved()
-        assert torch.cuda.mem_get_info()[0] == free_of_all and float(cached.sum()) == MIB
-    with scope:
-        torch.cuda.caching_allocator_enable(False)
-    with scope:
-        assert torch._C._cuda_cudaCachingAllocator_is_enabled()
 
 
 def _block(tensor: torch.Tensor) -> int:

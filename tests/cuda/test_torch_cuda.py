@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import operator
+import pickle
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -113,9 +115,6 @@ class TestDevices:
         assert get() != default
         reset()
         assert get() == default
-
-    def test_a_mask_of_dynamic_dimensions_is_taken(self) -> None:
-        torch._C._cuda_tunableop_pop_dynamic_dims_mask(torch._C._cuda_tunableop_push_dynamic_dims_mask(3))
 
     def test_versions(self) -> None:
         assert int(torch.version.cuda.split(".")[0]) >= 12
@@ -382,6 +381,29 @@ class TestLegacyTypes:
         assert x.type(torch.float16).dtype is torch.float16
         assert x.type() == "torch.FloatTensor"
         assert x.type("torch.LongTensor").dtype is torch.int64
+
+    def test_names_of_types_are_those_that_the_program_looks_for(self) -> None:
+        """As DeepSpeed, Apex and Megatron sort gradients: by the name of a type on CUDA."""
+        layer = torch.nn.Linear(2, 2).cuda()
+        layer(torch.ones(1, 2).cuda()).sum().backward()
+        made = [layer.weight.grad, layer.weight.half(), torch.cuda.LongTensor([1]), torch.ones(2).cuda().to_sparse()]
+        names = [
+            "torch.cuda.FloatTensor",
+            "torch.cuda.HalfTensor",
+            "torch.cuda.LongTensor",
+            "torch.cuda.sparse.FloatTensor",
+        ]
+        for tensor, name in zip(made, names, strict=True):
+            assert tensor.type() == name == torch.typename(tensor) and not operator.ne(tensor.type(), name)
+            assert [other for other in names if tensor.type() == other] == [name] and tensor.type() in names
+            assert pickle.loads(pickle.dumps(tensor.type())) == str(tensor.type())
+            buckets = {tensor.type(): 1}
+            assert buckets[tensor.type()] == buckets[str(tensor.type())] == 1
+        assert [made[1].cpu().type() == name for name in ("torch.HalfTensor", names[1])] == [True, False]
+        assert repr(type(torch.cuda.FloatTensor)) == repr(type(torch.FloatTensor)) == "<class 'torch.tensortype'>"
+        grad = made[0]
+        assert torch.ones(2).type(grad.type()).type() == names[0] and torch.ones(2).type(names[1]).type() == names[1]
+        assert torch.ones(2).cuda().type("torch.FloatTensor").type() != names[0]
 
     def test_set_default_tensor_type(self) -> None:
         try:

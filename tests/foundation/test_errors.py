@@ -95,6 +95,8 @@ def test_another_patcher_that_a_program_imports_in_a_scope(
             with pytest.raises(errors.AnotherPatcherError, match=name):
                 exec(program.replace("NAME", name), {})
     assert name not in sys.modules and torch.cuda.is_available is before
+    for each in [module for module in sys.modules if module.startswith("torch_npu")]:  # the packages around it
+        del sys.modules[each]
 
 
 def test_another_patcher_that_is_not_installed() -> None:

@@ -49,6 +49,8 @@ def test_every_private_name_that_is_read_is_listed(path: str) -> None:
         "import torch\ninner = torch._C\ninner.planted()",
         "import torch\nrequire(torch._C, 'planted')",
         "import torch\nReplaced(torch.cuda, '_planted', make)",
+        "import torch\n@replaces(torch.cuda, 'planted', '_planted')\ndef f(): ...",
+        "M = 'torch.planted'\n@replaces(f'{M}:Class', '_planted')\ndef f(): ...",
         "import operator\noperator.attrgetter('_planted')",
         "def function(self, tensor):\n    self._planted = tensor._planted",
         "import sys\nsys.modules['torch._dynamo.guards'].planted",

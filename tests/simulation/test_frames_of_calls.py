@@ -38,7 +38,7 @@ def frames_of(call: Callable[[], Any]) -> list[str]:
 @pytest.mark.parametrize("memory", [None, "1GiB"])
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_frequent_calls_take_few_frames_of_python(engine: Any, memory: str | None) -> None:
-    with torchdevice.simulate(engine=engine, memory=memory):
+    with torchdevice.simulate(engine=engine, memory=memory, native="never"):
         x, stream, event = torch.ones(4, device="cuda"), torch.cuda.Stream(), torch.cuda.Event()
 
         def order() -> None:

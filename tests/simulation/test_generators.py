@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -186,3 +191,93 @@ def test_the_class_pickles(target: str) -> None:
         assert all(pickle.loads(each) == inside for each in written)
     written.append(pickle.dumps(inside))
     assert all(pickle.loads(each) is plain and b"torchdevice" not in each for each in written)
+
+
+class TestRandomNumbers:
+    def test_a_seed_gives_the_cpus_numbers(self, devices: torchdevice.Scope) -> None:
+        torch.manual_seed(5)
+        on_cpu = [torch.randn(20), torch.rand(3), torch.randperm(9), torch.nn.functional.dropout(torch.ones(64), 0.3)]
+        torch.manual_seed(5)
+        x = torch.ones(64, device="cuda:1")
+        on_device = [
+            torch.randn(20, device="cuda:1"),
+            torch.rand(3, device="cuda:1"),
+            torch.randperm(9, device="cuda:1"),
+            torch.nn.functional.dropout(x, 0.3),
+        ]
+        assert all(torch.equal(one, other.cpu()) for one, other in zip(on_cpu, on_device, strict=True))
+
+    def test_devices_and_the_cpu_draw_apart(self, devices: torchdevice.Scope) -> None:
+        torch.manual_seed(1)
+        first = torch.randn(4, device="cuda:0")
+        torch.randn(7), torch.randn(7, device="cuda:1")
+        second = torch.randn(4, device="cuda:0")
+        torch.manual_seed(1)
+        assert torch.equal(torch.randn(8, device="cuda:0").cpu()[:4], first.cpu())
+        torch.cuda.manual_seed_all(1)
+        torch.randn(4, device="cuda:0")
+        assert torch.equal(torch.randn(4, device="cuda:0"), second)
+
+    @pytest.mark.parametrize("train", [True, False, None])
+    @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+    def test_dropout_drops_what_it_drops_on_the_cpu(
+        self, devices: torchdevice.Scope, p: float, train: bool | None
+    ) -> None:
+        def dropped(device: str) -> list[torch.Tensor]:
+            torch.manual_seed(3)
+            x = torch.arange(8.0).to(device).requires_grad_()
+            found, mask = torch.native_dropout(x, p, train)
+            found.sum().backward()
+            return [found.detach().cpu(), mask.cpu(), x.grad.cpu()]  # type: ignore[union-attr]
+
+        assert all(map(torch.equal, dropped("cuda"), dropped("cpu")))
+
+    def test_states(self, devices: torchdevice.Scope) -> None:
+        state = torch.cuda.get_rng_state(1)
+        drawn = torch.rand(3, device="cuda:1")
+        torch.cuda.set_rng_state(state, 1)
+        assert torch.equal(torch.rand(3, device="cuda:1"), drawn)
+        with torch.random.fork_rng(devices=[0, 1]):
+            torch.rand(3, device="cuda:1")
+        generator = torch.Generator("cuda:1").manual_seed(3)
+        restored = pickle.loads(pickle.dumps(generator))
+        assert torch.equal(*(torch.rand(2, generator=each, device="cuda:1") for each in (generator, restored)))
+
+
+def round_trips(generator: torch.Generator) -> list[torch.Generator]:
+    """Return copies of a generator, one for each way to copy it."""
+    file = io.BytesIO()
+    torch.save({"g": generator}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)["g"]
+    return [pickle.loads(pickle.dumps(generator)), copy.deepcopy(generator), copy.copy(generator), loaded]
+
+
+class TestPickledGenerators:
+    @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_round_trips_in_a_scope(self, target: str, device: str) -> None:
+        with torchdevice.portable(target):
+
+            class Own(torch.Generator):
+                pass
+
+            generator = torch.Generator(device).manual_seed(3)
+            copies = round_trips(generator)
+            expected = torch.rand(4, device=device, generator=generator).tolist()
+            assert [torch.rand(4, device=device, generator=each).tolist() for each in copies] == [expected] * 4
+            assert all(isinstance(each, torch.Generator) and each.device == generator.device for each in copies)
+            own = round_trips(Own().manual_seed(3))
+            assert [each.initial_seed() for each in own] == [3] * 4
+
+    @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+    def test_pickles_cross_the_border_of_a_scope(self, target: str) -> None:
+        before = pickle.dumps(torch.Generator().manual_seed(5))
+        with torchdevice.portable(target):
+            within = pickle.dumps(torch.Generator().manual_seed(5))
+            assert torch.equal(pickle.loads(before).get_state(), pickle.loads(within).get_state())
+        program = "import pickle, sys; seed = pickle.load(sys.stdin.buffer).initial_seed()"
+        command = [sys.executable, "-c", f"{program}; print(seed, 'torchdevice' in sys.modules)"]
+        alone = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # torch without this package
+        result = subprocess.run(command, input=within, env=alone, capture_output=True, check=False)
+        assert result.stdout.split() == [b"5", b"False"], result.stderr

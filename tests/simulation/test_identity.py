@@ -325,3 +325,49 @@ def test_the_words_are_cudas() -> None:
         pytest.raises(RuntimeError, match=r"inplace operation: \[torch\.cuda\.FloatTensor \[3"),
     ):
         _backward_after_a_write(Program("cuda", 1))
+
+
+class TestIdentity:
+    def test_reads_say_cuda(self, devices: torchdevice.Scope) -> None:
+        x = torch.zeros(2, device="cuda:1")
+        assert x.device == torch.device("cuda:1") and x.is_cuda and x.get_device() == 1
+        assert torch.device(1) == x.device and torch.zeros(1, device=torch.device(1)).device == x.device
+        assert x.type() == "torch.cuda.FloatTensor"
+        assert repr(x) == "tensor([0., 0.], device='cuda:1')"
+        assert str(torch.nn.Parameter(x)).endswith("device='cuda:1', requires_grad=True)")
+        assert torch.Generator("cuda:1").device == torch.device("cuda:1")
+        assert not torch.zeros(1).is_cuda and torch.zeros(1).device.type == "cpu"
+
+    def test_storages_and_texts_say_cuda(self, devices: torchdevice.Scope) -> None:
+        x, second = torch.ones(2, device="cuda:1"), torch.device("cuda:1")
+        storage = x.untyped_storage()
+        assert storage.device == x.storage().device == torch.UntypedStorage(4, device="cuda:1").device == second
+        assert storage.is_cuda and x.storage().is_cuda and storage.get_device() == 1
+        assert "device=cuda:1" in repr(storage) and "device=cuda:1" in repr(x.storage())
+        assert f"{x.device} {x}" == "cuda:1 tensor([1., 1.], device='cuda:1')"
+        assert torch.Generator("cuda:1").clone_state().device == torch.cuda.default_generators[1].device == second
+        assert not torch.UntypedStorage(4).is_cuda and torch.ones(1).untyped_storage().device.type == "cpu"
+
+    @pytest.mark.parametrize("identity", ["program", "target"])
+    def test_work_with_storages(self, identity: str) -> None:
+        with torchdevice.simulate(count=2, identity=identity):
+            x = torch.arange(3.0, device="cuda:1")
+            storage = x.untyped_storage()
+            for copied in (storage.clone(), copy.deepcopy(storage), storage.cpu().to(device=torch.device("cuda:1"))):
+                assert copied.device == x.device and torch.empty(0, device="cuda:1").set_(copied).numel() == 3
+            assert storage.to(device=torch.device("cuda:1")) is storage
+            assert storage.cpu().device.type == "cpu"
+            assert torch.tensor(x.storage(), device="cuda:1").tolist() == [0, 1, 2]
+            assert torch.tensor(torch.ones(2, device="cuda").storage()).tolist() == [1, 1]
+            first = torch.ones(2, device="cuda").untyped_storage()
+            assert torch.cuda.FloatStorage(wrap_storage=first).tolist() == [1, 1]
+            file = io.BytesIO()
+            torch.save(x, file)
+        assert b"cuda:1" in file.getvalue()
+
+    def test_identity_target_says_simulated(self) -> None:
+        with torchdevice.simulate(identity="target"):
+            x = torch.zeros(2, device="cuda")
+            assert str(x.device) == "simulated:0" and not x.is_cuda and "simulated:0" in repr(x)
+            assert str(x.untyped_storage().device) == "simulated:0" and "simulated:0" in f"{x}"
+            assert x.type() == "torch.simulated.FloatTensor"

@@ -201,7 +201,7 @@ def test_no_two_tensors_without_values_have_one_address() -> None:
 
 
 def test_a_machine_ends_with_its_last_user() -> None:
-    with torchdevice.simulate("cuda"):
+    with torchdevice.simulate("cuda", native="never"):
         tensor = torch.ones(3, device="cuda")
         assert state.context is not None
         machine, memory = weakref.ref(state.context.machine), weakref.ref(state.context.machine.memory[0])

@@ -62,7 +62,7 @@ def in_a_thread(function: Callable[[], Any]) -> None:
 
 def in_use() -> int:
     gc.collect()
-    return sum(owner.block.size for owner in storages.owners_of(storages.device(0)))
+    return sum(block.size for block in storages.blocks(storages.device(0)))
 
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])

@@ -616,8 +616,9 @@ def test_whose_memory_is_known() -> None:
     assert {jagged.values().data_ptr(), jagged.offsets().data_ptr()} <= addresses(jagged)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls both layouts experimental
-        for unknown in (torch.nested.nested_tensor([torch.ones(2)]), torch.eye(3).to_sparse_csr()):
-            assert addresses(unknown) == set()
+        assert addresses(torch.nested.nested_tensor([torch.ones(2)])) == set()
+        csr = torch.eye(3).to_sparse_csr()
+    assert addresses(csr) == {part.data_ptr() for part in (csr.crow_indices(), csr.col_indices(), csr.values())}
 
 
 # ---- copies of the objects -------------------------------------------------------------------------------------------

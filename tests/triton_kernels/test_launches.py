@@ -170,6 +170,55 @@ def test_a_grid_without_instances_runs_none() -> None:
         assert not out.any()
 
 
+def of_a_library(name: str) -> Any:
+    """An operator with a default kernel, and one for CUDA that launches. Return its library too, which keeps it."""
+    library = torch.library.Library(name, "DEF")
+    library.define("op(Tensor x, Tensor y) -> Tensor")
+    library.impl("op", lambda x, y: x - y, "CompositeExplicitAutograd")
+    library.impl("op", launched, "CUDA")
+    library._register_fake("op", lambda x, y: torch.empty_like(x))
+    return getattr(torch.ops, name).op, library
+
+
+def with_a_default_kernel(name: str) -> Any:
+    op = torch.library.custom_op(f"{name}::op", mutates_args=())(subtracted)
+    op.register_kernel("cuda", launched)
+    op.register_fake(lambda x, y: torch.empty_like(x))
+    return op, None
+
+
+def for_cuda_only(name: str) -> Any:
+    op = torch.library.custom_op(f"{name}::op", mutates_args=(), device_types="cuda")(launched)
+    op.register_fake(lambda x, y: torch.empty_like(x))
+    return op, None
+
+
+def subtracted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x - y
+
+
+def launched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    kernels.add[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, out, x.numel(), 0.5, BLOCK=32)
+    return out
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("make", [of_a_library, with_a_default_kernel, for_cuda_only], ids=lambda make: make.__name__)
+def test_the_kernel_of_an_operator_for_cuda_launches(make: Any, engine: Any, target: str) -> None:
+    """It is the one that runs, also where the operator has a default kernel, which serves tensors of the host."""
+    name = f"torchdevice_{make.__name__}_{engine}_{target.partition(':')[0]}"
+    with torchdevice.portable(target, engine=engine):
+        op, _kept = make(name)
+        x, y = torch.randn(100, device="cuda", requires_grad=True), torch.randn(100, device="cuda")
+        wanted = (x + 0.5 * y).detach()
+        assert torch.equal(op(x, y).detach(), wanted)
+        assert torch.equal(torch.compile(lambda x, y: op(x, y) * 1, backend="aot_eager")(x.detach(), y), wanted)
+        if target != "cpu" and make is not for_cuda_only:
+            assert torch.equal(op(x.detach().cpu(), y.cpu()), (x - y).detach().cpu())
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_operators_by_triton_op(target: str) -> None:
     with torchdevice.portable(target):

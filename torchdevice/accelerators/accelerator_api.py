@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from torchdevice.core import thread_state
 from torchdevice.core.bindings import Supplied, add, first_line
 from torchdevice.core.context import Context
 from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function, replaced_in_importers
-from torchdevice.cuda import device_queries, graphs, memory, streams
+from torchdevice.cuda import device_queries, memory, streams
 from torchdevice.devices.device_strings import ACCELERATORS
 from torchdevice.foundation.fidelity import Fidelity
 
@@ -111,43 +112,10 @@ def _accelerator_index(context: Context, original: Any, device: Any, optional: b
     return original(device, optional)
 
 
-class GraphStandIn(graphs.GraphStandIn):
-    """Stands in for ``torch.accelerator.Graph``, which knows its pool from the beginning and is a context manager."""
-
-    __class__ = property(lambda self: torch.accelerator.Graph)  # type: ignore[assignment]
-
-    def __init__(self, context: Context, pool: Any, capture_error_mode: str):
-        super().__init__(context)
-        self.graph_pool = pool
-        self.capture_error_mode = capture_error_mode
-
-    def capture_begin(self) -> None:  # type: ignore[override]
-        """Record operators from now on."""
-        super().capture_begin(self.graph_pool)
-
-    def debug_dump(self, path: str) -> None:  # type: ignore[override]
-        """Write the recorded operators, in their order, to a file in the DOT language."""
-        super().debug_dump(path)
-
-    def __enter__(self) -> None:
-        torch.accelerator.Graph.__enter__(self)  # type: ignore[arg-type]
-
-    def __exit__(self, *raised: object) -> None:
-        torch.accelerator.Graph.__exit__(self, *raised)  # type: ignore[arg-type]
-
-
-def _new_graph(
-    context: Context,
-    original: Any,
-    cls: type,
-    keep_graph: bool = False,
-    *,
-    pool: Any = None,
-    capture_error_mode: str = "default",
-) -> Any:
+def _refuse_graph(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> Any:
     if context.runtime.is_torch_accelerator:
-        return original(cls, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
-    return GraphStandIn(context, pool, capture_error_mode)
+        return original(cls, *args, **kwargs)
+    thread_state.refuse("torch.accelerator.Graph", "Use torch.cuda.CUDAGraph.")
 
 
 def patches() -> list[Patch]:
@@ -156,5 +124,5 @@ def patches() -> list[Patch]:
         replaced_in_importers(torch.accelerator._utils, "_get_device_index", _accelerator_index, native_to="cuda")
     ]
     if hasattr(torch.accelerator, "Graph"):  # torch 2.12 and later
-        found.append(replaced_function(torch.accelerator.Graph, "__new__", _new_graph, native_to="cuda"))
+        found.append(replaced_function(torch.accelerator.Graph, "__new__", _refuse_graph, native_to="cuda"))
     return found

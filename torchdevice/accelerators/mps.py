@@ -7,17 +7,15 @@ program that supports several accelerators uses the first one that it finds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import Supplied, add, supplied_function, supplied_value
+from torchdevice.core.bindings import Supplied, add, supplied_as, supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function, without_original
+from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function, without_cache, without_original
 from torchdevice.cuda import memory
-from torchdevice.cuda.unsupported import refusing
-from torchdevice.devices.runtime import Mark
+from torchdevice.cuda.streams import EventStandIn
 from torchdevice.foundation.fidelity import Fidelity
 
 _MPS = "mps"
@@ -34,22 +32,19 @@ def _index(context: Context) -> int:
     return context.target_index(context.thread.device_index)
 
 
-@supplied_value("torch._C._has_mps", native_to=_MPS, denies=True)
-def has_mps(context: Context) -> bool:
-    """Return whether the program is written for MPS."""
-    return context.program == _MPS
-
-
 @supplied_function("_mps_is_available", native_to=_MPS, denies=True)
 def is_available(context: Context) -> bool:
     """Return whether the program is written for MPS."""
     return context.program == _MPS
 
 
-@supplied_function("_mps_is_in_bad_fork", native_to=_MPS)
-def is_in_bad_fork(context: Context) -> bool:
-    """Return False: a stand-in device works in a forked process."""
-    return False
+supplied_value("torch._C._has_mps", native_to=_MPS, denies=True)(is_available)
+
+_LIKE_CUDA = {"is_in_bad_fork": "isInBadFork", "deviceSynchronize": "synchronize", "emptyCache": "emptyCache"}
+"""The functions of ``torch._C`` that do what functions of CUDA's do."""
+
+for _name, _of_cuda in _LIKE_CUDA.items():
+    supplied_as(f"torch._C._mps_{_name}", f"torch._C._cuda_{_of_cuda}", native_to=_MPS)
 
 
 @supplied_function("_mps_is_on_macos_or_newer", Fidelity.APPROXIMATE, note="macOS 14.0", native_to=_MPS)
@@ -82,18 +77,6 @@ def get_default_generator(context: Context) -> torch.Generator:
     return context.runtime.default_generator(_index(context))
 
 
-@supplied_function("_mps_deviceSynchronize", native_to=_MPS)
-def device_synchronize(context: Context) -> None:
-    """Wait for the target's work."""
-    context.runtime.synchronize(_index(context))
-
-
-@supplied_function("_mps_emptyCache", native_to=_MPS)
-def empty_cache(context: Context) -> None:
-    """Release the target's unused cached memory."""
-    context.runtime.empty_cache()
-
-
 @supplied_function("_mps_currentAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]})
 def current_allocated_memory(context: Context) -> int:
     """Return the bytes that tensors of the target occupy."""
@@ -123,24 +106,14 @@ def set_memory_fraction(context: Context, fraction: float) -> None:
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
-class _Event:
-    """An event of ``torch.mps``: a point in the target's work, None before it is recorded."""
-
-    __slots__ = ("mark", "timing")
-
-    def __init__(self, timing: bool):
-        self.timing = timing
-        self.mark: Mark | None = None
-
-
-_events: dict[int, _Event] = {}
+_events: dict[int, EventStandIn] = {}
 
 
 @supplied_function("_mps_acquireEvent", native_to=_MPS)
 def acquire_event(context: Context, enable_timing: bool) -> int:
     """Make an event and return its id."""
     number = -next(_ids)  # negative, so that torch does not release it by itself after the scope
-    _events[number] = _Event(enable_timing)
+    _events[number] = EventStandIn(context, enable_timing)
     return number
 
 
@@ -153,27 +126,25 @@ def release_event(context: Context, event: int) -> None:
 @supplied_function("_mps_recordEvent", native_to=_MPS)
 def record_event(context: Context, event: int) -> None:
     """Record the present point of the target's work in an event."""
-    _events[event].mark = context.runtime.mark(_index(context), timing=_events[event].timing)
+    _events[event].record()
 
 
 @supplied_function("_mps_waitForEvent", native_to=_MPS)
 def wait_for_event(context: Context, event: int) -> None:
-    """Do nothing: the target runs all work in the order of submission."""
+    """Make later work wait for an event. The target runs all work in the order of submission."""
+    _events[event].wait()
 
 
 @supplied_function("_mps_queryEvent", native_to=_MPS)
 def query_event(context: Context, event: int) -> bool:
     """Return whether the work before the event is done."""
-    mark = _events[event].mark
-    return mark is None or mark.query()
+    return _events[event].query()
 
 
 @supplied_function("_mps_synchronizeEvent", native_to=_MPS)
 def synchronize_event(context: Context, event: int) -> None:
     """Wait for the work before the event."""
-    mark = _events[event].mark
-    if mark is not None:
-        mark.synchronize()
+    _events[event].synchronize()
 
 
 @supplied_function("_mps_elapsedTimeOfEvents", native_to=_MPS)
@@ -184,27 +155,15 @@ def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
         RuntimeError: An event has no timing, or was not recorded, or the events were recorded in the other order.
     """
     first, last = _events[start], _events[end]
-    if not (first.timing and last.timing) or first.mark is None or last.mark is None:
-        raise RuntimeError("Events were not created with argument 'enable_timing=True'")
-    elapsed = first.mark.elapsed_time(last.mark)
+    first.synchronize()
+    last.synchronize()
+    try:
+        elapsed = first.elapsed_time(last)
+    except ValueError:
+        raise RuntimeError("Events were not created with argument 'enable_timing=True'") from None
     if elapsed < 0:
         raise RuntimeError(f"End event {end} was not recorded after start event {start}")
     return elapsed
-
-
-# ---- streams ---------------------------------------------------------------------------------------------------------
-
-
-@supplied_function("_mps_getCurrentStream", native_to=_MPS)
-def get_current_stream(context: Context) -> Any:  # torch 2.14 and later
-    """Return this thread's current stream."""
-    return torch.mps.Stream(stream_id=context.thread.streams.get(context.thread.device_index, 0))
-
-
-@supplied_function("_mps_setStream", native_to=_MPS)
-def set_stream(context: Context, stream: Any) -> None:  # torch 2.14 and later
-    """Make a stream current in this thread."""
-    context.thread.streams[context.thread.device_index] = stream.stream_id
 
 
 # ---- what torch's own Python asks of the module of any accelerator ---------------------------------------------------
@@ -252,84 +211,18 @@ def stop_capture(context: Context) -> None:
     """Do nothing: no capture was started."""
 
 
-_METAL = "It needs Metal. Use a torch function, or torch.profiler to see what runs."
-
-
-for _name in (
-    "_mps_compileShader",
-    "_mps_host_alias_storage",
-    "_mps_loadMetallibFromPath",
-    "_mps_loadMetalllib",
-    "_mps_startCapture",
-):
-    refusing(_name, _METAL, native_to=_MPS)
-
-
-class MpsStreamStandIn:  # torch 2.14 and later
-    """A stream of a program written for MPS. All streams of a target run their work in one order."""
-
-    __class__ = property(lambda self: torch.mps.Stream)  # type: ignore[assignment]
-
-    def __init__(self, context: Context, stream_id: int):
-        self._context = context
-        self.stream_id = stream_id
-
-    def synchronize(self) -> None:
-        """Wait for the target's work."""
-        device_synchronize(self._context)
-
-    def query(self) -> bool:
-        """Return whether the target's work is done."""
-        return self._context.runtime.mark(self._context.target.index or 0, timing=False).query()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, torch.mps.Stream) and self.stream_id == other.stream_id
-
-    def __hash__(self) -> int:
-        return hash(self.stream_id)
-
-    def __repr__(self) -> str:
-        return f"<torch.mps.Stream stream_id={self.stream_id}>"
-
-
-_next_id = iter(range(1, 1 << 62)).__next__
-
-
-def _new_stream(  # torch 2.14 and later
-    context: Context, original: Any, cls: type, *args: Any, stream_id: int | None = None
-) -> Any:
-    return MpsStreamStandIn(context, _next_id() if stream_id is None else stream_id)
-
-
 def _delete_event(context: Context, original: Any, self: torch.mps.Event) -> None:
     release_event(context, vars(self).get("_Event__eventId", 0))
 
 
-def _is_macos_or_newer(context: Context, original: Any, major: int, minor: int) -> bool:
-    return torch._C._mps_is_on_macos_or_newer(major, minor)
-
-
-def _is_macos13_or_newer(context: Context, original: Any, minor: int = 0) -> bool:
-    return torch._C._mps_is_on_macos_or_newer(13, minor)
-
-
 def patches() -> list[Patch]:
     """Return the patches of ``torch.mps`` and ``torch.backends.mps``, whose answers torch caches for the process."""
-    cached: dict[str, Callable[..., Any]] = {
-        "is_available": without_original(is_available),
-        "is_macos_or_newer": _is_macos_or_newer,
-        "is_macos13_or_newer": _is_macos13_or_newer,
-        "get_name": without_original(get_name),
-        "get_core_count": without_original(get_core_count),
-    }
     found: list[Patch] = [
-        replaced_function(torch.backends.mps, name, replacement, native_to=_MPS)
-        for name, replacement in cached.items()
+        replaced_function(torch.backends.mps, name, without_cache)
+        for name in ("is_available", "is_macos_or_newer", "is_macos13_or_newer", "get_name", "get_core_count")
         if hasattr(torch.backends.mps, name)
     ]
-    found.append(replaced_function(torch.mps.Event, "__del__", _delete_event, native_to=_MPS))
+    found.append(replaced_function(torch.mps.Event, "__del__", _delete_event))
     generator = without_original(get_default_generator)
-    found.append(replaced_function(torch.mps, "_get_default_mps_generator", generator, native_to=_MPS))
-    if hasattr(torch.mps, "Stream"):  # torch 2.14 and later
-        found.append(replaced_function(torch.mps.Stream, "__new__", _new_stream, native_to=_MPS))
+    found.append(replaced_function(torch.mps, "_get_default_mps_generator", generator))
     return found

@@ -84,7 +84,7 @@ def compare(findings: Iterable[Finding], events: Iterable[Event]) -> Comparison:
     return Comparison(
         happened=tuple(map(_line, came)),
         absent=tuple(_line(finding) for finding in away if finding.leaves_trace),
-        unforeseen=tuple(Line(event.file, event.line, event.source, event.said) for event in unforeseen),
+        unforeseen=tuple(Line(*event[:4]) for event in unforeseen),
         untraced=sum(not finding.leaves_trace for finding in away),
     )
 

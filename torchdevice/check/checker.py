@@ -60,7 +60,7 @@ def _unreadable(path: str, line: int, error: UnreadableError) -> Finding:
 
 def _looked(view: View, source: Source, rules: list[Rule]) -> Iterator[Finding]:
     by_kind: dict[type[ast.AST], list[Rule]] = {}
-    for rule in rules:
+    for rule in (each for each in rules if not (each.of_cuda and view.target.native == "cuda")):
         for kind in rule.kinds:
             by_kind.setdefault(kind, []).append(rule)
     lines = source.lines

@@ -8,23 +8,13 @@ from collections.abc import Iterator
 
 from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
-from torchdevice.check.source_view import View, argument
+from torchdevice.check.source_view import WORDS, View, argument, names_option
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 
 _PREFIX = re.compile(rf"({'|'.join(FAMILIES)}):(?:%[ds]|\{{[^}}]*\}})?")
 """The beginning of a text that becomes a device when a number is put into it or behind it."""
 
 _LEGACY = re.compile(rf"torch\.({'|'.join(FAMILIES)})\.(?:sparse\.)?\w+Tensor")
-
-_OTHER_FUNCTIONS = """
-    print getattr hasattr setattr delattr isinstance startswith endswith split replace find index count strip info debug
-    warning error log write import_module add_argument get_device_module RuntimeError ValueError AssertionError
-    Exception
-"""
-_NOT_DEVICES = frozenset(_OTHER_FUNCTIONS.split())
-"""Functions to which a text such as "cuda" is a word, not a device."""
-
-_CLASSES_OF_DEVICES = frozenset(["torch.device", "torch.Generator", "torch.set_default_device"])
 
 
 @rule("device", ast.Constant, ast.JoinedStr, ast.Call)
@@ -82,10 +72,10 @@ def _place(node: ast.AST, view: View) -> bool | None:
     for each in view.around(node):
         if isinstance(each, ast.keyword):
             is_default = each.arg == "default"
-            fits = _is_device_option(view.parents[each]) if is_default else each.arg not in _OTHER_KEYWORDS
+            fits = names_option(view.parents[each], "dev") if is_default else each.arg not in WORDS["keywords of words"]
             return (not is_default and _puts(view.parents[each], view)) if fits else None
         if isinstance(each, ast.Call) and below is not each.func:
-            return _puts(each, view) if _name(each.func) not in _NOT_DEVICES else None
+            return _puts(each, view) if _name(each.func) not in WORDS["functions of words"] else None
         if isinstance(each, ast.Dict):
             return False if below in each.values else None
         if not _is_part(below, each):
@@ -97,13 +87,7 @@ def _place(node: ast.AST, view: View) -> bool | None:
 
 def _puts(call: ast.AST, view: View) -> bool:
     """Return whether a call is one of torch's, or of a method that tensors and modules have."""
-    return view.called(call).startswith("torch.") or view.method(call) in _METHODS
-
-
-_METHODS = frozenset(["to", "cuda", "type", "new_tensor", "new_zeros", "new_ones", "new_full", "new_empty", "to_empty"])
-
-
-_OTHER_KEYWORDS = frozenset(["choices", "help", "sort_by", "backend", "msg"])
+    return view.called(call).startswith("torch.") or view.method(call) in WORDS["put on a device"]
 
 
 def _is_part(node: ast.AST, whole: ast.AST) -> bool:
@@ -121,12 +105,6 @@ def _name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def _is_device_option(node: ast.AST) -> bool:
-    """Return whether a call adds an option of the command line that is called after a device."""
-    words = [each.value for each in getattr(node, "args", []) if isinstance(each, ast.Constant)]
-    return any("dev" in str(word) for word in words)
-
-
 def _moved(call: ast.Call, view: View) -> Iterator[Found]:
     """Yield what a call that puts something on a device names by another word than a literal."""
     if view.method(call) == "cuda":
@@ -136,7 +114,8 @@ def _moved(call: ast.Call, view: View) -> Iterator[Found]:
         if not isinstance(number, str):
             yield from _spelled(spelled, view)
         return
-    placed = argument(call, 0, "device") if _takes_a_device_first(call, view) else argument(call, None, *_KEYWORDS)
+    takes_first = view.method(call) == "to" or view.called(call) in WORDS["classes of devices"]
+    placed = argument(call, 0, "device") if takes_first else argument(call, None, *_KEYWORDS)
     if placed is None:
         return
     if _is_ordinal(placed, view):
@@ -160,16 +139,10 @@ def _is_ordinal(node: ast.expr, view: View) -> bool:
     if _ORDINAL.fullmatch(name.lower()):
         return not any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in view.values(node))
     calls = [value for value in view.values(node) if isinstance(value, ast.Call)]
-    return any(view.called(call) in _RANKS for call in (node, *calls))
+    return any(view.called(call) in WORDS["functions of ranks"] for call in (node, *calls))
 
-
-_RANKS = ("torch.distributed.get_rank", "torch.cuda.current_device", "torch.distributed.get_node_local_rank")
 
 _KEYWORDS = ("device", "map_location", "device_map")
-
-
-def _takes_a_device_first(call: ast.Call, view: View) -> bool:
-    return view.method(call) == "to" or view.called(call) in _CLASSES_OF_DEVICES
 
 
 # ---- what identity decides -------------------------------------------------------------------------------------------
@@ -258,12 +231,10 @@ def _is_demanded(node: ast.AST, view: View) -> bool:
 _CAPABILITY = ("torch.cuda.get_device_capability", "torch.cuda.get_device_properties")
 
 
-@rule("capability", ast.Compare)
+@rule("capability", ast.Compare, of_cuda=True)
 def _capability(node: ast.Compare, view: View) -> Iterator[Found]:
     """A comparison with the compute capability: `torch.cuda.get_device_capability() >= (8, 0)`. The stand-in answers
     (8, 0), and `--capability` sets another."""
-    if view.target.native in ("cuda",):
-        return
     if any(_reads_capability(side, view) for side in (node.left, *node.comparators)):
         said = f"The compute capability of {view.target.name} is (8, 0), and --capability sets another."
         yield Found(Verdict.HANDLED, said, leaves_trace=False)

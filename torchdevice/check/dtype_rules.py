@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
-from torchdevice.check.source_view import View, argument
+from torchdevice.check.source_view import WORDS, View, argument
 from torchdevice.check.target import torch_object
 from torchdevice.devices.accelerators import SPELLED
 
@@ -52,7 +52,7 @@ def _named(node: ast.AST, view: View) -> str:
         return _CONVERSIONS["double"] if legacy else ""
     if isinstance(view.parent(node), ast.Attribute) or _is_compared(node, view) or _stays_on_the_cpu(node, view):
         return ""
-    if view.called(_call_with(node, view) or node) in _ABOUT_DTYPES:
+    if view.called(_call_with(node, view) or node) in WORDS["functions about dtypes"]:
         return ""
     name = view.dotted(node) or ""
     if not name.startswith("torch."):
@@ -68,7 +68,7 @@ def _held(node: ast.AST, view: View) -> str:
     if call is None:
         return ""
     made = argument(call, None, "dtype") is node and argument(call, None, "device") is not None
-    takes = view.method(call) in _TAKE_DTYPE or (made and view.called(call).startswith("torch."))
+    takes = view.method(call) in WORDS["take a dtype"] or (made and view.called(call).startswith("torch."))
     return _surely(node, view) if takes else ""
 
 
@@ -78,10 +78,6 @@ def _call_with(node: ast.AST, view: View) -> ast.Call | None:
     if isinstance(parent, ast.keyword):
         parent = view.parent(parent)
     return parent if isinstance(parent, ast.Call) and node is not parent.func else None
-
-
-_TAKE_DTYPE = ("to", "type", "new_tensor", "new_zeros", "new_ones", "new_full", "new_empty")
-"""Methods of tensors that take a dtype and work on the tensor's device."""
 
 
 def _surely(node: ast.AST, view: View, seen: frozenset[ast.AST] = frozenset()) -> str:
@@ -97,7 +93,9 @@ def _surely(node: ast.AST, view: View, seen: frozenset[ast.AST] = frozenset()) -
         return _wide_name(name)
     if isinstance(node, ast.Call) and view.called(node) == "torch.promote_types":
         return next(filter(None, (_surely(each, view, seen) for each in node.args)), "")
-    if len(seen) > _MAX_DEPTH or (isinstance(node, ast.Attribute) and not _is_of_self(node)):
+    # Of attributes those of the class around it: tensors have attributes of the same names.
+    of_others = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "self"
+    if len(seen) > _MAX_DEPTH or of_others:
         return ""
     values = [each for each in view.values(node) if each not in seen]
     found = [_surely(each, view, seen | {each}) for each in values]
@@ -109,11 +107,6 @@ def _wide_name(name: str) -> str:
     return name if is_wide else ""
 
 
-def _is_of_self(node: ast.Attribute) -> bool:
-    """Return whether an attribute is that of the class around it. Tensors have attributes of the same names."""
-    return isinstance(node.value, ast.Name) and node.value.id == "self"
-
-
 def _is_kept(node: ast.AST, view: View) -> bool:
     """Return whether a dtype is only kept where it stands, in a variable or as a default, or passed on to a function
     of the program: a report shows the line that asks torch for a tensor.
@@ -122,11 +115,7 @@ def _is_kept(node: ast.AST, view: View) -> bool:
     if isinstance(parent, ast.Call) and node is parent.func:
         return False
     call = _call_with(node, view)
-    return call is None or not (view.called(call).startswith("torch.") or view.method(call) in _TAKE_DTYPE)
-
-
-_ABOUT_DTYPES = frozenset(["torch.finfo", "torch.promote_types", "torch.can_cast"])
-"""Functions that answer something of a dtype, and make no tensor."""
+    return call is None or not (view.called(call).startswith("torch.") or view.method(call) in WORDS["take a dtype"])
 
 
 def _converted(call: ast.Call, view: View) -> str:
@@ -169,29 +158,19 @@ def _wide(node: ast.AST, view: View, depth: int = 0) -> str:
         return ""
     if isinstance(node, ast.Call):
         function = view.called(node)
-        if function in _FROM_NUMPY and _is_wide_array(node.args[0] if node.args else node, view):
-            return "" if _has_dtype(node) and not _dtype_of(node, view) else _CONVERSIONS["double"]
+        if function in WORDS["functions of arrays"] and _is_wide_array(node.args[0] if node.args else node, view):
+            names_another = argument(node, 1, "dtype") is not None and not _dtype_of(node, view)
+            return "" if names_another else _CONVERSIONS["double"]
         if function.startswith("torch."):
             return _dtype_of(node, view)
         if isinstance(node.func, ast.Attribute):
-            kept = node.func.attr in _KEEP_DTYPE
+            kept = node.func.attr in WORDS["keep the dtype"]
             return _converted(node, view) or (_wide(node.func.value, view, depth + 1) if kept else "")
         return ""
     if isinstance(node, ast.Subscript):
         return _wide(node.value, view, depth + 1)
     found = [_wide(value, view, depth + 1) for value in view.values(node)]
     return found[0] if found and all(found) else ""
-
-
-_KEEP = "view reshape unsqueeze squeeze transpose permute clone detach contiguous requires_grad_"
-_KEEP_DTYPE = frozenset(_KEEP.split())
-"""Methods whose result has the dtype of its tensor."""
-
-_FROM_NUMPY = ("torch.from_numpy", "torch.tensor", "torch.as_tensor", "torch.asarray")
-
-
-def _has_dtype(call: ast.Call) -> bool:
-    return argument(call, 1, "dtype") is not None
 
 
 def _dtype_of(call: ast.Call, view: View) -> str:
@@ -210,12 +189,6 @@ def _is_wide_array(node: ast.AST, view: View, depth: int = 0) -> bool:
     if isinstance(node, ast.Call):
         if view.method(node) in ("reshape", "copy", "transpose", "squeeze") and isinstance(node.func, ast.Attribute):
             return _is_wide_array(node.func.value, view, depth + 1)
-        return view.called(node) in _WIDE_ARRAYS and argument(node, None, "dtype") is None
+        return view.called(node) in WORDS["functions that make float64"] and argument(node, None, "dtype") is None
     values = view.values(node)
     return bool(values) and all(_is_wide_array(value, view, depth + 1) for value in values)
-
-
-_WIDE = "zeros ones empty eye linspace logspace random.rand random.randn random.random random.uniform random.normal"
-
-_WIDE_ARRAYS = frozenset(f"numpy.{name}" for name in _WIDE.split())
-"""Functions of NumPy that make float64 where no dtype is named."""

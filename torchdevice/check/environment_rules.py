@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
-from torchdevice.check.source_view import View, argument
+from torchdevice.check.source_view import View, argument, names_option
 from torchdevice.errors import PATCHERS
 from torchdevice.foundation import data_files
 
@@ -21,62 +21,47 @@ INTERPRETED = _TABLES["interpreted"]
 """Packages whose code for CUDA runs elsewhere too, and what to say of them."""
 
 
-@rule("package", ast.Import, ast.ImportFrom)
+@rule("package", ast.Import, ast.ImportFrom, of_cuda=True)
 def _package(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
     """An import of a package that runs on CUDA only, such as `flash_attn`, in a file that is not the package's own. The
     program must be changed, unless it asks whether the package is there, or goes on where the import fails: then it
     takes that branch, which is approximate. So is an import of `triton`, whose kernels run in NumPy."""
-    if view.target.native in _CUDA:
-        return
     for name in sorted(name for name in _packages(node, INTERPRETED) if not view.is_inside(name)):
         yield Found(Verdict.APPROXIMATE, INTERPRETED[name], leaves_trace=False)
     for name in sorted(name for name in _packages(node, PACKAGES) if not view.is_inside(name)):
-        if view.is_guarded(node) or _is_asked_for(name, node, view):
+        # By the words of their conditions.
+        tests = (ast.unparse(each.test) for each in view.around(node) if isinstance(each, ast.If))
+        if view.is_guarded(node) or any(name in test or "find_spec" in test for test in tests):
             said = f"The program goes on without {name}, which needs CUDA."
             yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)
         else:
             yield Found(Verdict.CHANGE, f"Import {name} only where CUDA is there: {PACKAGES[name]} elsewhere.")
 
 
-def _is_asked_for(package: str, node: ast.AST, view: View) -> bool:
-    """Return whether a branch around a node depends on whether a package is there, by the words of its condition."""
-    tests = (ast.unparse(each.test) for each in view.around(node) if isinstance(each, ast.If))
-    return any(package in test or "find_spec" in test for test in tests)
-
-
-_CUDA = ("cuda",)
-
-
 def _packages(node: ast.Import | ast.ImportFrom, packages: Iterable[str]) -> set[str]:
     """Return which of these packages an import imports."""
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif node.level:
-        names = []
-    else:
-        names = [f"{node.module}.{alias.name}" for alias in node.names]
-    return {package for package in packages for name in names if f"{name}.".startswith(f"{package}.")}
+    module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+    names = [] if getattr(node, "level", 0) else [f"{module}{alias.name}." for alias in node.names]
+    return {package for package in packages for name in names if name.startswith(f"{package}.")}
 
 
-@rule("patcher", ast.Import, ast.ImportFrom)
+@rule("patcher", ast.Import, ast.ImportFrom, of_cuda=True)
 def _patcher(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
     """An import of a package that replaces parts of torch for the whole process: `mpsify`, `torchada`,
     `torch_npu.contrib.transfer_to_npu`. It must be removed: in a scope the import raises an error."""
-    if view.target.native not in _CUDA:
-        for name in sorted(_packages(node, PATCHERS)):
-            yield Found(Verdict.CHANGE, f"Remove the import of {name}: it replaces parts of torch, as a scope does.")
+    for name in sorted(_packages(node, PATCHERS)):
+        yield Found(Verdict.CHANGE, f"Remove the import of {name}: it replaces parts of torch, as a scope does.")
 
 
-@rule("extension", ast.Call)
+@rule("extension", ast.Call, of_cuda=True)
 def _extension(node: ast.Call, view: View) -> Iterator[Found]:
     """An extension in CUDA's C++: `CUDAExtension`, `load` and `load_inline` of `torch.utils.cpp_extension` with sources
     for CUDA. It must be changed: a scope raises an error at the call."""
     name = view.called(node)
-    if view.target.native in _CUDA or not name.startswith("torch.utils.cpp_extension."):
+    if not name.startswith("torch.utils.cpp_extension."):
         return
     function = name.rpartition(".")[2]
-    for_cuda = function == "CUDAExtension" or (function in ("load", "load_inline") and _has_cuda_sources(node))
-    if for_cuda:
+    if function == "CUDAExtension" or (function in ("load", "load_inline") and _has_cuda_sources(node)):
         yield Found(Verdict.CHANGE, f"Write the extension in plain C++ or in Python: {function} builds code for CUDA.")
 
 
@@ -91,12 +76,12 @@ def _has_cuda_sources(call: ast.Call) -> bool:
     return any(isinstance(text, str) and text.endswith((".cu", ".cuh")) for text in texts)
 
 
-@rule("nvidia-smi", ast.Call)
+@rule("nvidia-smi", ast.Call, of_cuda=True)
 def _nvidia_smi(node: ast.Call, view: View) -> Iterator[Found]:
     """A call that starts `nvidia-smi` or `nvcc`, which are not there without NVIDIA's driver: the program must be
     changed."""
     function = view.called(node)
-    if view.target.native in _CUDA or not function.startswith(("subprocess.", "os.system", "os.popen", "shutil.which")):
+    if not function.startswith(("subprocess.", "os.system", "os.popen", "shutil.which")):
         return
     first = argument(node, 0, "args")
     words = first.elts[:1] if isinstance(first, (ast.List, ast.Tuple)) and first.elts else [first]
@@ -114,23 +99,16 @@ def _nvidia_smi(node: ast.Call, view: View) -> Iterator[Found]:
 _GROUPS = ("torch.distributed.init_process_group", "torch.distributed.new_group", "torch.distributed.init_device_mesh")
 
 
-@rule("nccl", ast.Call)
+@rule("nccl", ast.Call, of_cuda=True)
 def _nccl(node: ast.Call, view: View) -> Iterator[Found]:
     """A process group on NCCL: `init_process_group("nccl")`, `backend="nccl"` of any call, an option of the command
     line whose default it is. gloo takes its place, which is approximate."""
-    if view.target.native in _CUDA:
-        return
     position = 0 if view.called(node) in _GROUPS[:1] else None
     backend = argument(node, position, "backend", "dist_backend", "process_group_backend")
-    if backend is None and _adds_an_option(node, "backend"):
+    if backend is None and getattr(node.func, "attr", "") == "add_argument" and names_option(node, "backend"):
         backend = argument(node, None, "default")
     if any("nccl" in str(text.value).lower() for text in view.texts(backend)):
         yield Found(Verdict.APPROXIMATE, "gloo takes the place of NCCL, and get_backend() still answers 'nccl'.")
-
-
-def _adds_an_option(call: ast.Call, word: str) -> bool:
-    names = [each.value for each in call.args if isinstance(each, ast.Constant)]
-    return getattr(call.func, "attr", "") == "add_argument" and any(word in str(name) for name in names)
 
 
 # ---- compilers -------------------------------------------------------------------------------------------------------
@@ -138,13 +116,11 @@ def _adds_an_option(call: ast.Call, word: str) -> bool:
 _TRITON_MODES = ("reduce-overhead", "max-autotune")
 
 
-@rule("compile", ast.Call, ast.Attribute, ast.Name)
+@rule("compile", ast.Call, ast.Attribute, ast.Name, of_cuda=True)
 def _compile(node: ast.Call | ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
     """`torch.compile` with what only code for CUDA heeds: `mode="reduce-overhead"`, `mode="max-autotune"`, options of
     Triton, `backend="cudagraphs"`. It is dropped and reported, which is approximate. On a simulated device that lacks
     operators or dtypes, such as `simulated:mps`, the graph runs operator by operator, which is approximate too."""
-    if view.target.native in _CUDA:
-        return
     if not isinstance(node, ast.Call):
         yield from _compiled_by(node, view)
         return
@@ -179,36 +155,31 @@ def _by_operator(view: View) -> Found:
 _PROFILERS = ("torch.profiler.profile", "torch.autograd.profiler.profile")
 
 
-@rule("profiler", ast.Call)
+@rule("profiler", ast.Call, of_cuda=True)
 def _profiler(node: ast.Call, view: View) -> Iterator[Found]:
     """A profiler that records CUDA's activity: `torch.profiler.profile` with `ProfilerActivity.CUDA` or without
     `activities`, `torch.autograd.profiler.profile` with `use_cuda` or `use_device="cuda"`. Its columns for CUDA show
     the times of the target, which is approximate."""
     name = view.called(node)
-    if name not in _PROFILERS or view.target.native in _CUDA:
+    if name not in _PROFILERS:
         return
     activities = argument(node, 0, "activities")
     if name == _PROFILERS[0]:
         asked = activities is None or "CUDA" in "".join(map(ast.unparse, (activities, *view.values(activities))))
     else:
-        asked = any(each.arg in ("use_cuda", "use_device") and _says_cuda(each.value) for each in node.keywords)
+        named = (argument(node, None, name) for name in ("use_cuda", "use_device"))
+        asked = any(isinstance(each, ast.Constant) and each.value in (True, "cuda") for each in named)
     if asked:
         yield Found(Verdict.APPROXIMATE, f"The profiler's times for CUDA are those of {view.target.name}.")
-
-
-def _says_cuda(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value in (True, "cuda")
 
 
 # ---- variables -------------------------------------------------------------------------------------------------------
 
 
-@rule("variable", ast.Assign, ast.Call)
+@rule("variable", ast.Assign, ast.Call, of_cuda=True)
 def _variable(node: ast.Assign | ast.Call, view: View) -> Iterator[Found]:
     """A variable of CUDA that the program sets: `os.environ["CUDA_VISIBLE_DEVICES"] = "0"`, `TORCH_CUDA_ARCH_LIST` and
     the like. `CUDA_VISIBLE_DEVICES` is heeded where devices are simulated or advertised, the others have no effect."""
-    if view.target.native in _CUDA:
-        return
     for name in _written(node, view):
         if name in _TABLES["variables"]:
             yield Found(Verdict.HANDLED, _TABLES["variables"][name], leaves_trace=False)

@@ -50,12 +50,5 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--json`` prints of the finding."""
-        return {
-            "path": self.path,
-            "line": self.line,
-            "rule": self.rule,
-            "verdict": self.verdict.value,
-            "remedy": self.remedy,
-            "column": self.column,
-            "text": self.text,
-        }
+        names = ("path", "line", "rule", "verdict", "remedy", "column", "text")
+        return {**{name: getattr(self, name) for name in names}, "verdict": self.verdict.value}

@@ -104,13 +104,9 @@ class Names:
             inner.elsewhere.update(node.names)
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
             inner.give(node.name, _Given())
-        else:
-            self._note_values(node, inner)
-
-    def _note_values(self, node: ast.AST, scope: _Scope) -> None:
         for target, value in _assignments(node):
             if isinstance(target, ast.Name):
-                scope.give(target.id, _Given(value=value))
+                inner.give(target.id, _Given(value=value))
             elif isinstance(target, ast.Attribute) and value is not None:
                 self.attributes.setdefault(target.attr, []).append(value)
 

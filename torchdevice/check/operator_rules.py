@@ -10,8 +10,6 @@ from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
 from torchdevice.check.source_view import View, argument
 
-_METHODS = "torch.Tensor."
-
 
 @rule("operator", ast.Attribute, ast.Name)
 def _operator(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
@@ -39,16 +37,13 @@ def _operator_tests(node: ast.Attribute | ast.Name, view: View) -> Iterator[Foun
     if not name or not view.target.refused_by_tests(name) or view.target.missing(name):
         return
     call = view.parent(node)
-    if isinstance(call, ast.Call) and _is_one(argument(call, 1, "output_size")):
+    size = argument(call, 1, "output_size") if isinstance(call, ast.Call) else None
+    sizes = size.elts if isinstance(size, (ast.Tuple, ast.List)) else [size]
+    # An output size of 1 divides every input size, which is what pooling on MPS asks for.
+    if all(isinstance(each, ast.Constant) and each.value == 1 for each in sizes):
         return
     remedy = f"Compare {name.removeprefix('torch.')} with the CPU: torch's own tests expect failures of it on MPS."
     yield Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
-
-
-def _is_one(size: ast.expr | None) -> bool:
-    """Return whether an output size divides every input size, which is what pooling on MPS asks for."""
-    sizes = size.elts if isinstance(size, (ast.Tuple, ast.List)) else [size]
-    return all(isinstance(each, ast.Constant) and each.value == 1 for each in sizes)
 
 
 def _used(node: ast.Attribute | ast.Name, view: View) -> str:
@@ -62,7 +57,7 @@ def _used(node: ast.Attribute | ast.Name, view: View) -> str:
     if not isinstance(node, ast.Attribute) or not isinstance(call, ast.Call) or call.func is not node:
         return ""
     known = view.is_tensor(node.value) or (node.attr not in _methods_of_others() and node.attr not in view.defined)
-    return f"{_METHODS}{node.attr}" if known and view.uses_torch else ""
+    return f"torch.Tensor.{node.attr}" if known and view.uses_torch else ""
 
 
 @functools.cache

@@ -32,24 +32,26 @@ class Rule(NamedTuple):
         finds: What it looks for and what becomes of it, in a few sentences.
         kinds: The kinds of nodes that it looks at.
         look: Yields what it finds at a node.
+        of_cuda: Whether it looks for what needs CUDA, so that nothing is found for CUDA itself.
     """
 
     name: str
     finds: str
     kinds: tuple[type[ast.AST], ...]
     look: Callable[[ast.AST, View], Iterator[Found]]
+    of_cuda: bool
 
 
 RULES: dict[str, Rule] = {}
 
 
 def rule(
-    name: str, *kinds: type[ast.AST]
+    name: str, *kinds: type[ast.AST], of_cuda: bool = False
 ) -> Callable[[Callable[..., Iterator[Found]]], Callable[..., Iterator[Found]]]:
     """Register a function as a rule for some kinds of nodes. Its docstring says what the rule finds."""
 
     def register(look: Callable[..., Iterator[Found]]) -> Callable[..., Iterator[Found]]:
-        RULES[name] = Rule(name, " ".join((look.__doc__ or "").split()), kinds, look)
+        RULES[name] = Rule(name, " ".join((look.__doc__ or "").split()), kinds, look, of_cuda)
         return look
 
     return register

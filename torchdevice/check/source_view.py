@@ -9,6 +9,10 @@ from pathlib import Path
 
 from torchdevice.check.names import Names
 from torchdevice.check.target import Target
+from torchdevice.foundation import data_files
+
+WORDS = {name: frozenset(words.split()) for name, words in data_files.read(__file__, "words.json").items()}
+"""The names by which rules know functions, methods and arguments."""
 
 _MAX_DEPTH = 12
 """How deep an expression, and the assignments to its variables, are followed."""
@@ -79,15 +83,10 @@ class View(Names):
             return
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node
-        elif isinstance(node, ast.IfExp):
-            yield from self.texts(node.body, depth + 1)
-            yield from self.texts(node.orelse, depth + 1)
-        elif isinstance(node, ast.BoolOp):
-            for value in node.values:
-                yield from self.texts(value, depth + 1)
-        else:
-            for value in self.values(node):
-                yield from self.texts(value, depth + 1)
+            return
+        parts = node.values if isinstance(node, ast.BoolOp) else self.values(node)
+        for value in [node.body, node.orelse] if isinstance(node, ast.IfExp) else parts:
+            yield from self.texts(value, depth + 1)
 
 
 def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | None:
@@ -101,26 +100,16 @@ def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | No
     return positional[position]
 
 
-_CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+def names_option(call: ast.AST, word: str) -> bool:
+    """Return whether a call that adds an option of the command line has a word in its names."""
+    return any(isinstance(each, ast.Constant) and word in str(each.value) for each in getattr(call, "args", []))
 
 
 def _catches(handler: ast.ExceptHandler) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(kind is None or getattr(kind, "id", getattr(kind, "attr", "")) in _CAUGHT for kind in kinds)
-
-
-_MODULES_OF_OPERATORS = ("torch", "torch.nn.functional", "torch.linalg", "torch.fft", "torch.special")
-
-_OTHER_RESULTS = """
-    device dtype load save compile manual_seed seed initial_seed no_grad enable_grad inference_mode is_tensor numel vmap
-    set_grad_enabled set_default_device set_default_dtype set_default_tensor_type get_default_dtype set_num_threads
-    get_num_threads set_printoptions use_deterministic_algorithms set_float32_matmul_precision typename finfo iinfo
-    is_floating_point is_complex allclose equal autocast get_rng_state meshgrid
-"""
-_NO_TENSORS = frozenset(_OTHER_RESULTS.split())
-"""Functions of torch whose result is no tensor."""
+    return any(kind is None or getattr(kind, "id", getattr(kind, "attr", "")) in WORDS["caught"] for kind in kinds)
 
 
 def _makes_tensors(function: str) -> bool:
     module, _, name = function.rpartition(".")
-    return module in _MODULES_OF_OPERATORS and name[:1].islower() and name not in _NO_TENSORS
+    return module in WORDS["operators"] and name[:1].islower() and name not in WORDS["no tensors"]

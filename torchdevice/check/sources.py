@@ -89,13 +89,8 @@ class Source:
 
     def ignored(self) -> dict[int, set[str] | None]:
         """Return the lines that have a comment ``# torchdevice: ignore``, with the rules in it; None means all."""
-        found: dict[int, set[str] | None] = {}
-        for line, comment in self._comments():
-            match = _IGNORE.search(comment)
-            if match:
-                rules = match[1]
-                found[line] = None if rules is None else {rule.strip() for rule in rules.split(",")}
-        return found
+        found = {line: match[1] for line, text in self._comments() if (match := _IGNORE.search(text))}
+        return {line: None if rules is None else {*map(str.strip, rules.split(","))} for line, rules in found.items()}
 
     def _comments(self) -> Iterator[tuple[int, str]]:
         if _IGNORE.search(self.text) is None:
@@ -116,12 +111,9 @@ _PYTHON_2 = "this is Python 2, which torch does not run on. Convert the file to 
 def _is_python_2(error: SyntaxError) -> bool:
     said = error.msg or ""
     line = (error.text or "").strip()
-    statement = (
-        said.startswith("Missing parentheses in call to") or said == "multiple exception types must be parenthesized"
-    )
-    return (
-        statement or re.match(r"(print|exec)\s+[\"'\w]|except\s+[\w.]+\s*,\s*\w+\s*:|raise\s+\w+\s*,", line) is not None
-    )
+    statement = re.match("Missing parentheses in call to|multiple exception types must be parenthesized$", said)
+    written = re.match(r"(print|exec)\s+[\"'\w]|except\s+[\w.]+\s*,\s*\w+\s*:|raise\s+\w+\s*,", line)
+    return bool(statement or written)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -156,13 +148,10 @@ def _in_folder(path: str) -> Iterator[str]:
             inner.clear()
             continue
         seen.add(real)
-        inner[:] = [name for name in inner if not _is_left_out(folder, name)]
+        kept = [name for name in inner if name not in _LEFT_OUT and not name.startswith(".")]
+        inner[:] = [name for name in kept if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))]
         paths = (os.path.join(folder, name) for name in files if name.endswith(_SUFFIXES) and name[0] != ".")
         yield from (path for path in paths if os.path.isfile(path) or os.path.islink(path))  # others may wait for ever
-
-
-def _is_left_out(folder: str, name: str) -> bool:
-    return name in _LEFT_OUT or name.startswith(".") or os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
 
 
 def read(path: str) -> Source:
@@ -251,14 +240,10 @@ def _lines(source: _At | list[_At]) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     unfinished = False
     for part in parts:
-        for number, line in enumerate(part.split("\n")):
-            if number == 0 and unfinished:
-                found[-1] = (found[-1][0], found[-1][1] + line)
-            elif line or number or part:
-                found.append((part.line, line))
-        if part.endswith("\n"):
-            found.pop()
-        unfinished = not part.endswith("\n")
+        for line in re.findall(r"[^\n]*\n|[^\n]+", part):
+            number, before = found.pop() if unfinished else (part.line, "")
+            found.append((number, before + line.removesuffix("\n")))
+            unfinished = not line.endswith("\n")
     return found
 
 

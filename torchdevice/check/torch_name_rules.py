@@ -12,13 +12,7 @@ from torchdevice.devices.accelerators import FAMILIES
 
 _MODULES = (*(f"torch.{family}." for family in FAMILIES), "torch.backends.", "torch.version.")
 
-_VERDICTS = {
-    "exact": Verdict.HANDLED,
-    "declared": Verdict.HANDLED,
-    "approximate": Verdict.APPROXIMATE,
-    "inert": Verdict.APPROXIMATE,
-    "unsupported": Verdict.CHANGE,
-}
+_VERDICTS = {"exact": Verdict.HANDLED, "declared": Verdict.HANDLED, "unsupported": Verdict.CHANGE}
 
 
 @rule("torch-name", ast.Attribute, ast.Name)
@@ -34,7 +28,7 @@ def _torch_name(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
     if found is None:
         return
     known, fidelity, note = found
-    verdict = _VERDICTS[fidelity.value]
+    verdict = _VERDICTS.get(fidelity.value, Verdict.APPROXIMATE)
     note = note.split(". ")[0].rstrip(".").replace("`", "'")
     if verdict is Verdict.CHANGE:
         yield Found(

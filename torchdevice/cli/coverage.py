@@ -48,16 +48,12 @@ def _coverage(options: argparse.Namespace) -> int:
     elif options.name is None and options.fidelity is None:
         _print_modules(rows)
     else:
-        _print_names(rows)
+        columns.show([(row["name"], row["fidelity"], row["note"]) for row in rows])
     if not rows and options.name is not None:
         meant = did_you_mean(options.name.rpartition(".")[2], {name.rpartition(".")[2] for name in PUBLIC_NAMES})
         with refusals():
             raise ValueError(f"no name has {options.name!r} in it{meant}.")
     return 0
-
-
-def _print_names(rows: list[dict[str, Any]]) -> None:
-    columns.show([(row["name"], row["fidelity"], row["note"]) for row in rows])
 
 
 def _print_modules(rows: list[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from torchdevice.cli import columns
@@ -32,7 +33,7 @@ def add(commands: Any) -> None:
 def _devices(options: argparse.Namespace) -> int:
     os.environ.pop(SWITCH, None)  # or torch, when it is imported now, would show what a scope shows
     with refusals():
-        rows = _rows()
+        rows = [dict(zip(("target", "available", "count", "name"), row, strict=True)) for row in _rows()]
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
@@ -40,25 +41,21 @@ def _devices(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rows() -> list[dict[str, Any]]:
+def _rows() -> Iterator[tuple[str, bool, int, str]]:
+    """Yield the target, whether it is there, the number of devices and the name."""
     from torchdevice import target_selection
     from torchdevice.devices import device_models
     from torchdevice.devices.registry import runtime
     from torchdevice.simulation.profiles import PROFILES
 
-    rows = []
     for target in target_selection.target_names():
         found = runtime(target)
         there = found.is_available()
-        name = found.name(0) if there else ""
-        rows.append({"target": target, "available": there, "count": found.device_count() if there else 0, "name": name})
+        yield target, there, found.device_count() if there else 0, found.name(0) if there else ""
     for profile in PROFILES.values():
         many = "" if profile.single else f", several as {target_selection.SIMULATED}:{profile.name}:2"
         name = f"real values in CPU memory, by the rules of the profile {profile.name!r}{many}"
-        rows.append(
-            {"target": f"{target_selection.SIMULATED}:{profile.name}", "available": True, "count": 1, "name": name}
-        )
+        yield f"{target_selection.SIMULATED}:{profile.name}", True, 1, name
     for model in device_models.MODELS:
         name = f"the profile 'cuda' with the figures of a {device_models.MODELS[model].properties['name']}"
-        rows.append({"target": f"{target_selection.SIMULATED}:{model}", "available": True, "count": 1, "name": name})
-    return rows
+        yield f"{target_selection.SIMULATED}:{model}", True, 1, name

@@ -27,6 +27,7 @@ from torchdevice.foundation.environment import REPORT, SAID, SWITCH
 from torchdevice.foundation.logs import FILE, LEVEL, configure_logging
 from torchdevice.foundation.run_folder import VARIABLE as RUN_FOLDER
 from torchdevice.foundation.tracebacks import FRAMES
+from torchdevice.simulation.native import building
 
 
 class Finding(NamedTuple):
@@ -79,13 +80,10 @@ def _build() -> list[Finding]:
     return [Finding("torch", "ok", f"a build for {' and '.join(built)}" if built else "a build without accelerators")]
 
 
-_ENOUGH = 4 << 30
-
-
 def _memory() -> list[Finding]:
     memory = psutil.virtual_memory()
     said = f"{memory.available / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB are free"
-    if memory.available < _ENOUGH:
+    if memory.available < 4 << 30:
         return [Finding("memory", "warning", said, "a model of a GPU's size will not fit: use a smaller one")]
     return [Finding("memory", "ok", said)]
 
@@ -132,6 +130,10 @@ def _compiler() -> list[Finding]:
         return [Finding("compiler", "ok", f"{found}, for torch.compile")]
     said = f"there is no {' or '.join(names)}, so torch.compile cannot make code"
     return [Finding("compiler", "warning", said, "install g++ (or set CXX), or use torch.compile(backend='eager')")]
+
+
+def _native() -> list[Finding]:
+    return [Finding("native", "ok", f"kernels of simulated devices: {building.said('auto')}")]
 
 
 def _patchers() -> list[Finding]:
@@ -232,6 +234,7 @@ _EXAMINATIONS: tuple[Callable[[], list[Finding]], ...] = (
     _memory,
     _speed,
     _compiler,
+    _native,
     _patchers,
     _packages,
     _activation,

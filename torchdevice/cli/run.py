@@ -35,7 +35,7 @@ from torchdevice.cli.programs import Program
 from torchdevice.cli.reports import report_file, show_report, show_verified
 from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation import garbage_collection, run_folder
-from torchdevice.foundation.environment import REPORT, SWITCH
+from torchdevice.foundation.environment import SWITCH
 from torchdevice.foundation.logs import configure_logging
 from torchdevice.foundation.tracebacks import trim, without_ours
 
@@ -112,8 +112,9 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
         parser.error("which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND")
     with refusals():
         program = programs.named(options.rest if options.ranks is None else ranks.launched(options))
-    if program.interpreter:
-        return _start_python(options, program)
+    if program.interpreter:  # again, in an interpreter with these flags
+        again = ["-m", "torchdevice", "run", *options.own, *program.argv] if program.argv else []
+        return _become([*program.interpreter, *again])
     if program.is_command:
         return _start_command(options, program)
     if isinstance(program.source, bytes) and not _is_valid(program.source):
@@ -129,12 +130,6 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     with contextlib.nullcontext() if options.ranks is None else ranks.failing():
         _execute(program, main, options.check)
     return 0
-
-
-def _start_python(options: argparse.Namespace, program: Program) -> int:
-    """Begin again in an interpreter with the given flags."""
-    again = ["-m", "torchdevice", "run", *options.own, *program.argv] if program.argv else []
-    return _become([*program.interpreter, *again])
 
 
 def _become(arguments: Sequence[str]) -> int:
@@ -171,7 +166,7 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
         from torchdevice import activation
 
         configure_logging()
-        wanted = activation.Scope(_chosen(options, program))
+        wanted = activation.Scope(_chosen(options))
         _options.set_environment(activation.variables_of(wanted))
         _begin_run(options, wanted)
     process = subprocess.Popen(program.argv)
@@ -183,7 +178,7 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
             pass
 
 
-def _chosen(options: argparse.Namespace, program: Program) -> _options.Options:
+def _chosen(options: argparse.Namespace) -> _options.Options:
     found: _options.Options = _options.chosen({name: getattr(options, name) for name in _options.declarations()})
     return found
 
@@ -252,7 +247,7 @@ def _activate(options: argparse.Namespace, program: Program) -> None:
     from torchdevice import activation
     from torchdevice.torch_apis import sanitizer
 
-    enabled = activation.enable_chosen(_chosen(options, program), propagate=True, shows_errors=False)
+    enabled = activation.enable_chosen(_chosen(options), propagate=True, shows_errors=False)
     if program.source is not None and not program.path and options.report is not None:
         from torchdevice.report import source
 
@@ -275,13 +270,10 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
 
         run_folder.begin()
         processes.lead(scope.journal, scope.report, functools.partial(_show, options, verify))
-    elif run_folder.path() is None:
-        os.environ.pop(REPORT, None)
-        run_folder.begin()
-    elif REPORT in os.environ:
-        from torchdevice.report import processes
+    else:
+        from torchdevice import activation
 
-        processes.follow(scope.journal, scope.report)
+        activation.take_part(scope)
 
 
 def _show(options: argparse.Namespace, verify: str | bool | None, report: Report) -> None:
@@ -333,7 +325,8 @@ def _execute(program: Program, main: dict[str, Any], checked: bool) -> None:
         elif program.source is None:
             runpy._run_module_as_main("__main__", alter_argv=False)
         elif isinstance(program.source, str):
-            exec(compile(_dedented(program.source), program.file, "exec", dont_inherit=True), main)
+            text = textwrap.dedent(program.source) if sys.version_info >= (3, 14) else program.source  # as Python does
+            exec(compile(text, program.file, "exec", dont_inherit=True), main)
         else:
             code = pkgutil.read_code(io.BytesIO(program.source))
             exec(code or compile(program.source, program.file, "exec", dont_inherit=True), main)
@@ -374,7 +367,3 @@ def _show_from(error: BaseException, frames: types.TracebackType | None, then: C
         then()
 
     sys.excepthook = show
-
-
-def _dedented(code: str) -> str:
-    return textwrap.dedent(code) if sys.version_info >= (3, 14) else code  # as Python does

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import TORCHS_OWN, Guarded, Patch
+from torchdevice.core.patching import TORCHS_OWN, Guarded, Patch, replaced_function, without_original
 from torchdevice.foundation.fidelity import Fidelity
 
 
@@ -141,6 +141,12 @@ def _answers(context: Context, family: str, denied: str) -> bool:
         return context.stands_for(family)
     module, _, name = denied.rpartition(".")
     return name in vars(importlib.import_module(module))
+
+
+def imported_by_value(module: ModuleType, names: str) -> list[Patch]:
+    """Return the patches of supplied names of ``torch._C`` that a module of torch imports by value."""
+    functions: dict[str, Any] = {name: SUPPLIED[_C + name].function for name in names.split()}
+    return [replaced_function(module, name, without_original(each)) for name, each in functions.items()]
 
 
 def add(supplied: Supplied) -> None:

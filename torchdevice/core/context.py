@@ -26,6 +26,7 @@ from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.errors import FidelityError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger, warn_once
+from torchdevice.foundation.tracebacks import add_note
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options
 
@@ -199,6 +200,8 @@ class Context:
         self._initialized = True
         # From here on the number is fixed, as in CUDA: a later change of the variable has no effect.
         self._device_count = self._count_devices()
+        if self.policy is not None:
+            self.policy.settle()
 
     def touch(self) -> None:
         """Note that the program has called the accelerator's driver, after which a fork of the process cannot."""
@@ -240,7 +243,10 @@ class Context:
     def _count_devices(self) -> int:
         count = self.options.devices or max(1, self.runtime.device_count())
         if self.options.devices is not None or not self.runtime.folds_ordinals:
-            count = _visible(count)
+            # Those before the first that is not there.
+            ordinals = visible_ordinals()
+            there = itertools.takewhile(lambda ordinal: ordinal < count, ordinals or ())
+            count = count if ordinals is None else len(list(there))
         self.key = f"{self.runtime.target} {self.options.key} visible={count}"
         return count
 
@@ -304,8 +310,10 @@ class Context:
 
     def _redirect_new(self, value: Any) -> torch.device | None:
         """Resolve an argument that this thread has not seen yet, or whose answer is reported each time."""
-        if not self.runtime.torch_knows_current and self._is_target_without_index(value):
-            return self.target
+        if not self.runtime.torch_knows_current:
+            spells = value.index is None and value.type if isinstance(value, torch.device) else value
+            if spells.__class__ is str and spells == self.device_type:  # the target, without an index
+                return self.target
         spelling = parse(value)
         if spelling is None or not (self.stands_for(spelling.accelerator) or ordinal_of(value) is not None):
             return self._redirect_own(value, spelling)
@@ -329,10 +337,6 @@ class Context:
             device = self.device(self.thread.device_index if spelling.index is None else spelling.index)
         self._remember(value, None if device is None else (device, "", ""))
         return device
-
-    def _is_target_without_index(self, value: Any) -> bool:
-        spells = value.index is None and value.type if isinstance(value, torch.device) else value
-        return spells.__class__ is str and spells == self.device_type
 
     def _remember(self, value: Any, answer: tuple[torch.device, str, str] | None) -> None:
         # True and 1 hash alike, hence the exact class; see `_HASHED`.
@@ -484,18 +488,8 @@ def visible_ordinals() -> list[int] | None:
         return []
 
 
-def _visible(count: int) -> int:
-    """Return how many devices ``CUDA_VISIBLE_DEVICES`` leaves: those before the first that is not there."""
-    ordinals = visible_ordinals()
-    return count if ordinals is None else len(list(itertools.takewhile(lambda ordinal: ordinal < count, ordinals)))
-
-
 def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:
     """Return CUDA's error for an ordinal that does not exist."""
     error = torch.AcceleratorError("CUDA error: invalid device ordinal")
-    # Python 3.10 has no notes on exceptions.
-    if hasattr(error, "add_note"):
-        error.add_note(
-            f"cuda:{index} was asked for and {count} device(s) are advertised. Raise devices= in portable()."
-        )
+    add_note(error, f"cuda:{index} was asked for and {count} device(s) are advertised. Raise devices= in portable().")
     return error

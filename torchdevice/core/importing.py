@@ -29,6 +29,9 @@ class Late:
         self.name, self.sees_scope = name, sees_scope
         self.patches: list[Patch] = []
 
+    def refuse(self) -> None:
+        """Raise an error where the module must not be imported."""
+
     def install(self) -> None:
         """Put the patches in. The module has been imported."""
         for patch in self.patches:
@@ -39,23 +42,19 @@ class Late:
         for patch in reversed(self.patches):
             patch.remove()
 
-    def loader(self, own: Any) -> Any:
-        """Return the loader of the module, whose own one is given."""
-        return _Loader(own, self)
-
 
 class WhenImported(Late):
-    """Patches that ``make`` returns for the module: put in as soon as it is imported."""
+    """Patches that ``makers`` return for the module: put in as soon as it is imported."""
 
-    def __init__(self, name: str, make: Callable[[ModuleType], list[Patch]], *, sees_scope: bool = False):
+    def __init__(self, name: str, *makers: Callable[[ModuleType], list[Patch]], sees_scope: bool = False):
         super().__init__(name, sees_scope=sees_scope)
-        self._make = make
+        self.makers = list(makers)
 
     def install(self) -> None:
         if not self.patches:
             torch_internals.check("later", self.name)
             # Made once: the module stays the same object for the process.
-            self.patches = together(self._make(sys.modules[self.name]))
+            self.patches = together([patch for make in self.makers for patch in make(sys.modules[self.name])])
         super().install()
 
 
@@ -66,14 +65,9 @@ class Refused(Late):
         super().__init__(name)
         self._error = error
 
-    def loader(self, own: Any) -> Any:
-        return self
-
-    def create_module(self, spec: Any) -> None:
-        """Leave it to Python."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        raise self._error(module.__name__)
+    def refuse(self) -> None:
+        """Raise the error."""
+        raise self._error(self.name)
 
 
 class LateModules:
@@ -106,9 +100,9 @@ class LateModules:
         if late is None and name.startswith(_COMPILERS):
             late = Late(name)  # it keeps what it asks of the machine
         # The usual finder of files; builtin and frozen modules are not among those that are waited for.
-        spec = None if late is None else importlib.machinery.PathFinder.find_spec(name, path, target)
+        spec: Any = None if late is None else importlib.machinery.PathFinder.find_spec(name, path, target)
         if late is not None and spec is not None and spec.loader is not None:
-            spec.loader = late.loader(spec.loader)
+            spec.loader = _Loader(spec.loader, late)
         return spec
 
 
@@ -125,6 +119,7 @@ class _Loader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
+        self._late.refuse()
         # Before the module's text runs, which may look at its own loader or reload itself.
         module.__loader__ = module.__spec__.loader = self._loader
         with contextlib.nullcontext() if self._late.sees_scope else thread_state.suspended(compiling=True):

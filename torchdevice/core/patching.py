@@ -18,11 +18,12 @@ wanted.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from torchdevice.core import thread_state
 from torchdevice.devices.accelerators import of_module
@@ -206,18 +207,40 @@ class ReplacedItem:
 
 
 def replaced_function(
-    owner: Any, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
+    owner: Any,
+    name: str,
+    replacement: Callable[..., Any],
+    *,
+    native_to: str | None = None,
+    may_be_absent: bool = False,
 ) -> Replaced:
     """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context."""
+
+    def absent(*args: Any, **kwargs: Any) -> NoReturn:
+        kind = "type object" if isinstance(owner, type) else "module"
+        raise AttributeError(f"{kind} {owner.__name__!r} has no attribute {name!r}")
+
+    make = routed(owner, replacement, native_to)
+    return Replaced(owner, name, lambda original: make(original or absent), may_be_absent=may_be_absent)
+
+
+def routed(owner: Any, replacement: Callable[..., Any], native_to: str | None) -> Callable[[Any], Any]:
+    """Return what makes the replacement of a function of ``owner``, see :func:`per_context`.
+
+    A name of an accelerator's module is native to that accelerator.
+    """
     family = of_module(owner)
-    return Replaced(
-        owner, name, lambda original: per_context(original, replacement, native_to=native_to, family=family)
-    )
+    return lambda original: per_context(original, replacement, native_to=native_to or family, family=family)
 
 
 def without_original(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a replacement that calls ``function(context, ...)``, which does not need torch's own."""
     return lambda context, original, *args, **kwargs: function(context, *args, **kwargs)
+
+
+def without_cache(context: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call torch's own function below its cache, which would keep this scope's answer for the process."""
+    return inspect.unwrap(original)(*args, **kwargs)
 
 
 class ReplacedInImporters:
@@ -290,10 +313,7 @@ def replaced_in_importers(
     owner: ModuleType, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
 ) -> ReplacedInImporters:
     """Return the patch that routes a function of torch to ``replacement`` in each module that has imported it."""
-    family = of_module(owner)
-    return ReplacedInImporters(
-        owner, name, lambda original: per_context(original, replacement, native_to=native_to, family=family)
-    )
+    return ReplacedInImporters(owner, name, routed(owner, replacement, native_to))
 
 
 def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:

@@ -82,20 +82,6 @@ class Entry:
         hooks: The hooks for uncaught errors, in force until :func:`disable`.
     """
 
-    __slots__ = (
-        "compiling",
-        "context",
-        "during_call",
-        "enabled_by",
-        "environment",
-        "hooks",
-        "mode",
-        "owner",
-        "parts",
-        "restores",
-        "unstacked",
-    )
-
     def __init__(
         self,
         context: Context | None,
@@ -312,7 +298,13 @@ def _answer_for(entry: Entry | None) -> None:
         else:
             # Removed instead of set to False, because torch asks `hasattr`.
             vars(of_accelerator).pop("is_initializing", None)
+    if on_context is not None:
+        on_context(context)
     state.answers = True
+
+
+on_context: Callable[[Context | None], None] | None = None
+"""Is told of the context that answers in this thread from now on, while kernels in C++ may serve it."""
 
 
 def _after_fork() -> None:
@@ -363,8 +355,7 @@ def put_back_lost() -> None:
     """Put modes back that an interrupt in torch's own block around a call has lost."""
     for mode in list(state.stacked):
         _serve_or_retire(mode)
-    if state.lifted:
-        _put_back_lifted()
+    _put_back_lifted()
 
 
 def _put_back(mode: ContextMode) -> None:
@@ -466,5 +457,4 @@ class lent:
 def _take_back(mode: ContextMode) -> None:
     state.lent.pop(mode, None)
     _serve_or_retire(mode)
-    if state.lifted:
-        _put_back_lifted()
+    _put_back_lifted()

@@ -14,7 +14,6 @@ import torch.cuda.comm
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, replaced_in_importers
-from torchdevice.cuda.nccl import reduced
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.interrupt_safe_exit import block
 
@@ -205,7 +204,7 @@ def comm_gather_out(context: Context, tensors: Sequence[torch.Tensor], out: torc
 def _reduce_add(context: Context, original: Any, inputs: Any, destination: Any = None) -> torch.Tensor:
     if not context.runtime.shares_host_memory:
         return original(inputs, destination)
-    return reduced(inputs)  # torch's own function refuses CPU tensors
+    return sum(inputs[1:], inputs[0])  # torch's own function refuses CPU tensors
 
 
 def patches() -> list[Patch]:

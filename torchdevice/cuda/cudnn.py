@@ -40,22 +40,16 @@ def has_cudnn(context: Context) -> bool:
     return True
 
 
-@supplied_function("_can_use_cudnn_attention")
-def can_use_cudnn_attention(context: Context, params: Any, debug: bool = False) -> bool:
-    """Return whether cuDNN's attention could compute a call; False where no CUDA is simulated."""
-    return context.runtime.can_use_attention("cudnn", params, debug)
+def _asks_of(kernel: str) -> None:
+    note = f"Return whether CUDA's kernel {kernel!r} could compute attention; False where no CUDA is simulated."
+
+    @supplied_function(f"_can_use_{kernel}_attention", note=note)
+    def can_use(context: Context, params: Any, debug: bool = False) -> bool:
+        return context.runtime.can_use_attention(kernel, params, debug)
 
 
-@supplied_function("_can_use_flash_attention")
-def can_use_flash_attention(context: Context, params: Any, debug: bool = False) -> bool:
-    """Return whether FlashAttention could compute a call; False where no CUDA is simulated."""
-    return context.runtime.can_use_attention("flash", params, debug)
-
-
-@supplied_function("_can_use_mem_efficient_attention")
-def can_use_mem_efficient_attention(context: Context, params: Any, debug: bool = False) -> bool:
-    """Return whether memory-efficient attention could compute a call; False where no CUDA is simulated."""
-    return context.runtime.can_use_attention("mem_efficient", params, debug)
+for _kernel in ("cudnn", "flash", "mem_efficient"):
+    _asks_of(_kernel)
 
 
 def patches() -> list[Patch]:

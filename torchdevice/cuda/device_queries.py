@@ -7,6 +7,7 @@ import inspect
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,11 +15,21 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Patch, Replaced, per_context, replaced_function, replaced_in_importers
+from torchdevice.core.patching import (
+    Callback,
+    Patch,
+    Replaced,
+    replaced_function,
+    replaced_in_importers,
+    without_cache,
+    without_original,
+)
 from torchdevice.cuda import memory, sleeping
+from torchdevice.devices.accelerators import of_module
 from torchdevice.devices.device_properties import DeviceProperties
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.lowlevel import lazy_initialization
 
 
 @supplied_function("_cuda_getDeviceCount", denies=True)
@@ -183,18 +194,16 @@ class InitializedFlag:
     where that function reads it, and the number of a scope's devices is never cached.
     """
 
-    device_type = "cuda"
-    device_count = torch.cuda.device_count.__code__
-
-    def __init__(self, original: Any):
-        self._original = original
+    def __init__(self, original: Any, module: Any):
+        self._original, self._family = original, of_module(module)
+        self._device_count = inspect.unwrap(module.device_count).__code__
 
     def __bool__(self) -> bool:
-        context, family = thread_state.state.context, self.device_type
+        context, family = thread_state.state.context, self._family
         # As `stands_for` says it, without its frame: `torch.cuda` asks in most of its functions.
         if context is None or family not in context.families or family == context.family:
             return bool(self._original)
-        return sys._getframe(1).f_code is not self.device_count
+        return sys._getframe(1).f_code is not self._device_count
 
     def __eq__(self, other: object) -> bool:
         return bool(self) == other
@@ -230,28 +239,15 @@ def get_device_index(
     raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
 
 
-def _is_in_bad_fork(context: Context, original: Any) -> bool:
-    return context.is_in_bad_fork
-
-
 def _init(context: Context, original: Any) -> None:
     """``torch.cuda.init``, which returns at once where ``_initialized`` is true."""
     context.initialize()
     original()
 
 
-def _current_index(context: Context, original: Any) -> int:
-    return context.thread.device_index
-
-
 def _device_properties(context: Context, original: Any, index: int) -> DeviceProperties:
     context.initialize()
     return properties_of(context, index)
-
-
-def _uninitialized(index: int) -> Any:
-    """Raise as a thread without a scope would: ``torch.cuda`` gets this function when it initialises CUDA."""
-    raise AttributeError("module 'torch.cuda' has no attribute '_get_device_properties'")
 
 
 def _get_device_module(context: Context, original: Any, device: Any = None) -> Any:
@@ -264,27 +260,33 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
     spelling = parse(device) if isinstance(device, str) else None
     if spelling is not None:
         return getattr(torch, spelling.accelerator)
-    return inspect.unwrap(original)(device)  # without torch's cache, which would keep this scope's answer
+    return without_cache(context, original, device)
+
+
+def _ordinal(context: Context) -> int:
+    return context.thread.device_index
+
+
+def patches_of(module: Any, properties: Callable[..., Any]) -> list[Patch]:
+    """Return the patches of an accelerator's module: its flag, the properties of its devices, and their ordinals."""
+    return [
+        Replaced(module, "_initialized", lambda original: InitializedFlag(original, module)),
+        # There only once torch has initialised the accelerator.
+        replaced_function(module, "_get_device_properties", properties, may_be_absent=True),
+        replaced_in_importers(module._utils, "_get_device_index", get_device_index),
+    ]
 
 
 def patches() -> list[Patch]:
     """Return the patches of globals and functions of ``torch.cuda`` that call no supplied name."""
     return [
-        Replaced(torch.cuda, "_initialized", InitializedFlag),
+        Callback(lambda: None, lazy_initialization.forget),
+        *patches_of(torch.cuda, _device_properties),
         Replaced(torch.cuda, "_cached_device_count", lambda _: None),  # device_count() asks again in a scope
-        Replaced(
-            torch.cuda,
-            "_get_device_properties",
-            lambda original: per_context(
-                original or _uninitialized, _device_properties, native_to="cuda", family="cuda"
-            ),
-            may_be_absent=True,
-        ),
         # Its cached answers are those of the target, so they are dropped with the last scope.
         Callback(lambda: None, torch.cuda._check_bf16_tensor_supported.cache_clear),
-        replaced_function(torch.cuda, "_is_in_bad_fork", _is_in_bad_fork, native_to="cuda"),
-        replaced_function(torch.cuda, "init", _init, native_to="cuda"),
-        replaced_function(torch._utils, "_get_current_device_index", _current_index, native_to="cuda"),
+        replaced_function(torch.cuda, "_is_in_bad_fork", lambda context, _: context.is_in_bad_fork),
+        replaced_function(torch.cuda, "init", _init),
+        replaced_function(torch._utils, "_get_current_device_index", without_original(_ordinal), native_to="cuda"),
         replaced_function(torch, "get_device_module", _get_device_module, native_to="cuda"),
-        replaced_in_importers(torch.cuda._utils, "_get_device_index", get_device_index, native_to="cuda"),
     ]

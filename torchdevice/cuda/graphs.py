@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function
+from torchdevice.core.bindings import imported_by_value, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Callback, Patch, replaced_function, without_original
-from torchdevice.cuda import streams
+from torchdevice.core.patching import Callback, Patch, replaced_function
 from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
 from torchdevice.devices.private_pools import PrivatePools, new_id
@@ -43,19 +42,19 @@ _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "
 # The texts of aten/src/ATen/cuda/CUDAGraph.cpp.
 
 _DEFAULT_STREAM = (
-    "{0} graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the "
+    "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the "
     "default stream.)"
 )
 
-_OWNS_GRAPH = "This {0}Graph instance already owns a captured graph. To capture a new graph, create a new instance."
+_OWNS_GRAPH = "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
 
 _EMPTY = (
-    "The {0} Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
+    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
 )
 
-_NOT_CAPTURED = "Called {0}Graph::replay without a preceding successful capture."
+_NOT_CAPTURED = "Called CUDAGraph::replay without a preceding successful capture."
 
-_NO_DEBUG_MODE = "{0} Graphs debug not enabled, please call with [graph].enable_debug_mode()"
+_NO_DEBUG_MODE = "CUDA Graphs debug not enabled, please call with [graph].enable_debug_mode()"
 
 
 def _release_nothing() -> None:
@@ -67,9 +66,6 @@ class GraphStandIn:
 
     # isinstance(graph, torch.cuda.CUDAGraph) holds.
     __class__ = property(lambda self: torch.cuda.CUDAGraph)  # type: ignore[assignment]
-
-    maker = "CUDA"
-    captures_default_stream = False
 
     def __init__(self, context: Context):
         self._context = context
@@ -123,10 +119,10 @@ class GraphStandIn:
         if thread.capture is not None:
             raise error(NOT_PERMITTED)
         # Id 0 is the default stream, on which CUDA refuses a capture.
-        if not (self.captures_default_stream or thread.streams.get(thread.device_index, 0)):
-            raise RuntimeError(_DEFAULT_STREAM.format(self.maker))
+        if not thread.streams.get(thread.device_index, 0):
+            raise RuntimeError(_DEFAULT_STREAM)
         if self._captured is not None:
-            raise RuntimeError(_OWNS_GRAPH.format(self.maker))
+            raise RuntimeError(_OWNS_GRAPH)
         runtime = self._context.runtime
         index = self._context.target_index(thread.device_index)
         generator = runtime.default_generator(index)
@@ -137,10 +133,9 @@ class GraphStandIn:
         self._capture = thread.capture = Capture(
             told_apart, generators, runtime.numbers_of, runtime.same_memory, runtime.copy_outside
         )
-        if not self.captures_default_stream:
-            stream = thread.device_index, thread.streams.get(thread.device_index, 0)
-            self._capture.order = CaptureOrder(self._context, self._capture, stream, capture_error_mode)
-            self._context.stream_observers.append(self._capture.order)
+        stream = thread.device_index, thread.streams.get(thread.device_index, 0)
+        self._capture.order = CaptureOrder(self._context, self._capture, stream, capture_error_mode)
+        self._context.stream_observers.append(self._capture.order)
         # A capture that the program never ends must not stay with the thread.
         thread.at_exit.append(self._abandon)
         self._allocate_from_pool(index)
@@ -191,7 +186,7 @@ class GraphStandIn:
         if capture.order is not None:
             capture.order.check_end()
         if not capture.has_work:
-            warn_at(program_line(), UserWarning(_EMPTY.format(self.maker)), UserWarning)
+            warn_at(program_line(), UserWarning(_EMPTY), UserWarning)
         self._captured = capture
         self._run_hooks("capture_end")
         self.instantiate()
@@ -203,7 +198,7 @@ class GraphStandIn:
     def replay(self) -> None:
         """Run the recorded operators again and write their results to the memory of the recorded results."""
         if self._captured is None:
-            raise RuntimeError(_NOT_CAPTURED.format(self.maker))
+            raise RuntimeError(_NOT_CAPTURED)
         self._run_hooks("replay_start")
         try:
             self._captured.replay()
@@ -228,7 +223,7 @@ class GraphStandIn:
     def debug_dump(self, debug_path: str, *, verbose: bool = True) -> None:
         """Write the recorded operators, in their order, to a file in the DOT language."""
         if not self._is_debugged:
-            warn_at(program_line(), UserWarning(_NO_DEBUG_MODE.format(self.maker)), UserWarning)
+            warn_at(program_line(), UserWarning(_NO_DEBUG_MODE), UserWarning)
         elif self._captured is not None:
             Path(debug_path).write_text(self._captured.as_dot(), encoding="utf-8")
 
@@ -243,31 +238,16 @@ def _new_graph(context: Context, original: Any, cls: type, keep_graph: bool = Fa
     return GraphStandIn(context)
 
 
-def patches_of(module: Any, is_capturing: str, pool_handle: str) -> list[Patch]:
-    """Return the patches of an accelerator's module: of two functions that ``module.graphs`` imports by value.
-
-    ``module.graph`` makes a stream at its first use and keeps it for the process, so it is dropped with each scope.
-    """
-
-    def forget_stream() -> None:
-        module.graph.default_capture_stream = None
-
-    native_to = module.__name__.rpartition(".")[2]
-    imported = {is_capturing: streams.is_current_stream_capturing, pool_handle: graph_pool_handle}
-    return [
-        Callback(forget_stream, forget_stream),
-        *(
-            replaced_function(module.graphs, name, without_original(function), native_to=native_to)
-            for name, function in imported.items()
-        ),
-    ]
+def _forget_stream() -> None:
+    torch.cuda.graph.default_capture_stream = None  # type: ignore[assignment]
 
 
 def patches() -> list[Patch]:
     """Return the patches of graphs."""
     return [
-        *patches_of(torch.cuda, "_cuda_isCurrentStreamCapturing", "_graph_pool_handle"),
-        replaced_function(torch.cuda.CUDAGraph, "__new__", _new_graph, native_to="cuda"),
+        Callback(_forget_stream, _forget_stream),
+        *imported_by_value(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing _graph_pool_handle"),
+        replaced_function(torch.cuda.CUDAGraph, "__new__", _new_graph),
         WhenImported("torch.cuda._graph_annotations", _patches_of_annotations),
     ]
 

@@ -17,34 +17,15 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers
+from torchdevice.core.patching import Patch, replaced_in_importers
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import MEMORY_FRACTION, Stat
 from torchdevice.engines.error_texts import class_for_out_of_memory
+from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
-_BYTES = ("active_bytes", "allocated_bytes", "inactive_split_bytes", "requested_bytes", "reserved_bytes")
-
-
-_COUNTS = ("active", "allocation", "inactive_split", "segment")
-
-
-_POOLS = ("all", "large_pool", "small_pool")
-
-
-_SCALARS = (
-    "max_split_size",
-    "num_alloc_retries",
-    "num_device_alloc",
-    "num_device_free",
-    "num_ooms",
-    "num_oom_rejections",
-    "num_sync_all_streams",
-)
-
-
-_OVERSIZE = ("oversize_allocations", "oversize_segments")
-
+_KEYS: dict[str, list[str]] = data_files.read(__file__, "memory_stats.json")
+"""The keys of ``torch.cuda.memory_stats``, by the kind of their values."""
 
 APPROXIMATE_FIGURES = {
     "cpu": (Fidelity.APPROXIMATE, "Figures of the process's heap. Counts of allocations are 0."),
@@ -62,9 +43,6 @@ LIMITS = {
 
 NO_SETTINGS = dict.fromkeys(("cpu", "mps"), (Fidelity.INERT, "Checks the settings, which have no effect."))
 """The fidelity of settings of the allocator on targets that have another."""
-
-NO_CACHE = dict.fromkeys(("cpu", "mps"), (Fidelity.INERT, "Stores the value; the target's allocator stays enabled."))
-"""The fidelity of disabling the allocator on such targets."""
 
 
 @supplied_value("torch.cuda.OutOfMemoryError")
@@ -100,12 +78,12 @@ def memory_stats(context: Context, device: int) -> dict[str, Any]:
     report(context, "torch.cuda.memory_stats")
     index = _target_index(context, device)
     memory = context.runtime.memory(index)
-    stats: dict[str, Any] = {name: {pool: _zeros() for pool in _POOLS} for name in (*_BYTES, *_COUNTS)}
+    stats: dict[str, Any] = {name: {pool: _zeros() for pool in _KEYS["pools"]} for name in _KEYS["of pools"]}
     allocated = _figures(memory.allocated, memory.peak_allocated)
     for name in ("active_bytes", "allocated_bytes", "requested_bytes"):
         stats[name]["all"] = dict(allocated)
     stats["reserved_bytes"]["all"] = _figures(memory.reserved, memory.peak_reserved)
-    stats.update({name: _zeros() for name in _OVERSIZE}, **dict.fromkeys(_SCALARS, 0))
+    stats.update({name: _zeros() for name in _KEYS["of the whole"]}, **dict.fromkeys(_KEYS["numbers"], 0))
     for name, kept in context.runtime.statistics(index).items():
         stats[name] = _shown(kept)
     return stats
@@ -168,20 +146,19 @@ def set_allocator_settings(context: Context, env: str) -> None:
             torch._C._accelerator_setAllocatorSettings(env)
 
 
-@supplied_function("_cuda_cudaCachingAllocator_enable", on=NO_CACHE)
-def enable_caching(context: Context, value: bool) -> None:
-    """Let the simulated devices' allocator serve allocations, or the driver directly. Other targets store the value."""
-    if not context.runtime.cache_memory(value):
-        context.settings[_CACHES] = value
-
-
 _CACHES = "caching allocator"
+
+
+@supplied_function("_cuda_cudaCachingAllocator_enable", Fidelity.INERT, note="stored; the allocator stays enabled")
+def enable_caching(context: Context, value: bool) -> None:
+    """Store the value."""
+    context.settings[_CACHES] = value
 
 
 @supplied_function("_cuda_cudaCachingAllocator_is_enabled")
 def is_caching_enabled(context: Context) -> bool:
-    """Return whether the allocator is enabled, or the value that was stored."""
-    return context.runtime.caches_memory() and context.settings.get(_CACHES, True)
+    """Return the value that was stored."""
+    return context.settings.get(_CACHES, True)
 
 
 @supplied_function("_cuda_setMemoryFraction", on=LIMITS)
@@ -218,19 +195,6 @@ def mem_get_info(context: Context, device: int) -> tuple[int, int]:
     return min(context.runtime.free_memory(_target_index(context, device)), size), size
 
 
-def list_gpu_processes(context: Context, original: Any, device: Any = None) -> str:
-    """Replace ``list_gpu_processes`` of the accelerator's module."""
-    device = _module(context)._utils._get_device_index(device, optional=True)
-    processes = context.runtime.processes(_target_index(context, device))
-    lines = [f"process {pid:>10d} uses {size / 2**20:>12.3f} MB GPU memory" for pid, size in processes]
-    return "\n".join([f"GPU:{device}", *lines])
-
-
-def _module(context: Context) -> Any:
-    """Return the module of torch for the accelerator that the program is written for."""
-    return getattr(torch, context.program)
-
-
 def _figure(field: str) -> Callable[..., int]:
     """Return the replacement of a function that reads one figure; torch makes and sorts a table of all for it."""
 
@@ -258,21 +222,8 @@ _ONE_FIGURE = {
 """Function of torch -> the field of a runtime's figures that it reads."""
 
 
-def device_memory_used(context: Context, original: Any, device: Any = None) -> int:
-    """Return the bytes that the process has reserved."""
-    module = _module(context)
-    index = module._utils._get_device_index(device, optional=True)
-    report(context, f"{module.__name__}.device_memory_used")
-    return context.runtime.memory(context.target_index(index)).reserved
-
-
 def patches() -> list[Patch]:
     """Return the patches of the functions that read one figure, or ask NVIDIA's management library for figures."""
     return [
-        *(
-            replaced_in_importers(torch.cuda.memory, name, _figure(field), native_to="cuda")
-            for name, field in _ONE_FIGURE.items()
-        ),
-        replaced_in_importers(torch.cuda.memory, "list_gpu_processes", list_gpu_processes, native_to="cuda"),
-        replaced_function(torch.cuda, "device_memory_used", device_memory_used, native_to="cuda"),
+        *(replaced_in_importers(torch.cuda.memory, name, _figure(field)) for name, field in _ONE_FIGURE.items()),
     ]

@@ -33,7 +33,6 @@ class History:
         self._stream = stream
         self._lock = threading.RLock()
         self._blocks: dict[int, tuple[Block, Stack | None]] = {}
-        self._metadata = threading.local()
         self.configure("state", None, 1, frozenset())
 
     def configure(
@@ -61,15 +60,6 @@ class History:
         with self._lock:
             self._entries.clear()
 
-    @property
-    def metadata(self) -> str:
-        """The label of this thread's events."""
-        return getattr(self._metadata, "text", "")
-
-    @metadata.setter
-    def metadata(self, text: str) -> None:
-        self._metadata.text = text
-
     def allocated(self, block: Block) -> None:
         """Record the allocation of a block."""
         with self._lock:
@@ -94,21 +84,6 @@ class History:
             contexts = ("all",) if action in _GIVING_BACK else ("alloc", "all")
             self._record(action, segment, self._stack_for(*contexts))
 
-    def annotate(self, address: int, text: str) -> None:
-        """Record a label for a block.
-
-        Raises:
-            RuntimeError: No recorded block has that address.
-        """
-        with self._lock:
-            block, stack = self._blocks.get(address, (None, None))
-            if block is None:
-                raise RuntimeError(
-                    f"no allocation at {address} is recorded. Use the address of a tensor that was made while "
-                    f"allocations were recorded."
-                )
-            self._record("annotate", block, stack, text)
-
     def out_of_memory(self, index: int, size: int, free: int) -> None:
         """Record an allocation of ``size`` bytes that failed with ``free`` bytes left."""
         with self._lock:
@@ -118,7 +93,7 @@ class History:
         """Return the stack of this thread if it is kept in the present context."""
         return Stack(self._cpp) if self._context in contexts else None
 
-    def _record(self, action: str, block: Block, stack: Stack | None, label: str = "", free: int | None = None) -> None:
+    def _record(self, action: str, block: Block, stack: Stack | None, free: int | None = None) -> None:
         if action in self._skipped:
             return
         entry = {
@@ -131,7 +106,7 @@ class History:
             # Microseconds, as CUDA's allocator writes.
             "time_us": time.time_ns() // 1000,
             "compile_context": "N/A",
-            "user_metadata": label or self.metadata,
+            "user_metadata": "",
             "pool_id": (0, 0),
             "frames": stack,
         }
@@ -275,7 +250,7 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
         each
         for index in range(context.runtime.device_count())
         for each in context.runtime.segments(index)
-        if wanted is None or each.pool == wanted
+        if wanted is None or each.segment_pool_id == wanted
     ]
     return {
         "segments": [_segment(segment, history) for segment in segments],
@@ -296,29 +271,17 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
 
 
 def _segment(segment: Segment, history: History) -> dict[str, Any]:
-    blocks = [
-        {
-            "address": part.address,
-            "size": part.size,
-            "requested_size": part.requested,
-            "state": part.state,
-            "data_ptr": part.data,
-            "frames": history.frames(part.data) or [],
-        }
-        for part in segment.parts
-    ]
-    active = [part for part in segment.parts if part.state != "inactive"]
+    parts = segment.parts
+    blocks = [{**part._asdict(), "frames": history.frames(part.data_ptr) or []} for part in parts]
+    active = [part for part in parts if part.state != "inactive"]
     return {
-        "device": segment.device,
-        "address": segment.parts[0].address,
-        "total_size": sum(part.size for part in segment.parts),
+        **{name: value for name, value in segment._asdict().items() if name not in ("is_large", "parts")},
+        "address": parts[0].address,
+        "total_size": sum(part.size for part in parts),
         "allocated_size": sum(part.size for part in active if part.state == "active_allocated"),
         "active_size": sum(part.size for part in active),
-        "requested_size": sum(part.requested for part in active),
-        "stream": segment.stream,
+        "requested_size": sum(part.requested_size for part in active),
         "segment_type": "large" if segment.is_large else "small",
-        "segment_pool_id": segment.pool,
-        "is_expandable": segment.is_expandable,
         "frames": blocks[0]["frames"],
         "blocks": blocks,
     }
@@ -330,28 +293,10 @@ def allocation_traceback(context: Context, address: int) -> list[dict[str, Any]]
     return _history(context).frames(address)
 
 
-@supplied_function("_cuda_annotateMemory")
-def annotate_memory(context: Context, address: int, metadata: str) -> None:
-    """Record a label for a block in the history."""
-    _history(context).annotate(address, metadata)
-
-
 @supplied_function("_cuda_memoryMetadataSupported")
 def memory_metadata_supported(context: Context) -> bool:
-    """Return True: recorded events carry the label that was set."""
-    return True
-
-
-@supplied_function("_cuda_setMemoryMetadata")
-def set_memory_metadata(context: Context, metadata: str) -> None:
-    """Set the label of this thread's events."""
-    _history(context).metadata = metadata
-
-
-@supplied_function("_cuda_getMemoryMetadata")
-def get_memory_metadata(context: Context) -> str:
-    """Return the label of this thread's events."""
-    return _history(context).metadata
+    """Return False: recorded events carry no labels."""
+    return False
 
 
 @supplied_function("_cuda_attach_out_of_memory_observer")

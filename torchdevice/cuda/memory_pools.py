@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function
+from torchdevice.core.bindings import imported_by_value, supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function, without_original
+from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.cuda import streams
 from torchdevice.cuda.unsupported import POINTER, POOL
-from torchdevice.devices.private_pools import PoolId, PrivatePools, RawMemory, new_id
+from torchdevice.devices.private_pools import PoolId, PrivatePools, new_id
 from torchdevice.foundation.fidelity import Fidelity
 
 NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))
@@ -31,13 +31,13 @@ class MemPoolStandIn:
     # isinstance(pool, torch.cuda.MemPool) holds.
     __class__ = property(lambda self: self.module.MemPool)  # type: ignore[assignment]
 
-    module: Any = torch.cuda
     allocator = None
 
-    def __init__(self, pools: PrivatePools, *, serves_all: bool, splits: bool):
+    def __init__(self, module: Any, pools: PrivatePools):
+        self.module = module
         self.id = new_id()
         self._pools = pools
-        pools.keep_private(self.id, serves_all=serves_all, splits=splits)
+        pools.keep_private(self.id)
         weakref.finalize(self, _end, pools, self.id).atexit = False
 
     def __repr__(self) -> str:
@@ -59,31 +59,10 @@ def _end(pools: PrivatePools, owner: PoolId) -> None:
 
 def _pools(context: Context, device: int) -> PrivatePools:
     found = context.runtime.private_pools(context.target_index(device))
-    return found if found is not None else _refuse(context)
-
-
-def _refuse(context: Context) -> NoReturn:
-    thread_state.refuse(f"torch.{context.program}.MemPool", POOL)
+    return found if found is not None else thread_state.refuse(f"torch.{context.program}.MemPool", POOL)
 
 
 def new_pool(
-    context: Context, made: type[MemPoolStandIn], allocator: Any, *, serves_all: bool, splits: bool
-) -> MemPoolStandIn:
-    """Return a stand-in for a new pool of the current device.
-
-    Args:
-        context: The active context.
-        made: The class of the stand-in.
-        allocator: None; an allocator of the program's own is refused.
-        serves_all: Whether the pool's free blocks may serve any allocation before one fails.
-        splits: Whether a part of a block may be used.
-    """
-    if allocator is not None:
-        _refuse(context)
-    return made(_pools(context, context.thread.device_index), serves_all=serves_all, splits=splits)
-
-
-def _new_pool(
     context: Context,
     original: Any,
     cls: type,
@@ -91,7 +70,12 @@ def _new_pool(
     use_on_oom: bool = False,
     no_split: bool = False,
 ) -> MemPoolStandIn:
-    return new_pool(context, MemPoolStandIn, allocator, serves_all=use_on_oom, splits=not no_split)
+    """``MemPool``: a new pool of the current device, by the rules of the device's allocator."""
+    pools = _pools(context, context.thread.device_index)
+    for name, given in {"allocator": allocator, "use_on_oom": use_on_oom, "no_split": no_split}.items():
+        if given:
+            thread_state.refuse(f"torch.{context.program}.MemPool({name}={given!r})", "Leave the argument out.")
+    return MemPoolStandIn(getattr(torch, context.program), pools)
 
 
 def _begin(context: Context, device: int, owner: PoolId, takes: Callable[[], bool]) -> None:
@@ -133,15 +117,15 @@ def release_pool(context: Context, device: int, mempool_id: PoolId) -> None:
     _pools(context, device).release_private(mempool_id)
 
 
-def _raw(context: Context, device: int, name: str, remedy: str) -> RawMemory:
-    found = context.runtime.raw_memory(context.target_index(device))
-    return found if found is not None else thread_state.refuse(name, remedy)
+def _raw(context: Context, name: str, remedy: str) -> Any:
+    return context.runtime.raw_memory or thread_state.refuse(name, remedy)
 
 
 @supplied_function("_cuda_getCheckpointState", on=NO_POOLS)
 def get_checkpoint_state(context: Context, device: int, id: PoolId) -> object:
     """Return which blocks of a pool are in use."""
-    return _raw(context, device, "torch._C._cuda_getCheckpointState", POOL).checkpoint(id)
+    memory = _raw(context, "torch._C._cuda_getCheckpointState", POOL)
+    return memory.checkpoint(context.target_index(device), id)
 
 
 @supplied_function("_cuda_setCheckpointPoolState", on=NO_POOLS)
@@ -153,8 +137,8 @@ def set_checkpoint_pool_state(
     storages_to_add_deleters_to: Collection[int] = (),
 ) -> None:
     """Use the blocks of a pool that were in use at a checkpoint, and no others."""
-    memory = _raw(context, device, "torch._C._cuda_setCheckpointPoolState", POOL)
-    memory.restore(state, stale_storages, storages_to_add_deleters_to)
+    memory = _raw(context, "torch._C._cuda_setCheckpointPoolState", POOL)
+    memory.restore(context.target_index(device), state, stale_storages, storages_to_add_deleters_to)
 
 
 @supplied_function("_cuda_checkPoolLiveAllocations", on=NO_POOLS)
@@ -162,23 +146,22 @@ def check_pool_live_allocations(
     context: Context, device: int, mempool_id: PoolId, expected_live_allocations: Collection[int]
 ) -> bool:
     """Return whether the blocks of a pool that are in use have these addresses."""
-    memory = _raw(context, device, "torch._C._cuda_checkPoolLiveAllocations", POOL)
-    return memory.live(mempool_id) == set(expected_live_allocations)
+    memory = _raw(context, "torch._C._cuda_checkPoolLiveAllocations", POOL)
+    return memory.live(context.target_index(device), mempool_id) == set(expected_live_allocations)
 
 
 @supplied_function("_cuda_cudaCachingAllocator_raw_alloc", on=NO_ADDRESSES)
 def raw_alloc(context: Context, size: int, cuda_stream: int) -> int:
     """Return the address of new memory of this thread's current device."""
-    device = context.thread.device_index
-    memory = _raw(context, device, "torch.cuda.caching_allocator_alloc", POINTER)
+    memory, device = _raw(context, "torch.cuda.caching_allocator_alloc", POINTER), context.thread.device_index
     stream, _, _ = streams.get_stream_from_external(context, cuda_stream, device)
-    return memory.allocate(size, stream)
+    return memory.allocate(context.target_index(device), size, stream)
 
 
 @supplied_function("_cuda_cudaCachingAllocator_raw_delete", on=NO_ADDRESSES)
 def raw_delete(context: Context, mem_ptr: int) -> None:
     """Free memory that was allocated by its address."""
-    memory = _raw(context, context.thread.device_index, "torch.cuda.caching_allocator_delete", POINTER)
+    memory = _raw(context, "torch.cuda.caching_allocator_delete", POINTER)
     if mem_ptr and not memory.delete(mem_ptr):
         raise RuntimeError(f"invalid device pointer: {mem_ptr:#x}")  # CUDACachingAllocator.cpp
 
@@ -186,40 +169,20 @@ def raw_delete(context: Context, mem_ptr: int) -> None:
 @supplied_function("_construct_storage_from_data_pointer")
 def storage_at(context: Context, data_ptr: int, device: torch.device, size_bytes: int) -> Any:
     """Return a storage with the memory at an address, as torch's trees of CUDA graphs make it."""
-    target = context.redirect(device) or device
+    target, memory = context.redirect(device) or device, context.runtime.raw_memory
     with thread_state.suspended():
         original = torch._C._construct_storage_from_data_pointer
-        memory = context.runtime.raw_memory(target.index or 0) if target.type == context.device_type else None
-        if memory is None:
+        if memory is None or target.type != context.device_type:
             return original(data_ptr, target, size_bytes)
-        return memory.storage_at(original, data_ptr, size_bytes)
+        return memory.storage_at(target.index or 0, original, data_ptr, size_bytes)
 
 
-def refuses_allocators(owner: type, *, native_to: str) -> Patch:
-    """Return the patch that refuses to make an allocator from a library of the program's own."""
-
-    def refuse(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        thread_state.refuse(f"{owner.__module__}.{owner.__name__}", POOL)
-
-    return replaced_function(owner, "__init__", refuse, native_to=native_to)
-
-
-_BY_VALUE = {
-    "_cuda_beginAllocateCurrentThreadToPool": begin_allocate_current_thread_to_pool,
-    "_cuda_beginAllocateToPool": begin_allocate_to_pool,
-    "_cuda_endAllocateToPool": end_allocate_to_pool,
-    "_cuda_releasePool": release_pool,
-}
-"""The functions of pools that ``torch.cuda.memory`` imports from ``torch._C`` by value."""
+_BY_VALUE = "_cuda_beginAllocateCurrentThreadToPool _cuda_beginAllocateToPool _cuda_endAllocateToPool _cuda_releasePool"
 
 
 def patches() -> list[Patch]:
-    """Return the patches of pools and allocators."""
+    """Return the patches of pools."""
     return [
-        replaced_function(torch.cuda.MemPool, "__new__", _new_pool, native_to="cuda"),
-        refuses_allocators(torch.cuda.memory.CUDAPluggableAllocator, native_to="cuda"),
-        *(
-            replaced_function(torch.cuda.memory, name, without_original(function), native_to="cuda")
-            for name, function in _BY_VALUE.items()
-        ),
+        replaced_function(torch.cuda.MemPool, "__new__", new_pool),
+        *imported_by_value(torch.cuda.memory, _BY_VALUE),
     ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.core.patching import Patch, replaced_function
 from torchdevice.foundation.fidelity import Fidelity
 
 
@@ -24,21 +23,6 @@ def _utilization(context: Context, original: Any, device: Any = None) -> int:
     return round(processor_utilization(context, "torch.cuda.utilization"))
 
 
-_REMEDY = "NVIDIA's management library measures it on NVIDIA's GPUs only. Leave it out, or use psutil."
-
-
-def refuses(owner: Any, name: str, remedy: str, *, native_to: str = "cuda") -> Replaced:
-    """Return the patch that makes ``owner.name`` raise :class:`NotSupportedError` with a remedy."""
-
-    def refuse(context: Context, original: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        thread_state.refuse(f"{owner.__module__ if isinstance(owner, type) else owner.__name__}.{name}", remedy)
-
-    return replaced_function(owner, name, refuse, native_to=native_to)
-
-
 def patches() -> list[Patch]:
-    """Return the patches of the readings."""
-    return [
-        replaced_function(torch.cuda, "utilization", _utilization, native_to="cuda"),
-        *(refuses(torch.cuda, name, _REMEDY) for name in ("temperature", "power_draw", "clock_rate", "memory_usage")),
-    ]
+    """Return the patch of the reading that has an equivalent."""
+    return [replaced_function(torch.cuda, "utilization", _utilization)]

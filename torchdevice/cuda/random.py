@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.bindings import supplied_value
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, replaced_in_importers
 
@@ -15,18 +15,6 @@ from torchdevice.core.patching import Patch, replaced_in_importers
 def default_generators(context: Context) -> tuple[torch.Generator, ...]:
     """Return a default generator for each advertised device. A target with one device repeats its generator."""
     return tuple(context.runtime.default_generator(context.target_index(i)) for i in range(context.device_count))
-
-
-@supplied_function("_cuda_getRNGState")
-def get_rng_state(context: Context) -> torch.Tensor:
-    """Return the state of the current device's generator. Older libraries call this name."""
-    return context.runtime.default_generator(context.target.index or 0).get_state()
-
-
-@supplied_function("_cuda_setRNGState")
-def set_rng_state(context: Context, state: torch.Tensor) -> None:
-    """Set the state of the current device's generator. Older libraries call this name."""
-    context.runtime.default_generator(context.target.index or 0).set_state(state)
 
 
 _CUDA_STATE_BYTES = 16
@@ -45,4 +33,4 @@ def _set_rng_state(context: Context, original: Any, new_state: torch.Tensor, dev
 
 def patches() -> list[Patch]:
     """Return the patch of ``torch.cuda.set_rng_state``."""
-    return [replaced_in_importers(torch.cuda.random, "set_rng_state", _set_rng_state, native_to="cuda")]
+    return [replaced_in_importers(torch.cuda.random, "set_rng_state", _set_rng_state)]

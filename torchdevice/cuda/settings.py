@@ -18,10 +18,6 @@ from torchdevice.engines.rewriters import rewrites
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
-_NOTHING_TUNED = "TunableOp tunes products of GPU matrices"
-
-_NO_WORKSPACE = "there are no cuBLAS workspaces"
-
 _STORED: dict[str, dict[str, Any]] = {
     "the target has one linear algebra library": {
         "_set_linalg_preferred_backend": torch._C._LinalgBackend.Default,
@@ -54,74 +50,19 @@ for _why, _defaults in _STORED.items():
         _store(_setter, _default, _why)
 
 
-@supplied_function("_cuda_resetCublasWorkspaceSize")
-def reset_cublas_workspace_size(context: Context) -> None:
-    """Drop the size that was stored, so that CUDA's default applies."""
-    context.settings.pop("_cuda_setCublasWorkspaceSize", None)
+def _resets(name: str) -> None:
+    @supplied_function(f"_cuda_reset{name}", note="Drop the size that was stored, so that CUDA's default applies.")
+    def reset(context: Context) -> None:
+        context.settings.pop(f"_cuda_set{name}", None)
 
 
-@supplied_function("_cuda_resetCublasLtWorkspaceSize")
-def reset_cublaslt_workspace_size(context: Context) -> None:
-    """Drop the size that was stored, so that CUDA's default applies."""
-    context.settings.pop("_cuda_setCublasLtWorkspaceSize", None)
+for _name in ("CublasWorkspaceSize", "CublasLtWorkspaceSize"):
+    _resets(_name)
 
 
-@supplied_function("_cuda_clearCublasWorkspaces", Fidelity.INERT, note=_NO_WORKSPACE)
+@supplied_function("_cuda_clearCublasWorkspaces", Fidelity.INERT, note="there are no cuBLAS workspaces")
 def clear_cublas_workspaces(context: Context) -> None:
     """Do nothing: there are no cuBLAS workspaces."""
-
-
-@supplied_function("_cuda_tunableop_set_filename", Fidelity.INERT, note=f"stored; {_NOTHING_TUNED}")
-def set_tunable_filename(context: Context, filename: str, insert_device_ordinal: bool = False) -> None:
-    """Store the name; with ``insert_device_ordinal``, the current device's ordinal precedes its suffix."""
-    stem, dot, suffix = filename.rpartition(".")
-    numbered = f"{stem or suffix}{context.thread.device_index}{dot}{suffix if dot else ''}"
-    context.settings["tunable filename"] = numbered if insert_device_ordinal else filename
-
-
-@supplied_function("_cuda_tunableop_get_filename")
-def get_tunable_filename(context: Context) -> str:
-    """Return the name that was stored, or an empty text."""
-    return context.settings.get("tunable filename", "")
-
-
-@supplied_function("_cuda_tunableop_set_numerical_check_tolerances", Fidelity.INERT, note=f"ignored; {_NOTHING_TUNED}")
-def set_tunable_tolerances(context: Context, enable: bool, atol: float = 1e-5, rtol: float = 1e-5) -> None:
-    """Do nothing: no results are checked."""
-
-
-@supplied_function("_cuda_tunableop_get_results")
-def get_tunable_results(context: Context) -> tuple[()]:
-    """Return no results: no operation is tuned."""
-    return ()
-
-
-@supplied_function("_cuda_tunableop_get_validators")
-def get_tunable_validators(context: Context) -> tuple[tuple[str, str], ...]:
-    """Return the version of torch, with which TunableOp checks files of results."""
-    return (("PT_VERSION", torch.__version__.partition("+")[0]),)
-
-
-@supplied_function("_cuda_tunableop_read_file")
-def read_tunable_file(context: Context, filename: str = "") -> bool:
-    """Return False: no results are read, because those of GPU kernels do not apply to the target."""
-    return False
-
-
-@supplied_function("_cuda_tunableop_clear_all")
-def clear_tunable(context: Context) -> None:
-    """Do nothing: there are no results to clear."""
-
-
-@supplied_function("_cuda_tunableop_push_dynamic_dims_mask", Fidelity.INERT, note=f"ignored; {_NOTHING_TUNED}")
-def push_dynamic_dims_mask(context: Context, bits: int) -> int:
-    """Return 0, a handle for ``_cuda_tunableop_pop_dynamic_dims_mask``."""
-    return 0
-
-
-@supplied_function("_cuda_tunableop_pop_dynamic_dims_mask")
-def pop_dynamic_dims_mask(context: Context, handle: int) -> None:
-    """Do nothing: no mask was pushed."""
 
 
 _DEFAULT_PLAN_CACHE_SIZE = 4096

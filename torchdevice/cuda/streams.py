@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,10 +23,8 @@ from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.patching import (
     Patch,
-    Replaced,
     ReplacedInImporters,
     original_of,
-    per_context,
     replaced_function,
     subclass_in_place_of,
 )
@@ -37,24 +36,24 @@ from torchdevice.devices.runtime import Mark
 from torchdevice.devices.stream_order import Stream
 from torchdevice.lowlevel.pointers import Pointer
 
-CUDA_DEVICE_TYPE = 1
-"""``c10::DeviceType::CUDA``."""
+DEVICE_TYPES = {"cuda": 1, "xpu": 12}
+"""``c10::DeviceType`` of accelerators with streams."""
 
 
 @supplied_function("_cuda_getCurrentStream")
 def get_current_stream(context: Context, device: int) -> tuple[int, int, int]:
-    """Return the id of this thread's current stream on the device, the device's ordinal, and CUDA's device type."""
+    """Return the id of this thread's current stream on the device, the device's ordinal, and its type."""
     stream_id = context.thread.streams.get(device)
     if stream_id is None:  # the program has not changed it, and the ordinal may be wrong
         _check(context, device)
-    return stream_id or 0, device, CUDA_DEVICE_TYPE
+    return stream_id or 0, device, DEVICE_TYPES[context.program]
 
 
 @supplied_function("_cuda_getDefaultStream")
 def get_default_stream(context: Context, device: int) -> tuple[int, int, int]:
-    """Return id 0, the device's ordinal, and CUDA's device type."""
+    """Return id 0, the device's ordinal, and its type."""
     _check(context, device)
-    return 0, device, CUDA_DEVICE_TYPE
+    return 0, device, DEVICE_TYPES[context.program]
 
 
 @supplied_function("_cuda_getCurrentRawStream")
@@ -73,7 +72,7 @@ def get_stream_from_external(context: Context, pointer: int, device: int) -> tup
     """Return the default stream for a null pointer, and the stream of a handle. Raise for another pointer."""
     if pointer and context.runtime.has_handles and pointer in context.stream_handles:
         index, stream_id = context.stream_handles[pointer]
-        return stream_id, index, CUDA_DEVICE_TYPE
+        return stream_id, index, DEVICE_TYPES[context.program]
     if pointer:
         module = getattr(torch, context.program)
         name = "ExternalStream" if hasattr(module, "ExternalStream") else "get_stream_from_external"
@@ -153,7 +152,7 @@ class StreamStandIn(torch.Stream):
     """A stream of the program. All streams of a target run their work in one order, the order of submission."""
 
     module: Any = torch.cuda
-    torch_device_type = CUDA_DEVICE_TYPE
+    torch_device_type = DEVICE_TYPES["cuda"]
     highest_priority, lowest_priority = -3, 0  # torch has four priorities; the lowest number is the highest
     handle, pointer = "cuda_stream", "cudaStream_t"
     priority: int
@@ -200,13 +199,8 @@ class StreamStandIn(torch.Stream):
         """Return the accelerator's lowest and highest priority."""
         return cls.lowest_priority, cls.highest_priority
 
-    def wait_event(self, event: Any) -> None:
-        """Make later work of this stream wait for the event; return at once."""
-        event.wait(self)
-
-    def wait_stream(self, stream: Any) -> None:
-        """Make later work of this stream wait for the work of another; return at once."""
-        self.wait_event(stream.record_event())
+    # torch's own, which call the methods below.
+    wait_event, wait_stream = torch.cuda.Stream.wait_event, torch.cuda.Stream.wait_stream  # type: ignore[assignment]
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event in this stream and return it; make a new event if None is given."""
@@ -282,7 +276,14 @@ class EventStandIn(torch.Event):
     _recorded_on: int | None
     _number: int
 
-    def __new__(cls, context: Context, enable_timing: bool) -> EventStandIn:
+    def __new__(
+        cls,
+        context: Context,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> EventStandIn:
         self = super().__new__(cls, device="cpu")  # without a driver torch makes no event of another device
         self._context = context
         self._timing = enable_timing
@@ -414,12 +415,6 @@ def _cuda_device(index: int) -> torch.device:
         return torch.device("cuda", index)
 
 
-def _new_stream(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> StreamStandIn:
-    # `torch.cuda.current_stream` names the stream that it wants, which programs ask for all the time.
-    known = context.streams.get((StreamStandIn, kwargs.get("stream_id", -1), kwargs.get("device_index", -1)))
-    return known or new_stream(context, StreamStandIn, *args, **kwargs)
-
-
 def new_stream(
     context: Context, made: type[StreamStandIn], device: Any = None, priority: int = 0, **kwargs: Any
 ) -> StreamStandIn:
@@ -484,85 +479,58 @@ def _new_external_stream(
     return StreamStandIn(context, stream_id, device_index)
 
 
-def priorities_of(made: type[StreamStandIn]) -> Patch:
-    """Return the patch of a stream class's ``priority_range``, which torch's class may lack without a driver."""
-    native_to = made.module.__name__.rpartition(".")[2]
-
-    def make(original: Any) -> Any:
-        return staticmethod(
-            # A class without a driver may lack the method; then its own error stands.
-            per_context(original or _no_range, lambda *_: made.priority_range(), native_to=native_to, family=native_to)
-        )
-
-    return Replaced(made.module.Stream, "priority_range", make, may_be_absent=True)
-
-
-def _no_range() -> Any:
-    raise AttributeError("type object 'Stream' has no attribute 'priority_range'")
-
-
-def _from_ipc_handle(original: Any) -> Any:
-    @functools.wraps(original)
-    def from_ipc_handle(device: Any, handle: bytes) -> Any:
-        if thread_state.state.for_cuda is None:
-            return original(device, handle)
-        thread_state.refuse("torch.cuda.Event.from_ipc_handle", "Share an event between threads, not processes.")
-
-    return staticmethod(from_ipc_handle)
-
-
-def _new_event(
-    context: Context,
-    original: Any,
-    cls: type,
-    enable_timing: bool = False,
-    blocking: bool = False,
-    interprocess: bool = False,
-    external: bool = False,
-) -> EventStandIn:
-    return EventStandIn(context, enable_timing)
-
-
-_Stream, _Event = torch.Stream, torch.Event
-
-
 def _is_the_programs(context: Context, device: Any) -> bool:
     """Return whether a device argument is None, spells an accelerator, or is a device rewritten to the target."""
     rewritten = isinstance(device, torch.device) and context.is_targets(device)
     return device is None or rewritten or context.redirect(device) is not None
 
 
-@functools.wraps(_Stream.__new__)
-def _new_generic_stream(cls: type, device: Any = None, **kwargs: Any) -> Any:
-    """``torch.Stream``: a ``torch.cuda.Stream`` where the device is None or the program's accelerator."""
-    context = thread_state.state.context
-    if (
-        context is not None
-        and context.family != "cuda"
-        and "stream_id" not in kwargs
-        and _is_the_programs(context, device)
-    ):
-        return new_stream(context, StreamStandIn, device, **kwargs)
-    return _Stream.__new__(cls, *(() if device is None else (device,)), **kwargs)
+def _generic(original: type, make: Callable[..., Any]) -> type:
+    """Return a subclass of ``torch.Stream`` or ``torch.Event``, whose ``__new__`` calls ``make(context, device, ...)``.
+
+    It does so where the device is None or the program's accelerator.
+    """
+
+    @functools.wraps(original.__new__)
+    def new(cls: type, device: Any = None, **kwargs: Any) -> Any:
+        context: Any = thread_state.state.context
+        own = context is not None and context.family != "cuda" and "stream_id" not in kwargs
+        if own and _is_the_programs(context, device):
+            return make(context, device, **kwargs)
+        return original.__new__(cls, *(() if device is None else (device,)), **kwargs)
+
+    also = tuple(getattr(module, original.__name__) for module in conventional_modules())
+    return subclass_in_place_of(original, new, also=also)
 
 
-@functools.wraps(_Event.__new__)
-def _new_generic_event(cls: type, device: Any = None, **kwargs: Any) -> Any:
-    """``torch.Event``: a ``torch.cuda.Event`` where the device is None or the program's accelerator."""
-    context = thread_state.state.context
-    if context is not None and context.family != "cuda" and _is_the_programs(context, device):
-        return _new_event(context, None, torch.cuda.Event, **kwargs)
-    return _Event.__new__(cls, *(() if device is None else (device,)), **kwargs)
+_GenericStream = _generic(
+    torch.Stream, lambda context, *args, **kwargs: new_stream(context, StreamStandIn, *args, **kwargs)
+)
+_GenericEvent = _generic(torch.Event, lambda context, device, **named: EventStandIn(context, **named))
 
 
-def _of_accelerators(name: str) -> tuple[type, ...]:
-    return tuple(getattr(module, name) for module in conventional_modules())
+def patches_of(stream: type[StreamStandIn], event: type[EventStandIn]) -> list[Patch]:
+    """Return the patches of an accelerator's stream and event classes, by their stand-ins."""
 
+    def make_stream(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> StreamStandIn:
+        # `torch.cuda.current_stream` names the stream that it wants, which programs ask for all the time.
+        known = context.streams.get((stream, kwargs.get("stream_id", -1), kwargs.get("device_index", -1)))
+        return known or new_stream(context, stream, *args, **kwargs)
 
-_GenericStream = subclass_in_place_of(_Stream, _new_generic_stream, also=_of_accelerators("Stream"))
+    def range_of_priorities(*_: Any) -> tuple[int, int]:
+        return stream.priority_range()
 
+    def make_event(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> EventStandIn:
+        return event(context, *args, **kwargs)
 
-_GenericEvent = subclass_in_place_of(_Event, _new_generic_event, also=_of_accelerators("Event"))
+    return [
+        replaced_function(stream.module.Stream, "__new__", make_stream),
+        replaced_function(stream.module.Event, "__new__", make_event),
+        # Torch's class may lack it without a driver.
+        replaced_function(
+            stream.module.Stream, "priority_range", lambda *_: stream.priority_range(), may_be_absent=True
+        ),
+    ]
 
 
 def patches() -> list[Patch]:
@@ -570,9 +538,6 @@ def patches() -> list[Patch]:
     return [
         ReplacedInImporters(torch, "Stream", lambda _: _GenericStream),
         ReplacedInImporters(torch, "Event", lambda _: _GenericEvent),
-        replaced_function(torch.cuda.Stream, "__new__", _new_stream, native_to="cuda"),
-        replaced_function(torch.cuda.ExternalStream, "__new__", _new_external_stream, native_to="cuda"),
-        priorities_of(StreamStandIn),
-        Replaced(torch.cuda.Event, "from_ipc_handle", _from_ipc_handle),
-        replaced_function(torch.cuda.Event, "__new__", _new_event, native_to="cuda"),
+        replaced_function(torch.cuda.ExternalStream, "__new__", _new_external_stream),
+        *patches_of(StreamStandIn, EventStandIn),
     ]

@@ -1,42 +1,65 @@
-"""Names without an equivalent on a stand-in device: raw pointers, handles, allocators. Each raises with a remedy."""
+"""Names without an equivalent on a stand-in device, such as raw pointers and allocators. Each raises with a remedy.
+
+``unsupported.json`` lists them: names of ``torch._C``, which are supplied, and functions of torch's Python.
+"""
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function
+from torchdevice.core.bindings import supplied_function, supplied_value
 from torchdevice.core.context import Context
+from torchdevice.core.patching import Patch, replaced_function, without_original
+from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
-POINTER = "It hands out a CUDA pointer or handle. Use torch tensors and functions instead."
+_TABLE = data_files.read(__file__, "unsupported.json")
+POINTER, POOL = _TABLE["pointers"]["remedy"], _TABLE["pools"]["remedy"]
 
 
-POOL = (
-    "Memory pools and pluggable allocators replace the accelerator's allocator. Leave them out; tensors are allocated "
-    "as usual."
-)
+def _rows() -> Iterator[tuple[str, str, str]]:
+    """Yield the dotted name of each function, its remedy, and the accelerator to which it belongs."""
+    for row in _TABLE.values():
+        for name in row["names"].split():
+            yield name, row["remedy"], row.get("native_to", "cuda")
 
 
-def refusing(name: str, remedy: str, *, native_to: str = "cuda") -> None:
-    """Supply a function of ``torch._C`` that raises with a remedy."""
-
+def _refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
     def refuse(context: Context, *args: Any, **kwargs: Any) -> NoReturn:
-        thread_state.refuse(f"torch._C.{name}", remedy)
+        thread_state.refuse(name.removesuffix(".__init__").removesuffix(".__new__"), remedy)
 
-    supplied_function(name, Fidelity.UNSUPPORTED, note=remedy, native_to=native_to)(refuse)
+    return refuse
 
 
-for _remedy, _names in {
-    POINTER: "_cuda_getCurrentBlasHandle _cuda_getCurrentSolverHandle _cuda_busy_wait_for_flag _cuda_clear_flag",
-    POOL: "_cuda_changeCurrentAllocator _cuda_cudaHostAllocator _cuda_customAllocator _cuda_getAllocator",
-    "It compiles or launches CUDA code. Use a torch function, or a CPU implementation.": (
-        "_cuda_jiterator_compile_and_launch_kernel"
-    ),
-    "NCCL's communicators need CUDA. Use torch.distributed, or torch.cuda.nccl without communicators.": (
-        "_nccl_init_rank _nccl_unique_id"
-    ),
-    "hipBLASLt is a library of ROCm. Check torch.version.hip before this call.": "_cuda_getHipblasltVersion",
-}.items():
-    for _name in _names.split():
-        refusing(_name, _remedy)
+for _name, _remedy, _family in _rows():
+    if _name.startswith("torch._C."):
+        supplied_function(_name, Fidelity.UNSUPPORTED, note=_remedy, native_to=_family)(_refusing(_name, _remedy))
+
+
+@supplied_value("torch._C._has_gds")
+def has_gds(context: Context) -> bool:
+    """Return False: files cannot be read into storages."""
+    return False
+
+
+def _found(dotted: str) -> Any:
+    """Return a module or class of torch; None where the installed torch lacks it."""
+    try:
+        return pkgutil.resolve_name(dotted)
+    except AttributeError:
+        return None
+
+
+def patches() -> list[Patch]:
+    """Return the patches of the functions of torch's Python, as far as the installed torch has them."""
+    found: list[Patch] = []
+    for dotted, remedy, family in _rows():
+        path, _, name = dotted.rpartition(".")
+        owner = None if path == "torch._C" else _found(path)
+        if owner is not None and hasattr(owner, name):
+            refuse = without_original(_refusing(dotted, remedy))
+            found.append(replaced_function(owner, name, refuse, native_to=family))
+    return found

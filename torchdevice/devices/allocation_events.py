@@ -42,16 +42,16 @@ class Part(NamedTuple):
     Attributes:
         address: The address of the block.
         size: The size in bytes.
-        requested: The bytes that were requested of it.
+        requested_size: The bytes that were requested of it.
         state: The state in the words of ``torch.cuda.memory_snapshot``.
-        data: The address of its values; 0 for a block that is not in use.
+        data_ptr: The address of its values; 0 for a block that is not in use.
     """
 
     address: int
     size: int
-    requested: int
+    requested_size: int
     state: str
-    data: int
+    data_ptr: int
 
 
 class Segment(NamedTuple):
@@ -62,7 +62,7 @@ class Segment(NamedTuple):
         stream: The id of the stream that it belongs to.
         is_large: Whether it belongs to a pool of large blocks.
         is_expandable: Whether it can grow.
-        pool: The id of the private pool that it belongs to; (0, 0) for none.
+        segment_pool_id: The id of the private pool that it belongs to; (0, 0) for none.
         parts: Its blocks, without gaps.
     """
 
@@ -70,7 +70,7 @@ class Segment(NamedTuple):
     stream: int
     is_large: bool
     is_expandable: bool
-    pool: tuple[int, int]
+    segment_pool_id: tuple[int, int]
     parts: tuple[Part, ...]
 
 

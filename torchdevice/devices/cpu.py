@@ -70,9 +70,6 @@ class CpuRuntime(Runtime):
     def empty_cache(self) -> None:
         cpu_memory.trim_heap()
 
-    def processes(self, index: int) -> list[tuple[int, int]]:
-        return cpu_memory.processes()
-
     def default_generator(self, index: int) -> torch.Generator:
         return torch.default_generator
 

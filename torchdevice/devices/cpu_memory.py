@@ -53,14 +53,6 @@ def heap_in_use() -> int:
     return psutil.Process().memory_info().rss
 
 
-def resident(process: psutil.Process) -> int:
-    """Return the bytes of a process's resident set; 0 for a process that has ended."""
-    try:
-        return process.memory_info().rss
-    except psutil.NoSuchProcess:  # it ended while it was looked at
-        return 0
-
-
 def high_water_mark() -> int | None:
     """Return the largest resident set so far, in bytes; None where Linux does not report it.
 
@@ -87,9 +79,3 @@ def trim_heap() -> None:
     """Give memory that malloc holds and does not use back to the system, where psutil can."""
     if hasattr(psutil, "heap_trim"):
         psutil.heap_trim()
-
-
-def processes() -> list[tuple[int, int]]:
-    """Return the process id and the resident bytes of this process and its children."""
-    own = psutil.Process()
-    return [(each.pid, resident(each)) for each in (own, *own.children(recursive=True)) if each.is_running()]

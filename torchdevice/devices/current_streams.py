@@ -77,6 +77,12 @@ class CurrentStreams(dict[int, int]):
     def __setitem__(self, index: int, stream: int) -> None:
         super().__setitem__(index, stream)
         self.history.note(self)
+        if on_change is not None:
+            on_change()
+
+
+on_change: Callable[[], None] | None = None
+"""Is told that this thread's current stream changed, while kernels in C++ may ask for it."""
 
 
 class _StreamsOfNodes(CurrentStreams):
@@ -150,7 +156,9 @@ def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:
     Torch makes the node of a leaf where the leaf is used first.
     """
     found: dict[Any, int] = {}
-    waiting = [each for each in map(_node_of, roots) if each is not None]
+    # An edge of a graph is a node and the number of an input.
+    nodes = (root.grad_fn if isinstance(root, torch.Tensor) else root[0] for root in roots)
+    waiting = [each for each in nodes if each is not None]
     # Nodes are shared by several paths.
     seen = set(waiting)
     while waiting:
@@ -164,11 +172,6 @@ def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:
                 seen.add(below)
                 waiting.append(below)
     return found
-
-
-def _node_of(root: Any) -> Any:
-    # An edge of a graph is a node and the number of an input.
-    return root.grad_fn if isinstance(root, torch.Tensor) else root[0]
 
 
 @block

@@ -7,7 +7,8 @@ gives comes first. Every simulated device also implies ``identity="program"``, s
 Sources of :data:`MODELS`: the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming
 Guide (threads, shared memory), NVIDIA's data sheets and white papers (name, multiprocessors, L2 cache, bus). The memory
 is what torch reports for such a GPU in its out-of-memory errors, or NVIDIA's deviceQuery; it is less than the data
-sheet's, because the driver and error correction keep a part.
+sheet's, because the driver and error correction keep a part. From compute capability 8.0 on
+CUDA keeps 1 KiB of each block's shared memory.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torchdevice.foundation import data_files
 from torchdevice.foundation.toml import toml
 
 SIMULATED = "simulated"
@@ -50,37 +52,6 @@ class DeviceModel:
     properties: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     unsupported_dtypes: tuple[str, ...] = ()
     missing_operators: tuple[str, ...] = ()
-
-
-def _nvidia(
-    name: str,
-    capability: tuple[int, int],
-    memory: int | str,
-    multiprocessors: int,
-    l2_mebibytes: int,
-    bus: int,
-    threads: int,
-    shared: int,
-) -> DeviceModel:
-    properties = {
-        "name": name,
-        "multi_processor_count": multiprocessors,
-        "L2_cache_size": l2_mebibytes << 20,
-        "memory_bus_width": bus,
-        "max_threads_per_multi_processor": threads,
-        "shared_memory_per_multiprocessor": shared << 10,
-        # CUDA keeps 1 KiB of each block from compute capability 8.0 on.
-        "shared_memory_per_block_optin": (shared if capability < (8, 0) else shared - 1) << 10,
-    }
-    return DeviceModel(capability=capability, memory=memory, properties=properties)
-
-
-MODELS: Mapping[str, DeviceModel] = {
-    "t4": _nvidia("Tesla T4", (7, 5), "14.56GiB", 40, 4, 256, 1024, 64),
-    "a100": _nvidia("NVIDIA A100-SXM4-40GB", (8, 0), 42298834944, 108, 40, 5120, 2048, 164),
-    "rtx4090": _nvidia("NVIDIA GeForce RTX 4090", (8, 9), "23.64GiB", 128, 72, 384, 1536, 100),
-    "h100": _nvidia("NVIDIA H100 80GB HBM3", (9, 0), "79.11GiB", 132, 50, 5120, 2048, 228),
-}
 
 
 def find(profile: str) -> DeviceModel | None:
@@ -158,3 +129,8 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "missing_operators": _NAMES,
 }
 """Which values a key may have, and how to call them. The other keys are options, which check theirs."""
+
+MODELS: Mapping[str, DeviceModel] = {
+    name: dataclasses.replace(_described(row, name), capability=tuple(row["capability"]))
+    for name, row in data_files.read(__file__, "device_models.json").items()
+}

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import uuid as uuids
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from torchdevice.foundation import data_files
+
+_TABLE = data_files.read(__file__, "device_properties.json")
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class DeviceProperties:
+def _constants(name: str) -> Any:
+    """Return a class with the fields that are documented constants."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in _TABLE[name].items()}
+    fields = [(name, type(value), dataclasses.field(default=value)) for name, value in values.items()]
+    return dataclasses.make_dataclass(name, fields, frozen=True, repr=False, kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
+class DeviceProperties(_constants("_CudaDeviceProperties")):  # type: ignore[misc]
     """The fields of torch's own ``_CudaDeviceProperties``.
 
-    The default of a field is a documented constant (fidelity *declared*): the value for compute capability 8.0 in the
-    table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming Guide, or 0 where the value
-    would describe a particular chip.
+    A field that is not measured is a documented constant (fidelity *declared*): the value for compute capability 8.0
+    in the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming Guide, or 0 where
+    the value would describe a particular chip.
 
     Attributes:
         name: The name of the target.
@@ -34,22 +45,6 @@ class DeviceProperties:
     multi_processor_count: int
     uuid: uuids.UUID
     is_integrated: int
-    is_multi_gpu_board: int = 0
-    max_threads_per_multi_processor: int = 2048
-    max_threads_per_block: int = 1024
-    warp_size: int = 32
-    regs_per_multiprocessor: int = 65536
-    shared_memory_per_block: int = 49152
-    shared_memory_per_block_optin: int = 166912
-    shared_memory_per_multiprocessor: int = 167936
-    clock_rate: int = 0
-    memory_clock_rate: int = 0
-    memory_bus_width: int = 0
-    L2_cache_size: int = 0
-    pci_bus_id: int = 0
-    pci_device_id: int = 0
-    pci_domain_id: int = 0
-    gcnArchName: str = ""
 
     def __repr__(self) -> str:
         return (
@@ -59,12 +54,13 @@ class DeviceProperties:
         )
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class XpuDeviceProperties:
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
+class XpuDeviceProperties(_constants("_XpuDeviceProperties")):  # type: ignore[misc]
     """The fields of torch's own ``_XpuDeviceProperties``, which ``torch.xpu.get_device_properties`` returns.
 
-    The default of a field is a documented constant (fidelity *declared*): a limit or a feature that all of Intel's GPUs
-    for data centers have, or 0 or an empty text where the value would describe a particular chip or driver.
+    A field that is not measured is a documented constant (fidelity *declared*): a limit or a feature that all of
+    Intel's GPUs for data centers have, or 0 or an empty text where the value would describe a particular chip or
+    driver.
 
     Attributes:
         name: The name of the target.
@@ -81,28 +77,6 @@ class XpuDeviceProperties:
     has_fp64: bool
     is_integrated_gpu: bool
     uuid: uuids.UUID
-    platform_name: str = "Intel(R) oneAPI Unified Runtime over Level-Zero"
-    vendor: str = "Intel(R) Corporation"
-    type: str = "gpu"
-    device_id: int = 0
-    driver_version: str = ""
-    version: str = ""
-    gpu_eu_count: int = 0
-    gpu_subslice_count: int = 0
-    max_work_group_size: int = 1024
-    max_num_sub_groups: int = 64
-    sub_group_sizes: Sequence[int] = (16, 32)
-    local_mem_size: int = 131072
-    last_level_cache_size: int = 0
-    memory_clock_rate: int = 0
-    memory_bus_width: int = 0
-    architecture: int = 0
-    has_fp16: bool = True
-    has_atomic64: bool = True
-    has_bfloat16_conversions: bool = True
-    has_subgroup_matrix_multiply_accumulate: bool = True
-    has_subgroup_matrix_multiply_accumulate_tensor_float32: bool = True
-    has_subgroup_2d_block_io: bool = True
 
     def __repr__(self) -> str:
         return (
@@ -112,12 +86,8 @@ class XpuDeviceProperties:
         )
 
 
-_TYPES: Mapping[str, type] = {"str": str, "int": int, "uuids.UUID": uuids.UUID}
-
 SETTABLE: Mapping[str, type] = {
-    field.name: _TYPES[str(field.type)]
-    for field in dataclasses.fields(DeviceProperties)
-    if field.name not in ("major", "minor")
+    name: kind for name, kind in get_type_hints(DeviceProperties).items() if name not in ("major", "minor")
 }
 """The fields that a scope's ``properties`` may set, and their types."""
 

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, Part, Segment, held_by_python
-from torchdevice.devices.private_pools import PrivatePools, RawMemory
+from torchdevice.devices.private_pools import PrivatePools
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes of half precision."""
@@ -119,6 +119,7 @@ class Runtime(abc.ABC):
         refusing_key: The dispatch key under which operators of ``backward`` are looked at for refusals; None for none.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
+        raw_memory: What allocates the devices' memory by addresses (``raw_memory.py``); None where nothing does.
     """
 
     device_type: str
@@ -156,6 +157,7 @@ class Runtime(abc.ABC):
     kernels_refuse = False
     refusing_key: str | None = None
     degraded_notice = ""
+    raw_memory: Any = None
 
     @property
     def target(self) -> str:
@@ -222,6 +224,10 @@ class Runtime(abc.ABC):
     def device_count(self) -> int:
         """Return the number of devices."""
         return 1
+
+    def kernels(self, option: str) -> str:
+        """Return which kernels compute with ``native=option``, in a few words; empty where there is no choice."""
+        return ""
 
     def device(self, index: int) -> torch.device:
         """Return the device of an ordinal, as ``tensor.device`` of a tensor on it."""
@@ -294,10 +300,6 @@ class Runtime(abc.ABC):
         The base class does nothing. May be called again for a context.
         """
 
-    def processes(self, index: int) -> list[tuple[int, int]]:
-        """Return (process id, bytes of the device's memory) for each process that is known to use the device."""
-        return [(psutil.Process().pid, self.memory(index).reserved)]
-
     def limit_memory(self, index: int, fraction: float | None) -> bool:
         """Limit allocations to a fraction of the device's memory, from 0 to 1; None lifts the limit.
 
@@ -311,10 +313,6 @@ class Runtime(abc.ABC):
 
     def private_pools(self, index: int) -> PrivatePools | None:
         """Return the private pools of a device's allocator; None where it has none."""
-        return None
-
-    def raw_memory(self, index: int) -> RawMemory | None:
-        """Return access to a device's memory by addresses; None where there is none."""
         return None
 
     def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -335,14 +333,6 @@ class Runtime(abc.ABC):
             ValueError: A setting is wrong. The text is torch's.
         """
         return False
-
-    def cache_memory(self, enabled: bool) -> bool:
-        """Let the device's allocator keep freed memory, or not. Return whether the allocator can be disabled."""
-        return False
-
-    def caches_memory(self) -> bool:
-        """Return whether the device's allocator keeps freed memory."""
-        return True
 
     def allocator_settings(self) -> Mapping[str, Any]:
         """Return the settings of the device's allocator, under the keys of ``torch.cuda.memory._snapshot``."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdevice.core.context import Context
+from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.stand_ins import Converted
 
@@ -35,127 +36,40 @@ class Lacking(NamedTuple):
     rounded: bool = True
 
 
+_TABLE = data_files.read(__file__, "dtype_gaps.json")
+
+
+def _lacking(row: Mapping[str, Any]) -> Lacking:
+    wider = {getattr(torch, narrow): getattr(torch, wide) for narrow, wide in row["wider"].items()}
+    return Lacking(wider, Fidelity(row["fidelity"]), row["done"], row.get("rounded", True))
+
+
+_REPLACEMENTS = {name: _lacking(row) for name, row in _TABLE["replacements"].items()}
+
 # Float16 has 11 bits of precision, so rounding from float32 happens once.
-_HALF = {torch.float16: torch.float32, torch.complex32: torch.complex64}
-_IN_SINGLE = Lacking(_HALF, Fidelity.EXACT, "computed in float32 and rounded once, as CUDA's kernels do")
-_IN_SINGLE_TOO = Lacking({torch.bfloat16: torch.float32}, Fidelity.EXACT, _IN_SINGLE.done)
-_IN_BYTES = Lacking({torch.bool: torch.uint8}, Fidelity.EXACT, "computed in uint8, which is exact")
-_FFT = Lacking(_HALF, Fidelity.APPROXIMATE, "computed in float32, where cuFFT computes in float16")
-_FFT_OF_BFLOAT16 = _IN_SINGLE_TOO._replace(
-    done="computed in float32, as CUDA does, whose result is float32 too", rounded=False
-)
-_BY_ARITHMETIC = Lacking({}, Fidelity.EXACT, "computed by other operators, exactly")
+_HALF = _REPLACEMENTS["float32"].wider
 
-_COMPLEX = [
-    "acos_vml_cpu",
-    "acosh_cpu",
-    "asin_vml_cpu",
-    "asinh_cpu",
-    "atan_vml_cpu",
-    "atanh_cpu",
-    "cos_vml_cpu",
-    "cosh_cpu",
-    "div_cpu",
-    "exp_vml_cpu",
-    "log_vml_cpu",
-    "logaddexp_cpu",
-    "pow",
-    "sin_vml_cpu",
-    "sinh_cpu",
-    "tan_vml_cpu",
-    "tanh_vml_cpu",
-    "rsqrt_cpu",
-    "sqrt_vml_cpu",
-    "lerp_kernel_scalar",
-    "lerp_kernel_tensor",
-    "angle_cpu",
-    "trace",
-    "sigmoid_cpu",
-    "sigmoid_backward_cpu",
-    "tanh_backward_cpu",
-    "prod_out_cpu",
-    "sum_cpu",
-]
-_REAL = [
-    "avg_pool3d_out_frame",
-    "avg_pool3d_backward_out_frame",
-    "compute_index_ranges_weights",
-    "multi_margin_loss_cpu_kernel",
-    "multi_margin_loss_backward_cpu_kernel",
-    "multilabel_margin_loss_forward_out_frame",
-    "multilabel_margin_loss_backward_out_frame",
-    "upsample_bilinear2d_aa_backward_cpu",
-]
 
-_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-_SCATTER = {
-    ("scatter_gather_tensor_cpu", name.capitalize()): Lacking(
-        {getattr(torch, name): torch.float32}, Fidelity.EXACT, "moved as float32, which is exact"
-    )
-    for name in _FLOAT8
-}
-"""Until torch 2.15 CUDA lacks these too."""
+def _rows(part: str) -> list[dict[str, str]]:
+    """Return the rows of this release of torch: CUDA lacks some kernels in earlier releases too."""
+    return [row for row in _TABLE[part] if torch.__version__ >= row.get("since", "0")]
+
 
 KERNELS: Mapping[tuple[str, str], Lacking] = {
-    **{(kernel, "ComplexHalf"): _IN_SINGLE for kernel in _COMPLEX},
-    **{(kernel, "Half"): _IN_SINGLE for kernel in (*_REAL, "rrelu_with_noise_out_cpu")},
-    **{(kernel, "BFloat16"): _IN_SINGLE_TOO for kernel in _REAL},
-    ("abs_cpu", "Bool"): _IN_BYTES,
-    ("trace", "Bool"): _IN_BYTES,
-    ("trace", "Half"): _IN_SINGLE,  # until torch 2.12
-    ("trace", "BFloat16"): _IN_SINGLE_TOO,
-    **(_SCATTER if torch.__version__ >= "2.15" else {}),
-    **{("histogram_cpu", dtype): _BY_ARITHMETIC for dtype in ("Byte", "Char", "Short", "Int", "Long")},
+    (kernel, dtype): _REPLACEMENTS[row["by"]]
+    for row in _rows("kernels")
+    for kernel in row["kernels"].split()
+    for dtype in row["dtypes"].split()
 }
 """Kernel and dtype as the error names them -> what is done."""
 
-_SAMPLED = "sparse_sampled_addmm: Expected self to be a floating-point or complex tensor, but got "
-_SINCE_2_14 = {
-    "Unsupported dtype BFloat16": _FFT_OF_BFLOAT16,
-    "MKL FFT doesn't support tensors of type: BFloat16": _FFT_OF_BFLOAT16,
-    f"{_SAMPLED}Half": _IN_SINGLE,
-    f"{_SAMPLED}BFloat16": _IN_SINGLE_TOO,
-}
-"""Earlier releases lack these on CUDA too."""
-
-TEXTS: Mapping[str, Lacking] = {
-    "Unsupported dtype Half": _FFT,
-    "MKL FFT doesn't support tensors of type: Half": _FFT,
-    "nansum on CPU does not support complex inputs": _BY_ARITHMETIC,
-    **(_SINCE_2_14 if torch.__version__ >= "2.14" else {}),
-}
+TEXTS: Mapping[str, Lacking] = {row["text"]: _REPLACEMENTS[row["by"]] for row in _rows("texts")}
 """Errors with a text of their own."""
 
-LEFT_OUT = {
-    "torch.ops.aten._flash_attention_forward": "private; scaled_dot_product_attention runs by the CPU's kernels",
-    "torch.ops.aten._efficient_attention_forward": "private; scaled_dot_product_attention runs by the CPU's kernels",
-    "sgn": "complex32: the derivative divides inside the autograd engine, which reports no call to make again on a CPU "
-    "target",
-    "to_sparse": "float16 and bfloat16: the derivative fills a sparse tensor, which the CPU lacks in these dtypes",
-}
+LEFT_OUT: Mapping[str, str] = _TABLE["left out"]
 """Operators of torch's database with dtypes that only CUDA has, which raise torch's error here: name -> reason."""
 
-ASKED_LAST = frozenset(
-    {
-        "abs",
-        "absolute",
-        "trace",
-        "histc",
-        "nansum",
-        "nanmean",
-        "logaddexp",
-        "softsign",
-        "rrelu",
-        "avg_pool3d",
-        "multi_margin_loss",
-        "multilabel_margin_loss",
-        "interpolate",
-        "_upsample_bilinear2d_aa",
-        "sparse_sampled_addmm",
-        "scatter",
-        "stft",
-    }
-)
+ASKED_LAST = frozenset(_TABLE["asked last"].split())
 """Names of the functions that ``engine="wrap"`` watches for this, beside those of ``torch.fft``. Watching takes a
 tenth of a microsecond, so functions that are short and lack nothing but complex32 are left alone."""
 
@@ -204,7 +118,7 @@ def compute(
         context.report(f"{name} in a dtype without a kernel on the CPU", lacked.done, lacked.fidelity)
     # Functions that no wider dtype computes are written out below.
     other = _OTHERWISE.get(name)
-    if other is not None and lacked is _BY_ARITHMETIC:
+    if other is not None and not lacked.wider:
         return other(*args, **kwargs)
     return _Wider(func, lacked.wider, lacked.rounded).call(args, kwargs)
 

@@ -23,7 +23,8 @@ def reword(context: Context, error: BaseException) -> None:
     """
     if not error.args or not isinstance(error.args[0], str):
         return
-    _rename_device(context, error)
+    if context.shown_as is not None and context.device_type in error.args[0]:
+        error.args = (_renamed(error.args[0], context.device_type, context.shown_as), *error.args[1:])
     text = _out_of_memory_text(context, error)
     if isinstance(error, torch.OutOfMemoryError):
         if text is not None:
@@ -56,11 +57,6 @@ def _out_of_memory_text(context: Context, error: BaseException) -> str | None:
     if text is None or text.startswith("CUDA out of memory."):
         return text
     return f"CUDA out of memory. {text.rstrip()} ({context.family} stands in.)"
-
-
-def _rename_device(context: Context, error: BaseException) -> None:
-    if context.shown_as is not None and context.device_type in error.args[0]:
-        error.args = (_renamed(error.args[0], context.device_type, context.shown_as), *error.args[1:])
 
 
 def _renamed(text: str, own: str, programs: str) -> str:

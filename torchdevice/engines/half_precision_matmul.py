@@ -17,7 +17,9 @@ import torch
 from torchdevice.core.context import Context
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import rewriters
+from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.stand_ins import mapped, tensors
 
 _LEAST_ELEMENTS = 1024
 """A product of operands with fewer elements takes no longer than their conversion."""
@@ -38,7 +40,7 @@ def _product(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
     """Compute a product of half tensors in float32."""
     if begins_in_float32(args):
         return func(*args, **kwargs)
-    operands = _tensors((args, kwargs))
+    operands = [*tensors((args, kwargs))]
     if not _is_slow(context, operands):
         return func(*args, **kwargs)
     return _in_float32(context, func, args, kwargs, operands[0].dtype)
@@ -46,7 +48,7 @@ def _product(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def _in_place(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute a product that is added to the first argument."""
-    if begins_in_float32(args) or not _is_slow(context, _tensors((args, kwargs))):
+    if begins_in_float32(args) or not _is_slow(context, [*tensors((args, kwargs))]):
         return func(*args, **kwargs)
     # As `out`, so that the sum is rounded once, into the argument.
     return _in_float32(context, func, args, {**kwargs, "out": args[0]}, args[0].dtype)
@@ -79,23 +81,12 @@ def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
     """Compute attention in float32 where torch has no kernel of its own for half tensors: for training."""
     if begins_in_float32(args):
         return rewriters.attention(context, func, args, kwargs)
-    operands = _tensors((args, kwargs))
+    operands = [*tensors((args, kwargs))]
     # The fifth argument of `scaled_dot_product_attention`.
     dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
     if not (dropout or _is_differentiated(operands)) or not _is_slow(context, operands):
         return rewriters.attention(context, func, args, kwargs)
     return _in_float32(context, func, args, kwargs, operands[0].dtype)
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    """Return the tensors in arguments, in order."""
-    found: list[torch.Tensor] = []
-    for value in values.values() if isinstance(values, dict) else values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list, dict)):
-            found.extend(_tensors(value))
-    return found
 
 
 def _is_slow(context: Context, operands: list[torch.Tensor]) -> bool:
@@ -128,7 +119,8 @@ def _is_differentiated(operands: list[torch.Tensor]) -> bool:
 def _in_float32(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
     context.report(_REQUESTED[dtype], "computed in float32 and rounded once", Fidelity.EXACT)
     out = kwargs.pop("out", None)
-    result = func(*_converted(args, dtype, torch.float32), **_converted(kwargs, dtype, torch.float32))
+    wide, named = _converted((args, kwargs), dtype, torch.float32)
+    result = func(*wide, **named)
     if out is None:
         return _converted(result, torch.float32, dtype)
     # `out` may have another shape, which torch resizes too.
@@ -137,37 +129,29 @@ def _in_float32(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
 
 def _converted(value: Any, given: torch.dtype, wanted: torch.dtype) -> Any:
     """Return arguments or results with the tensors of one dtype converted to another."""
-    if isinstance(value, torch.Tensor):
-        return value.to(wanted) if value.dtype is given else value
-    if isinstance(value, dict):
-        return {name: _converted(each, given, wanted) for name, each in value.items()}
-    # Exact types: named tuples of torch are made in another way.
-    if type(value) in (tuple, list):
-        return type(value)([_converted(each, given, wanted) for each in value])
-    return value
+
+    def converted(each: Any) -> Any:
+        return each.to(wanted) if isinstance(each, torch.Tensor) and each.dtype is given else each
+
+    return mapped(value, converted)
 
 
-_NAMES: Mapping[rewriters.Rewriter, tuple[str, ...]] = {
-    _by_weight(across=1): ("linear",),
-    _by_weight(across=0): ("matmul", "__matmul__", "mm"),
-    _in_place: ("addmm_", "addbmm_", "baddbmm_"),
-    _attention: ("scaled_dot_product_attention",),
-    _product: (
-        *("__rmatmul__", "bmm", "addmm", "addbmm", "baddbmm", "chain_matmul", "multi_dot"),
-        *("inner", "tensordot", "einsum", "bilinear"),
-        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        *("conv_tbc", "convolution"),
-        *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
-        *("multi_head_attention_forward", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
-    ),
+_REWRITERS: Mapping[str, rewriters.Rewriter] = {
+    "linear": _by_weight(across=1),
+    "matmul": _by_weight(across=0),
+    "in place": _in_place,
+    "attention": _attention,
+    "product": _product,
 }
+
+_NAMES = data_files.read(__file__, "half_precision_matmul.json")
 
 _NAMESPACES = (torch, torch.Tensor, torch.nn.functional, torch._C._nn, torch._VF, torch.linalg)
 
 TABLE: Mapping[Any, rewriters.Rewriter] = {
     getattr(namespace, name): rewriter
-    for rewriter, names in _NAMES.items()
-    for name in names
+    for kind, rewriter in _REWRITERS.items()
+    for name in _NAMES[kind].split()
     for namespace in _NAMESPACES
     if hasattr(namespace, name)
 }

@@ -30,13 +30,10 @@ def may_be_held() -> bool:
         root = key.partition(".")[0]
         if not isinstance(module, types.ModuleType) or root in _OF_TORCH or root in sys.stdlib_module_names:
             continue
-        if (_can_hold if key in ("__main__", "__mp_main__") else _uses_torch)(module):
+        is_main = key in ("__main__", "__mp_main__")
+        if _can_hold(module) if is_main else any(map(_is_of_torch, list(vars(module).values()))):
             return True
     return False
-
-
-def _uses_torch(module: types.ModuleType) -> bool:
-    return any(map(_is_of_torch, list(vars(module).values())))
 
 
 def _is_of_torch(value: object) -> bool:

@@ -16,8 +16,6 @@ from torchdevice.foundation.torch_internals import is_torch_function_all_disable
 
 _UNSEEN = object()
 
-_enable = torch._C._EnableTorchFunction
-
 
 def _find_nothing(func: Any, default: Any = None) -> None:
     """Return None, so that a mode that serves no context rewrites nothing."""
@@ -96,7 +94,7 @@ def of_this_thread() -> ContextMode | None:
 def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function while a mode is active; a thread without one gets a mode on torch's stack for the call."""
     if is_torch_function_all_disabled():  # by a kernel of the simulated device that calls operators above autograd
-        with _enable():
+        with torch._C._EnableTorchFunction():
             return with_mode(context, function, *args, **kwargs)
     if of_this_thread() is not None:
         return function(*args, **kwargs)

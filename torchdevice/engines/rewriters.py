@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torchdevice.core.context import Context
 from torchdevice.devices.accelerators import FAMILIES
@@ -38,6 +39,9 @@ READS: Table = {}
 
 COPIES: Table = {}
 """The copies into tensors that are there, which only a scope on a target whose copies must block rewrites."""
+
+DROPS: Table = {}
+"""Rewriters of functions by which a tensor drops what it holds. Wrappers need none: they leave the mode on."""
 
 
 def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter], Rewriter]:
@@ -349,16 +353,9 @@ def attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         if not str(error).startswith(("No viable backend", "No available kernel")):
             raise
     context.report("scaled_dot_product_attention by the enabled backends", "the target's own", Fidelity.APPROXIMATE)
-    # Read and restored by hand: the context manager `sdpa_kernel` would disable the other backends.
-    before = torch._C._get_math_sdp_enabled(), torch._C._get_flash_sdp_enabled()
-    # Math is there on every device.
-    torch._C._set_sdp_use_math(True)
-    torch._C._set_sdp_use_flash(True)  # the one that context_parallel divides among ranks
-    try:
+    # Math is there on every device, and flash is the one that context_parallel divides among ranks.
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.OVERRIDEABLE]):
         return func(*args, **kwargs)
-    finally:
-        torch._C._set_sdp_use_math(before[0])
-        torch._C._set_sdp_use_flash(before[1])
 
 
 # ---- reads, for identity="program" -----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ All threads share the wrappers. In a thread without a mode beside the stack, a w
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import types
 from collections.abc import Collection, Iterator, Set
@@ -22,7 +23,6 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation, OwnModule, Patch, Replaced, loaded, put_in, stands_for, take_out
 from torchdevice.core.thread_state import ContextMode
-from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, retries, rewriters
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 from torchdevice.lowlevel.replace_new import Call, Constructor
@@ -309,12 +309,6 @@ def _kind_for(function: Any) -> type[EntryPoint]:
     return LastResort if last and lookup.classify(function, {}) is None else EntryPoint
 
 
-def _is_wanted(function: Any) -> bool:
-    """Return whether a function takes a device by its schema, or may be made again."""
-    by_schema = isinstance(function, _BUILTINS) and (function in _WITHOUT_SCHEMA or lookup.takes_device(function))
-    return by_schema or dtype_gaps.asked_last(function)
-
-
 def _for_every_scope() -> list[Patch]:
     """Return the patches for every scope.
 
@@ -322,7 +316,8 @@ def _for_every_scope() -> list[Patch]:
     """
     # A set, since torch holds many functions in several namespaces.
     functions = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS)}
-    found = set(filter(_is_wanted, functions))
+    builtins = {function for function in functions if isinstance(function, _BUILTINS)}
+    found = {*filter(lookup.takes_device, builtins), *_WITHOUT_SCHEMA, *filter(dtype_gaps.asked_last, functions)}
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
         *_listed(found | rewriters.REGISTERED.keys()),
@@ -401,34 +396,26 @@ def _find_module(original: Any) -> Any:
 
 
 _FOR_EVERY_SCOPE = Installation(_for_every_scope)
-_DTYPES = Installation(_for_dtypes)
-_REFUSED = Installation(lambda: _listed(_may_be_refused()))
-_READS = Installation(lambda: _listed(rewriters.READS))
-_COPIES = Installation(lambda: _listed(rewriters.COPIES))
-_PRODUCTS = Installation(lambda: _listed(half_precision_matmul.TABLE))
+
+_INSTALLATIONS = {
+    operator.attrgetter("shown_as"): Installation(lambda: _listed(rewriters.READS)),
+    operator.attrgetter("runtime.blocking_copies_only"): Installation(lambda: _listed(rewriters.COPIES)),
+    operator.attrgetter("product_dtypes"): Installation(lambda: _listed(half_precision_matmul.TABLE)),
+    operator.attrgetter("unsupported_dtypes"): Installation(_for_dtypes),
+    operator.attrgetter("runtime.kernels_refuse"): Installation(lambda: _listed(_may_be_refused())),
+}
+"""What a context must have -> what it then needs."""
+
 _OF_RUNTIMES: dict[str, Installation] = {}
 
 
 def needed(context: Context) -> list[Installation]:
     """Return the installations that wrap the entry points a context needs."""
     found = [_FOR_EVERY_SCOPE]
-    if context.shown_as is not None:
-        found.append(_READS)
-    if context.runtime.blocking_copies_only:
-        found.append(_COPIES)
-    if context.product_dtypes:
-        found.append(_PRODUCTS)
-    if context.unsupported_dtypes:
-        found.append(_DTYPES)
-    if context.runtime.kernels_refuse:
-        found.append(_REFUSED)
-    if context.runtime.rewriters:
-        found.append(_of_runtime(context.runtime))
-    return found
-
-
-def _of_runtime(runtime: Runtime) -> Installation:
-    known = _OF_RUNTIMES.get(runtime.device_type)
-    if known is None:
-        known = _OF_RUNTIMES[runtime.device_type] = Installation(functools.partial(_listed, runtime.rewriters))
-    return known
+    for asked, each in _INSTALLATIONS.items():  # a comprehension would be a frame more for each entry
+        if asked(context):
+            found.append(each)
+    kind, own = context.device_type, context.runtime.rewriters
+    if own and kind not in _OF_RUNTIMES:
+        _OF_RUNTIMES[kind] = Installation(functools.partial(_listed, own))
+    return [*found, _OF_RUNTIMES[kind]] if own else found

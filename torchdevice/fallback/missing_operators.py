@@ -16,7 +16,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Installation
+from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import run
 from torchdevice.fallback.kernel_registration import Registrations
 
@@ -71,12 +71,8 @@ def _lacking(key: str, lacks: Callable[[str], bool] | None, number_of_operators:
         for name in _names()
         if name.partition("::")[0] not in _LEFT_OUT
         and _has_kernel(name, "CPU")
-        and (lacks(name) if lacks is not None else _has_no_kernel(name, key))
+        and (lacks(name) if lacks is not None else not any(_has_kernel(name, each) for each in (key, *_COMPOSITE)))
     ]
-
-
-def _has_no_kernel(name: str, key: str) -> bool:
-    return not any(_has_kernel(name, each) for each in (key, *_COMPOSITE))
 
 
 def kernel_of(name: str, key: str | None = None, otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -110,8 +106,9 @@ def installation(
     key: str, lacks: Callable[[str], bool] | None = None, otherwise: Callable[..., Any] | None = None
 ) -> Installation:
     """Return the installation of the kernels for a dispatch key, see :func:`lacking` and :func:`kernel_of`."""
-    registrations = Registrations(key, lambda: {name: kernel_of(name, key, otherwise) for name in lacking(key, lacks)})
-    return Installation(lambda: [Callback(registrations.install, registrations.remove)])
+    return Installation(
+        lambda: [Registrations(key, lambda: {name: kernel_of(name, key, otherwise) for name in lacking(key, lacks)})]
+    )
 
 
 def needed(context: Context) -> list[Installation]:

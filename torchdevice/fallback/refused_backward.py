@@ -16,10 +16,11 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Installation
+from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import run
 from torchdevice.fallback.kernel_registration import Registrations
 from torchdevice.fallback.missing_operators import VARIABLE, overload
+from torchdevice.foundation import data_files
 
 _NONE = -1
 """What torch answers instead of a number where no ``backward`` runs."""
@@ -27,16 +28,7 @@ _NONE = -1
 _REFUSALS = (RuntimeError, TypeError)
 """The types of a refusal; ``NotImplementedError`` is one of the first."""
 
-_TAKING_LONG = (
-    "_cdist_forward _fft_c2c _fft_c2r _fft_r2c _index_put_impl_ _linalg_eigh _linalg_solve_ex _linalg_svd _trilinear "
-    "_unique _unique2 cholesky_inverse cholesky_solve col2im cumprod cumsum digamma erfinv flip i0 index_add "
-    "index_reduce lgamma linalg_cholesky_ex linalg_cross linalg_householder_product linalg_inv_ex linalg_lu_solve "
-    "linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular logcumsumexp lu_unpack masked_scatter ormqr "
-    "polygamma put roll scatter_add scatter_reduce special_erfcx special_i0e special_i1 special_i1e special_xlog1py "
-    "special_zeta take triangular_solve xlogy"
-)
-
-_COSTLY = frozenset(_TAKING_LONG.split())
+_COSTLY = frozenset(data_files.read(__file__, "costly_operators.json"))
 """Operators that formulas of derivatives call and that take long, without the ``_`` of those in place."""
 
 _names = torch._C._dispatch_get_all_op_names
@@ -58,21 +50,14 @@ def is_refusal(context: Context, error: BaseException) -> bool:
 
 def operators(key: str) -> list[str]:
     """Return the operators of ATen that get a kernel of their own, of those with a kernel under a dispatch key."""
-    called = (name for name in _names() if is_of_backward(name) or is_costly(name))
-    return [name for name in called if _has_kernel(name, key) and not _writes_to_given(name)]
+    return [name for name in _names() if _is_wrapped(name) and _has_kernel(name, key) and not _writes_to_given(name)]
 
 
-def is_of_backward(name: str) -> bool:
-    """Return whether an operator, by its name with namespace and overload, is one that only ``backward`` calls."""
-    namespace, _, operator = name.partition("::")
-    return namespace == "aten" and "_backward" in operator.partition(".")[0]
-
-
-def is_costly(name: str) -> bool:
-    """Return whether a formula of a derivative may call an operator for which a frame of Python is a small part."""
+def _is_wrapped(name: str) -> bool:
+    """Return whether only ``backward`` calls an operator, or a frame of Python is a small part of its time."""
     namespace, _, operator = name.partition("::")
     packet = operator.partition(".")[0]
-    return namespace == "aten" and (packet in _COSTLY or packet.removesuffix("_") in _COSTLY)
+    return namespace == "aten" and ("_backward" in packet or not _COSTLY.isdisjoint((packet, packet.removesuffix("_"))))
 
 
 @functools.cache
@@ -107,8 +92,7 @@ def _kernel(name: str, key: str) -> Callable[..., Any]:
 @functools.cache
 def installation(key: str) -> Installation:
     """Return the installation of the kernels under a dispatch key."""
-    registrations = Registrations(key, lambda: kernels(key))
-    return Installation(lambda: [Callback(registrations.install, registrations.remove)])
+    return Installation(lambda: [Registrations(key, lambda: kernels(key))])
 
 
 def needed(context: Context) -> list[Installation]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -44,17 +44,16 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
     if inspect.isasyncgenfunction(runs):
 
         async def async_generator(*args: Any, **kwargs: Any) -> Any:
-            steps = _AsyncSteps(scope, function(*args, **kwargs))
+            steps = function(*args, **kwargs)
+            step = steps.asend(None)  # the first step takes None
             try:
-                # The first step takes None.
-                item = await steps.asend(None)
                 while True:
+                    item = await _Steps(scope, step)
+                    del step  # it may hold an error, whose traceback holds this frame
                     try:
-                        sent = yield item
+                        step = steps.asend((yield item))
                     except BaseException as error:  # also GeneratorExit, which a generator may handle
-                        item = await steps.athrow(error)
-                    else:
-                        item = await steps.asend(sent)
+                        step = steps.athrow(error)
             # The generator's end ends this one too.
             except StopAsyncIteration:
                 return
@@ -69,7 +68,11 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
         return coroutine
 
     if inspect.isgeneratorfunction(runs):
-        return _generator_function(scope, function)
+
+        def generator(*args: Any, **kwargs: Any) -> Any:
+            return (yield from _stepwise(scope, function(*args, **kwargs)))
+
+        return generator
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with scope:
@@ -86,49 +89,21 @@ async def _awaited(scope: AbstractContextManager[Any], awaitable: Awaitable[Any]
     return await _Steps(scope, awaitable)
 
 
-def _generator_function(scope: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a generator function that runs each step of the generator of ``function`` inside ``scope``.
-
-    It passes on what is sent or thrown in, GeneratorExit included, and returns the generator's result.
-    """
-
-    def generator(*args: Any, **kwargs: Any) -> Any:
-        steps = _Stepping(scope, function(*args, **kwargs))
-        try:
-            item = steps.send(None)
-            while True:
-                try:
-                    sent = yield item
-                except BaseException as error:
-                    item = steps.throw(error)
-                else:
-                    item = steps.send(sent)
-        except StopIteration as stop:
-            # A generator's return value is the value of `StopIteration`.
-            return stop.value
-
-    return generator
-
-
-def _stepwise(scope: AbstractContextManager[Any], inner: Any) -> Any:
-    """Return a generator that runs each step of another one inside ``scope``."""
-    # The generator exists already; its function takes no arguments.
-    return _generator_function(scope, lambda: inner)()
-
-
-class _Stepping:
-    """A generator, each step of which runs inside a scope."""
-
-    def __init__(self, scope: AbstractContextManager[Any], inner: Generator[Any, Any, Any]):
-        self._scope, self._inner = scope, inner
-
-    def send(self, value: Any) -> Any:
-        with self._scope:
-            return self._inner.send(value)
-
-    def throw(self, error: BaseException) -> Any:
-        with self._scope:
-            return self._inner.throw(error)
+def _stepwise(scope: AbstractContextManager[Any], steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Run each step of a generator inside ``scope``, with what is sent or thrown in; return the generator's result."""
+    step = functools.partial(steps.send, None)
+    try:
+        while True:
+            with scope:
+                item = step()
+            del step  # it may hold an error, whose traceback holds this frame
+            try:
+                step = functools.partial(steps.send, (yield item))
+            except BaseException as error:  # also GeneratorExit, which a generator may handle
+                step = functools.partial(steps.throw, error)
+    except StopIteration as stop:
+        # A generator's return value is the value of `StopIteration`.
+        return stop.value
 
 
 class _Steps:
@@ -138,18 +113,4 @@ class _Steps:
         self._scope, self._awaitable = scope, awaitable
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        iterator = self._awaitable.__await__()
-        return _stepwise(self._scope, iterator)
-
-
-class _AsyncSteps:
-    """An asynchronous generator whose steps run inside a scope."""
-
-    def __init__(self, scope: AbstractContextManager[Any], inner: AsyncGenerator[Any, Any]):
-        self._scope, self._inner = scope, inner
-
-    async def asend(self, value: Any) -> Any:
-        return await _Steps(self._scope, self._inner.asend(value))
-
-    async def athrow(self, error: BaseException) -> Any:
-        return await _Steps(self._scope, self._inner.athrow(error))
+        return _stepwise(self._scope, self._awaitable.__await__())

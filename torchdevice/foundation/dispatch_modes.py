@@ -20,7 +20,6 @@ _stack = _python_dispatch._get_current_dispatch_mode_stack
 _pop = _python_dispatch._pop_mode
 _push = _python_dispatch._push_mode
 
-_function_mode_enabled = torch._C._is_torch_function_mode_enabled
 
 _lock = forks.lock(globals())
 
@@ -89,7 +88,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     """
     if not isinstance(func, torch._ops.OpOverload):
         return func(*args, **kwargs)
-    if not _function_mode_enabled():
+    if not torch._C._is_torch_function_mode_enabled():
         return func._op(*args, **kwargs)
     with torch._C.DisableTorchFunction():
         return func._op(*args, **kwargs)

@@ -14,10 +14,10 @@ def in_child(function: Callable[[], Any]) -> None:
         os.register_at_fork(after_in_child=function)
 
 
-def lock(namespace: dict[str, Any], name: str = "_lock") -> Any:
-    """Return a new lock for ``namespace[name]``, which gets another one in a forked child.
+def lock(namespace: dict[str, Any]) -> Any:
+    """Return a new lock for ``namespace["_lock"]``, which gets another one in a forked child.
 
     A thread of the parent that held the lock at the fork does not exist in the child, and would never release it.
     """
-    in_child(lambda: namespace.update({name: threading.RLock()}))
+    in_child(lambda: namespace.update(_lock=threading.RLock()))
     return threading.RLock()

@@ -58,7 +58,8 @@ def configure_logging() -> None:
         return
     with _configuring:
         number = _number_of(level or "INFO")
-        if path and not _writes_to(os.path.abspath(path)):
+        files = [each.baseFilename for each in logger.handlers if isinstance(each, _VariableFileHandler)]
+        if path and os.path.abspath(path) not in files:
             _attach(_file_handler(path))
         if level or path:
             logger.setLevel(number)
@@ -81,10 +82,6 @@ def _file_handler(path: str) -> logging.Handler:
             f"{FILE}={path!r} cannot be written: {error.strerror}. Name a file in a folder that is there, or unset the "
             f"variable."
         ) from None
-
-
-def _writes_to(path: str) -> bool:
-    return any(isinstance(each, _VariableFileHandler) and each.baseFilename == path for each in logger.handlers)
 
 
 def _attach(handler: logging.Handler) -> None:

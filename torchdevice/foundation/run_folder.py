@@ -77,17 +77,14 @@ def claim(what: str) -> bool:
     The first process writes nothing for it, but finds what others wrote.
     """
     folder = path()
-    if folder is None:
-        return True
-    try:
-        if leads():
-            return not (folder / what).exists()
-        folder.mkdir(mode=0o700, exist_ok=True)
-        (folder / what).mkdir()
-    except FileExistsError:
-        return False
-    except OSError:  # nothing can be written there
-        return True
+    if folder is None or leads():
+        return folder is None or not (folder / what).exists()
+    with contextlib.suppress(OSError):  # nothing can be written there
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            (folder / what).mkdir()
+        except FileExistsError:
+            return False
     return True
 
 

@@ -123,13 +123,9 @@ def program_frame(frame: FrameType) -> tuple[FrameType | None, int]:
     return current, above
 
 
-def program_line(above: int = 0) -> FrameType:
-    """Return the innermost frame of the program; where there is none, the frame that called torch.
-
-    Args:
-        above: How many callers need not be looked at.
-    """
-    caller = caller_frame(1 + above)
+def program_line() -> FrameType:
+    """Return the innermost frame of the program; where there is none, the frame that called torch."""
+    caller = caller_frame(1)
     return program_frame(caller)[0] or caller
 
 

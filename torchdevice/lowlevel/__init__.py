@@ -22,6 +22,10 @@ not assumed, and a second observation must agree, so a build that differs is not
     equal. Otherwise, as on Windows, torch keeps its own table, and raises its own error where a program needs
     page-locked memory in C++: ``DistributedDataParallel`` with unused parameters or a static graph.
 
+``lazy_initialization``
+    Relies on the Itanium C++ ABI, by which compilers on Linux and macOS name functions, and on a function of torch's
+    library for Python. Checked by its name, when a scope ends. On Windows torch keeps its notes.
+
 ``replace_new``
     Relies on CPython's layout of classes, with the global interpreter lock, in the main interpreter. Checked when
     ``engine="wrap"`` is installed: the slot has the same, single offset in three classes of different kinds. Otherwise

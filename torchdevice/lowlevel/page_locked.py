@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sys
 import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from torchdevice.lowlevel.lazy_initialization import library
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 
@@ -140,10 +141,7 @@ def _functions() -> list[str]:
 
 def _addresses() -> tuple[int, int, int]:
     """Return the addresses of the hooks, of the CPU's allocator and of the table of the hooks' class above."""
-    folder, ending = Path(torch.__file__).parent / "lib", ".dylib" if sys.platform == "darwin" else ".so"
-    torch_cpu, torch_python = (
-        ctypes.CDLL(str(folder / f"lib{name}{ending}")) for name in ("torch_cpu", "torch_python")
-    )
+    torch_cpu, torch_python = library("torch_cpu"), library("torch_python")
     # Mangled names of `at::detail::getPrivateUse1Hooks()` and `c10::GetCPUAllocator()`.
     get_hooks, get_allocator = torch_cpu._ZN2at6detail19getPrivateUse1HooksEv, torch_cpu._ZN3c1015GetCPUAllocatorEv
     get_hooks.restype = get_allocator.restype = ctypes.c_void_p

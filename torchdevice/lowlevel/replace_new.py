@@ -101,15 +101,11 @@ def refusal() -> str | None:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         # Both writes of `_put` would have to be one.
         return "this build of Python is free-threaded, and another thread may construct a device during the change"
-    if not _is_main_interpreter():
-        return "this is a sub-interpreter, and the main interpreter shares torch.device with it"
-    return None
-
-
-def _is_main_interpreter() -> bool:
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = api.PyInterpreterState_Main.restype = ctypes.c_void_p
-    return bool(api.PyInterpreterState_Get() == api.PyInterpreterState_Main())
+    if api.PyInterpreterState_Get() != api.PyInterpreterState_Main():
+        return "this is a sub-interpreter, and the main interpreter shares torch.device with it"
+    return None
 
 
 def _places(cls: type, value: int) -> list[int]:

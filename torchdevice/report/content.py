@@ -72,7 +72,7 @@ class Content:
         program: The command line.
         target: The device that stood in.
         written_for: The accelerator that the program is written for.
-        versions: Versions of this package, of torch and of Python.
+        versions: Versions of this package, of torch and of Python, and which kernels computed where there is a choice.
         rows: What happened, the most important first.
         processes: The processes it happened in.
         left_out: How many calls were not told apart because there were too many different ones.
@@ -94,7 +94,9 @@ class Content:
     verified: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls: type[C], journal: Journal, options: Options, target: str, process: str = "main") -> C:
+    def of(
+        cls: type[C], journal: Journal, options: Options, target: str, process: str = "main", kernels: str = ""
+    ) -> C:
         """Return the report of one journal of this process."""
         rows = rows_of(journal.entries, process)
         calls = sum(row.count for row in rows) + journal.overflow
@@ -102,7 +104,7 @@ class Content:
             program=tuple(sys.argv),
             target=target,
             written_for=options.written_for,
-            versions=versions(),
+            versions={**versions(), **({"kernels": kernels} if kernels else {})},
             rows=tuple(rows),
             processes=(Process(process, os.getpid(), calls=calls),),
             left_out=journal.overflow,

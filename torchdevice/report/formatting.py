@@ -7,15 +7,9 @@ import shlex
 
 from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.report import source
-from torchdevice.report.content import Content, Process, Totals
+from torchdevice.report.content import Content, Totals
 from torchdevice.report.predicted import Comparison, Line
 from torchdevice.report.rows import Group, Row
-
-HEADINGS = {
-    Group.NUMBERS: "Changed numbers",
-    Group.ELSEWHERE: "Ran elsewhere",
-    Group.OTHER: "The rest",
-}
 
 EXPLANATIONS = {
     Group.NUMBERS: "the program may compute or read other numbers: approximate, downcast, fell back",
@@ -69,10 +63,8 @@ def duration(seconds: float) -> str:
     """Return a time in the unit that suits it; nothing for none."""
     if not seconds:
         return ""
-    for size, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= size:
-            return _figure(seconds / size, unit)
-    return _figure(seconds * 1e6, "µs")
+    size, unit = (1.0, "s") if seconds >= 1 else (1e-3, "ms") if seconds >= 1e-3 else (1e-6, "µs")
+    return _figure(seconds / size, unit)
 
 
 def size(count: int) -> str:
@@ -127,13 +119,12 @@ def untraced(comparison: Comparison) -> list[str]:
 
 def missing(report: Content) -> list[str]:
     """Return a sentence for each process whose doings are not in the report, and for what was left out."""
-    said = [_missing(process) for process in report.processes if process.end != "reported"]
+    ends = {
+        "running": "is still running; what it did is not in this report.",
+        "lost": "was killed before it could say what it did.",
+    }
+    silent = [each for each in report.processes if each.end != "reported"]
+    said = [f"{each.name} (process {each.pid}) {ends[each.end]}" for each in silent]
     if report.left_out:
         said.append(f"The journal's limit was reached: {plural(report.left_out, 'call')} more, not told apart.")
     return said
-
-
-def _missing(process: Process) -> str:
-    if process.end == "running":
-        return f"{process.name} (process {process.pid}) is still running; what it did is not in this report."
-    return f"{process.name} (process {process.pid}) was killed before it could say what it did."

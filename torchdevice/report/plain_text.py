@@ -38,7 +38,7 @@ def heading(report: Content) -> list[str]:
     if report.verified:
         lines.append(f"  {formatting.verified(report)}")
     for group, rows in report.groups.items():
-        lines.append(f"  {formatting.HEADINGS[group].lower()}: {formatting.extent(Totals.of(rows))}")
+        lines.append(f"  {group.value}: {formatting.extent(Totals.of(rows))}")
     return lines
 
 
@@ -55,7 +55,7 @@ def findings(report: Content) -> list[str]:
 def _rows(report: Content) -> list[Line]:
     lines: list[Line] = []
     for group, rows in report.groups.items():
-        lines += ["", ((formatting.HEADINGS[group], "bold"), (f": {formatting.EXPLANATIONS[group]}", ""))]
+        lines += ["", ((group.value.capitalize(), "bold"), (f": {formatting.EXPLANATIONS[group]}", ""))]
         for (place, text), same in groupby(rows, key=lambda row: (row.place, row.source)):
             lines.append(((f"  {place}", "cyan"), (f"  {text}".rstrip(), "")))
             lines.extend(_row(row, report) for row in same)

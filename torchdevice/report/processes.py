@@ -103,9 +103,11 @@ class _Member:
         if folder is None or not folder.is_dir():
             return own
         reports = [Report.from_dict(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
-        lost = [Process(**json.loads(path.read_text())) for path in sorted(folder.glob("*.begun"))]
+        begun = [Process(**json.loads(path.read_text())) for path in sorted(folder.glob("*.begun"))]
+        ends = ["running" if run_folder.is_running(each.pid) else "lost" for each in begun]
+        lost = [dataclasses.replace(each, end=end) for each, end in zip(begun, ends, strict=True)]
         reports.sort(key=lambda report: report.processes[0].name)
-        return own.joined(_told_apart(reports), map(_without_report, lost))
+        return own.joined(_told_apart(reports), lost)
 
     def _own(self, folder: Path, suffix: str) -> Path:
         return folder / f"{os.getpid()}-{self._token}{suffix}"
@@ -135,7 +137,3 @@ def _told_apart(reports: list[Report]) -> Iterator[Report]:
     for report in reports:
         process = report.processes[0]
         yield report.renamed(f"{process.name} ({process.pid})") if names[process.name] > 1 else report
-
-
-def _without_report(process: Process) -> Process:
-    return dataclasses.replace(process, end="running" if run_folder.is_running(process.pid) else "lost")

@@ -30,7 +30,7 @@ from torchdevice.simulation.kernels.overloads import composite, of_aten, overloa
 from torchdevice.simulation.kernels.pipeline import Fallback, Pipeline, kernel_of, refusals_of
 from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.simulation.refusals.cuda_rules import COMPOSED
-from torchdevice.simulation.refusals.rules import guarded
+from torchdevice.simulation.refusals.refusal_rules import guarded
 from torchdevice.torch_apis import autocast_lists
 
 _libraries: list[torch.library.Library] = []

@@ -12,8 +12,6 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from torchdevice.core.context import Context
 from torchdevice.devices import device_models
 from torchdevice.devices.mps_runtime import MpsRuntime
@@ -40,7 +38,8 @@ class MacRuntime(MpsRuntime):
     """
 
     device_type = policy.DEVICE_TYPE
-    shown_as = "mps"
+    shown_as = family = location_tag = "mps"  # type: ignore[assignment]
+    target = device_models.SIMULATED_MAC  # type: ignore[assignment]
     torch_knows_current = False
     compiles = False
     generator_type = device_generators.Generator
@@ -69,49 +68,23 @@ class MacRuntime(MpsRuntime):
         return runtime
 
     @property
-    def family(self) -> str:
-        return "mps"
-
-    @property
-    def target(self) -> str:
-        return device_models.SIMULATED_MAC
-
-    @property
-    def location_tag(self) -> str:
-        return "mps"
-
-    @property
     def rewriters(self) -> Mapping[Any, Any]:
         return self._simulated.rewriters
-
-    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        return self._simulated.host_alias(tensor)
-
-    def enter_thread(self, entry: Any) -> None:
-        self._simulated.enter_thread(entry)
-
-    def leave_thread(self, entry: Any) -> None:
-        self._simulated.leave_thread(entry)
-
-    def after_backward(self) -> None:
-        self._simulated.after_backward()
 
     def out_of_memory(self, error: BaseException) -> str | None:
         # The machine's memory is the host's, whose allocator may fail first.
         return super().out_of_memory(error) or self._simulated.out_of_memory(error)
 
-    def serve_reducer(self, model: Any) -> None:
-        self._simulated.serve_reducer(model)
 
-    def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
-        return self._simulated.generator(index, cls)
+def _delegated(name: str) -> Any:
+    return lambda self, *args, **kwargs: getattr(self._simulated, name)(*args, **kwargs)
 
-    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
-        return self._simulated.numbers_of(generator)
 
-    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
-        return self._simulated.new_storage(original, *args, device=device, **kwargs)
-
+# What the machine's own runtime does of its tensors, threads and generators.
+for _name in ("host_alias", "enter_thread", "leave_thread", "after_backward"):
+    setattr(MacRuntime, _name, _delegated(_name))
+for _name in ("serve_reducer", "generator", "numbers_of", "new_storage"):
+    setattr(MacRuntime, _name, _delegated(_name))
 
 _runtimes: weakref.WeakKeyDictionary[Context, MacRuntime] = weakref.WeakKeyDictionary()
 

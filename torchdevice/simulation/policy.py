@@ -43,23 +43,23 @@ _thread = _Thread()
 
 
 @block
-def lifted() -> Iterator[None]:
+def _being(name: str) -> Iterator[None]:
+    before = getattr(_thread, name)
+    setattr(_thread, name, True)
+    try:
+        yield
+    finally:
+        setattr(_thread, name, before)
+
+
+def lifted() -> Any:
     """Refuse nothing in this thread, for operators that this package itself calls."""
-    before, _thread.lifted = _thread.lifted, True
-    try:
-        yield
-    finally:
-        _thread.lifted = before
+    return _being("lifted")
 
 
-@block
-def holding_doubles() -> Iterator[None]:
+def holding_doubles() -> Any:
     """Refuse no dtype in this thread, for operators that torch composes differently on the real device."""
-    before, _thread.holds_doubles = _thread.holds_doubles, True
-    try:
-        yield
-    finally:
-        _thread.holds_doubles = before
+    return _being("holds_doubles")
 
 
 class Policy:
@@ -75,12 +75,14 @@ class Policy:
     Attributes:
         profile: The kind of device that is simulated.
         recorders: The recorders of kernels, the innermost first: each has ``run(op, kernel, args, kwargs)``.
+        native: The context as kernels in C++ know it; None where they serve no call of it.
     """
 
     def __init__(self, context: Context, runtime: Any):
         self.profile: Profile = runtime.profile
         self.memory: int | None = runtime.memory_limit
         self.recorders: list[Any] = []
+        self.native: Any = None
         self._context = weakref.proxy(context)
 
     def settle(self) -> None:
@@ -88,6 +90,8 @@ class Policy:
         context = self._context
         lost = context.machine.lost is not None or context.is_in_bad_fork
         context.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)
+        if self.native is not None:
+            self.native.serves, self.native.is_initialized = not context.asks, context.is_initialized
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise the real device's TypeError if the profile does not support the dtype."""
@@ -141,13 +145,10 @@ class Policy:
         context, missing = thread_state.state.context, self.profile.missing(op)
         assert context is not None and missing is not None
         context.machine.fallbacks[missing] += 1
-        _thread.falling_back = True
-        try:
+        with _being("falling_back"):
             if missing_operators.VARIABLE in os.environ:  # the real device's own fallback
                 return counted(context, missing, lambda: kernel(*args, **kwargs), (args, kwargs))
             return missing_operators.run_on_cpu(context, missing, op, args, kwargs)
-        finally:
-            _thread.falling_back = False
 
 
 def asking() -> Policy | None:

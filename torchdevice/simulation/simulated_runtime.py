@@ -16,7 +16,7 @@ from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps_runtime import says_refused
-from torchdevice.devices.private_pools import PrivatePools, RawMemory
+from torchdevice.devices.private_pools import PrivatePools
 from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Memory, Runtime
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
@@ -30,6 +30,8 @@ from torchdevice.simulation import (
 )
 from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, index_of
+from torchdevice.simulation.native import building
+from torchdevice.simulation.native import serving as native
 from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
 from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention
@@ -75,6 +77,7 @@ class SimulatedRuntime(Runtime):
     generator_type = device_generators.Generator
     has_handles = True
     draws_on_cpu = True
+    raw_memory = raw_memory
     compile_graph = staticmethod(inductor.compile_graph)
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
@@ -134,7 +137,9 @@ class SimulatedRuntime(Runtime):
             machine.enter(context)
             context.policy = policy.Policy(context, self)
             _begin(context)
+            native.begin(context)
         context.policy.settle()
+        native.follow(thread_state.state.context)
         sanitizer.begin(context)
 
     def leave_thread(self, entry: Any) -> None:
@@ -178,6 +183,9 @@ class SimulatedRuntime(Runtime):
     def device_count(self) -> int:
         return self._count
 
+    def kernels(self, option: str) -> str:
+        return building.said(option)
+
     def name(self, index: int) -> str:
         return f"simulated {self.profile.name} device {index}"
 
@@ -190,7 +198,7 @@ class SimulatedRuntime(Runtime):
             return psutil.virtual_memory().available
         device = storages.device(index)
         # Never negative: the limit may have been lowered below what is reserved.
-        return self.memory_limit - min(self.memory_limit, device.figures().reserved + device.uncached)
+        return self.memory_limit - min(self.memory_limit, device.figures().reserved)
 
     def memory(self, index: int) -> Memory:
         return storages.device(index).figures()
@@ -227,9 +235,6 @@ class SimulatedRuntime(Runtime):
     def private_pools(self, index: int) -> PrivatePools:
         return storages.device(index)
 
-    def raw_memory(self, index: int) -> RawMemory:
-        return raw_memory.of_device(index)
-
     def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         return storages.twin(tensor)
 
@@ -237,20 +242,9 @@ class SimulatedRuntime(Runtime):
         return storages.copy_of(tensor)
 
     def set_allocator(self, text: str) -> bool:
-        # Enabled or not is no setting of the text, and survives it.
-        settings = allocator_settings.parsed(text)._replace(caches=self.caches_memory())
-        self._configure(settings)
-        return True
-
-    def _configure(self, settings: allocator_settings.Settings) -> None:
+        settings = allocator_settings.parsed(text)
         for index in range(self._count):
             storages.device(index).configure(settings)
-
-    def caches_memory(self) -> bool:
-        return storages.device(0).settings.caches
-
-    def cache_memory(self, enabled: bool) -> bool:
-        self._configure(storages.device(0).settings._replace(caches=enabled))
         return True
 
     def allocator_settings(self) -> Mapping[str, Any]:
@@ -306,6 +300,7 @@ def _end(context: Context) -> None:
     """Follow the order no more. May be called again."""
     # First, so that kernels of other threads ask no more.
     context.asks = False
+    native.end(context)
     followers = (stream_uses.StreamUses, *_FOLLOWERS)
     for each in [each for each in context.stream_observers if isinstance(each, followers)]:
         if isinstance(each, async_copies.InFlight):

@@ -1,1 +1,1 @@
-"""The parts of torch, beside the accelerators' modules, that handle devices. Each file has a function ``patches()``."""
+"""The parts of torch, beside the accelerators' modules, that handle devices. Each file replaces names of torch."""

@@ -164,7 +164,7 @@ def _companion(context: Context | None, requested: autocast) -> _Companion | Non
         return None
     device_type = context.device_type
     # A program that writes torch.autocast(device.type) spells the target, because device was rewritten.
-    if requested.device != device_type and requested.device not in context.families:
+    if requested.device not in (device_type, context.family, *context.families):
         return None
     dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
     chosen = dict.fromkeys((device_type, context.family), dtype)
@@ -187,19 +187,33 @@ def _init_in_graph(original: Any) -> Any:
     @functools.wraps(original)
     def __init__(self: autocast, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         state = thread_state.state
-        in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (state.compiling or state.context is not None)
-        chosen = (in_graph and dtype is not None) or _is_what_is_computed_in(state.context, device_type, dtype)
-        original(self, device_type, torch.bfloat16 if chosen else dtype, *args, **kwargs)
+        context = state.context
+        in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (state.compiling or context is not None)
+        answered = (_ACCEPTED, device_type, dtype, None if context is None else context.thread.device_index)
+        chosen = (in_graph and dtype is not None) or (
+            context is not None
+            and (
+                (answered in context.settings and context.is_initialized)
+                or _is_what_is_computed_in(context, device_type, dtype)
+            )
+        )
+        # torch accepts float16 on every device. It refuses other dtypes, or reads the device's properties.
+        original(self, device_type, torch.float16 if chosen else dtype, *args, **kwargs)
         if chosen:
             self.fast_dtype = dtype
-        if state.context is not None and state.context.shown_as is not None:
+        elif context is not None and dtype is torch.bfloat16 and self._enabled:
+            context.settings[answered] = True
+        if context is not None and context.shown_as is not None:
             self.custom_backend_name = _NO_BACKEND
 
     return __init__
 
 
-def _is_what_is_computed_in(context: Context | None, device_type: Any, dtype: Any) -> bool:
-    if context is None or dtype is not torch.float32 or device_type != context.device_type:
+_ACCEPTED = "autocast accepts"
+
+
+def _is_what_is_computed_in(context: Context, device_type: Any, dtype: Any) -> bool:
+    if dtype is not torch.float32 or device_type != context.device_type:
         return False
     return dtype_on_target(context, torch.float16, enabled=False) is torch.float32
 

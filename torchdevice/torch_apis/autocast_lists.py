@@ -15,6 +15,7 @@ that its gradient comes through one cast.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import threading
 import weakref
@@ -51,6 +52,7 @@ or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogi
 safe to autocast."""
 
 _set_included = torch._C._dispatch_tls_set_dispatch_key_included
+_INCLUDED = getattr(torch._C.DispatchKey, _SPARE_KEY)  # not by name, which torch takes long to parse
 _has_fallback = torch._C._dispatch_has_backend_fallback
 _is_cached_tensor = torch._C._is_cached_tensor
 _below_autocast = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)
@@ -96,7 +98,7 @@ def _use_for(kind: str | None) -> None:
         return
     _region.kind = kind
     torch.set_autocast_enabled(SPARE, kind is not None)
-    _set_included(_SPARE_KEY, kind is not None)
+    _set_included(_INCLUDED, kind is not None)
 
 
 def _region_kind() -> str | None:
@@ -141,7 +143,7 @@ _served: dict[str | None, list[torch.library.Library]] = {}
 _with_kernel: set[str] = set()
 """The operators with a kernel under the spare key."""
 
-_SPARE_AND_OWN = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _SPARE_KEY))
+_SPARE_AND_OWN = torch._C.DispatchKeySet(_INCLUDED)
 _SPARE_AND_OWN |= torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _SPARE_AND_OWN |= torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastMPS)
 
@@ -206,27 +208,30 @@ def _kernel(name: str, kind_of: Callable[[], str | None], keys: Any) -> Callable
     policy, op = policies()[name], _op(name)
     if policy == _BANNED:
         return _refuse
-    fit = _float32_result(op) if policy == _FLOAT32_RESULT else _casting(_DTYPES[policy])
+    fit = _float32_result(op) if policy == _FLOAT32_RESULT else _casting(op, _DTYPES[policy])
+    call, no_function = op._op, torch._C.DisableTorchFunction
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         kind = kind_of()
-        with torch._C.DisableTorchFunction(), ExcludeDispatchKeyGuard(keys):
-            if kind is not None:
-                args, kwargs = fit(kind, args, kwargs)
-            return op(*args, **kwargs)
+        with no_function(), ExcludeDispatchKeyGuard(keys):
+            return call(*args, **kwargs) if kind is None else call(*fit(kind, args, kwargs), **kwargs)
 
     return kernel
 
 
-def _casting(dtype_of: Callable[..., torch.dtype | None]) -> Callable[..., Any]:
-    """Return a function that casts the arguments of a call to one dtype."""
+def _casting(op: Any, dtype_of: Callable[[str, Any], torch.dtype | None]) -> Callable[..., Any]:
+    """Return a function that casts the tensors of a call to one dtype. No operator of the lists has one by keyword."""
+    tensors = [index for index, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
 
-    def fit(kind: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        dtype = dtype_of(kind, args, kwargs)
+    def fit(kind: str, args: Any, kwargs: Any) -> Any:
+        dtype = dtype_of(kind, args)
         if dtype is None:
-            return args, kwargs
-        cast = [_cast(value, kind, dtype) for value in args]
-        return cast, {name: _cast(value, kind, dtype) for name, value in kwargs.items()} if kwargs else kwargs
+            return args
+        fitted = list(args)
+        for index in tensors:
+            if index < len(fitted):  # torch leaves out what is the default
+                fitted[index] = _cast(fitted[index], kind, dtype)
+        return fitted
 
     return fit
 
@@ -235,27 +240,28 @@ def _float32_result(op: Any) -> Callable[..., Any]:
     """Return a function that asks for a result in float32 where a call names no ``dtype``."""
     position = [argument.name for argument in op._schema.arguments].index("dtype")
 
-    def fit(kind: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def fit(kind: str, args: Any, kwargs: dict[str, Any]) -> Any:
         given = args[position] if len(args) > position else kwargs.get("dtype")
         if given is None and args and _is_eligible(args[0], kind):
-            return args[:position], {**kwargs, "dtype": torch.float32}
-        return args, kwargs
+            kwargs["dtype"] = torch.float32
+            return args[:position]
+        return args
 
     return fit
 
 
-def _widest(kind: str, args: Any, kwargs: Any) -> torch.dtype | None:
+def _widest(kind: str, args: Any) -> torch.dtype | None:
     """Return the dtype for arguments of different dtypes: float32 where one is, else autocast's dtype."""
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    leaves = itertools.chain.from_iterable(value if isinstance(value, (list, tuple)) else (value,) for value in args)
     dtypes = {value.dtype for value in leaves if _is_eligible(value, kind)}
     if len(dtypes) < 2:
         return None
     return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype(kind)
 
 
-_DTYPES: dict[str, Callable[[str, Any, Any], torch.dtype | None]] = {
-    _LOWER: lambda kind, args, kwargs: torch.get_autocast_dtype(kind),
-    _FLOAT32: lambda kind, args, kwargs: torch.float32,
+_DTYPES: dict[str, Callable[[str, Any], torch.dtype | None]] = {
+    _LOWER: lambda kind, args: torch.get_autocast_dtype(kind),
+    _FLOAT32: lambda kind, args: torch.float32,
     _WIDEST: _widest,
 }
 
@@ -265,19 +271,25 @@ def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _is_eligible(value: Any, kind: str) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.device.type == kind
-        and value.is_floating_point()
-        and value.dtype is not torch.float64
-    )
+    return isinstance(value, torch.Tensor) and value.dtype in _CAST and value.device.type == kind
+
+
+_CAST = {each for each in vars(torch).values() if isinstance(each, torch.dtype) and each.is_floating_point}
+_CAST.remove(torch.float64)
+
+
+_to_float32 = torch.Tensor.float  # takes less time than `to`, whose arguments torch parses
+
+
+def _to(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return _to_float32(value) if dtype is torch.float32 else value.to(dtype)
 
 
 def _cast(value: Any, kind: str, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
         if value.dtype is dtype or not _is_eligible(value, kind):
             return value
-        return _cached_cast(value, dtype) if _is_weight(value, dtype) else value.to(dtype)
+        return _cached_cast(value, dtype) if _is_weight(value, dtype) else _to(value, dtype)
     return [_cast(each, kind, dtype) for each in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -313,6 +325,6 @@ def _cached_cast(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     key = (weight._cdata, dtype)
     known, cast = _casts.get(key, (None, None))
     if cast is None or known is None or known() is not weight:
-        cast = weight.to(dtype)
+        cast = _to(weight, dtype)
         _casts[key] = (weakref.ref(weight), cast)
     return cast

@@ -17,15 +17,11 @@ from typing import Any
 import torch
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.devices.current_streams import following_nodes
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.engines.mode import with_mode
 from torchdevice.engines.rewriters import rewrites
-
-_is_multithreading = torch._C._is_multithreading_enabled
-
-_Node = torch.autograd.function.BackwardCFunction
 
 _STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
 """What a program writes in a custom function."""
@@ -40,6 +36,8 @@ class _Taken(threading.local):
 taken = _Taken()
 
 
+@replaces(torch.autograd, "_engine_run_backward")
+@replaces(torch.autograd.graph, "_engine_run_backward")
 def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the engine with the mode, and raise the error that was taken away on its way."""
     taken.error = None
@@ -68,7 +66,7 @@ def _in_this_thread(context: Context) -> contextlib.AbstractContextManager[Any]:
     active: neither for the program's hooks and custom functions, nor for operators that run on the CPU.
     """
     # Where a scope has switched the threads off, it switches them on itself, even if a hook leaves it meanwhile.
-    if context.runtime.shares_host_memory or not _is_multithreading():
+    if context.runtime.shares_host_memory or not torch._C._is_multithreading_enabled():
         return contextlib.nullcontext()
     return torch.autograd.set_multithreading_enabled(False)
 
@@ -92,11 +90,13 @@ _ENGINE = -1
 """The number of the events by which the engine orders streams; those of the program are positive."""
 
 
+@replaces(torch.autograd.graph.saved_tensors_hooks, "__init__")
 def _init_hooks(context: Context, original: Any, self: Any, pack_hook: Any, unpack_hook: Any) -> None:
     """``saved_tensors_hooks``: put the mode back while either hook runs."""
     original(self, functools.partial(with_mode, context, pack_hook), functools.partial(with_mode, context, unpack_hook))
 
 
+@replaces(torch.autograd.function.BackwardCFunction, "apply", "apply_boxed", optional=True)
 def _run_node(context: Context, original: Any, self: Any, *args: Any) -> Any:
     """Let the stream be that of a custom function's forward before its backward begins.
 
@@ -117,13 +117,3 @@ def _transformed(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
         if getattr(function, name) is not getattr(torch.autograd.Function, name)  # torch asks which are overridden
     }
     return func(type(function.__name__, (function,), steps), *operands, **kwargs)
-
-
-def patches() -> list[Patch]:
-    """Return the patches of the engine's two callers and of ``saved_tensors_hooks``."""
-    return [
-        replaced_function(torch.autograd, "_engine_run_backward", _run_backward),
-        replaced_function(torch.autograd.graph, "_engine_run_backward", _run_backward),
-        replaced_function(torch.autograd.graph.saved_tensors_hooks, "__init__", _init_hooks),
-        *(replaced_function(_Node, name, _run_node) for name in ("apply", "apply_boxed") if hasattr(_Node, name)),
-    ]

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.engines.rewriters import rewrites
 
 KERNELS: dict[str, Callable[..., Any]] = {}
@@ -111,19 +111,10 @@ def batch_norm_gather_stats_with_counts(
 
 
 @_kernel
-def batch_norm_gather_stats(
-    x: torch.Tensor,
-    means: torch.Tensor,
-    invstds: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    momentum: float,
-    eps: float,
-    count: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Statistics of all processes together, where each process has ``count`` elements of a channel."""
-    counts = means.new_full((means.shape[0],), float(count))
-    return batch_norm_gather_stats_with_counts(x, means, invstds, running_mean, running_var, momentum, eps, counts)
+def batch_norm_gather_stats(x: torch.Tensor, means: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, where each process has as many elements of a channel as the last argument says."""
+    *same, count = more
+    return batch_norm_gather_stats_with_counts(x, means, *same, means.new_full((means.shape[0],), float(count)))
 
 
 @_kernel
@@ -183,21 +174,15 @@ class _OnAccelerator(torch.Tensor):
         return _own_device(self) if context is None else context.program_device(context.thread.device_index)
 
 
+@replaces(torch.nn.SyncBatchNorm, "forward", native_to="cuda")
 def _forward(context: Context, original: Any, self: Any, input: torch.Tensor) -> torch.Tensor:
     if _lacks_kernels(context, input):
         input = input.as_subclass(_OnAccelerator)
     return original(self, input)
 
 
+@replaces(DistributedDataParallel, "_passing_sync_batchnorm_handle", native_to="cuda")
 def _check_layers(context: Context, original: Any, self: Any, module: torch.nn.Module) -> None:
     """``DistributedDataParallel``, which refuses a module on the CPU that has such a layer."""
     if context.runtime.synchronizes_batch_norm:
         original(self, module)
-
-
-def patches() -> list[Patch]:
-    """Return the patches of the layer, and of the class that looks for it."""
-    return [
-        replaced_function(torch.nn.SyncBatchNorm, "forward", _forward, native_to="cuda"),
-        replaced_function(DistributedDataParallel, "_passing_sync_batchnorm_handle", _check_layers, native_to="cuda"),
-    ]

@@ -8,12 +8,10 @@ built as ever. For ``torch/utils/cpp_extension.py``.
 from __future__ import annotations
 
 import inspect
-from types import ModuleType
 from typing import Any
 
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.errors import ExtensionRefusedError
 
 _LANGUAGES = {"cuda": ("cuda", "_is_cuda_file"), "sycl": ("xpu", "_is_sycl_file")}
@@ -22,6 +20,7 @@ _LANGUAGES = {"cuda": ("cuda", "_is_cuda_file"), "sycl": ("xpu", "_is_sycl_file"
 _NAME = "torch.utils.cpp_extension"
 
 
+@replaces(_NAME, "_jit_compile")
 def _jit_compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """The function by which ``load`` and ``load_inline`` build."""
     given = inspect.signature(original).bind(*args, **kwargs).arguments
@@ -35,19 +34,8 @@ def _jit_compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
     return original(*args, **kwargs)
 
 
+@replaces(_NAME, "CUDAExtension", native_to="cuda")
+@replaces(_NAME, "SyclExtension", native_to="xpu")
 def _extension(context: Context, original: Any, name: str, sources: Any, *args: Any, **kwargs: Any) -> Any:
     """``CUDAExtension`` and ``SyclExtension``, by which ``setup.py`` describes one."""
     raise ExtensionRefusedError(name)
-
-
-def _patches_of(module: ModuleType) -> list[Patch]:
-    return [
-        replaced_function(module, "_jit_compile", _jit_compile),
-        replaced_function(module, "CUDAExtension", _extension, native_to="cuda"),
-        replaced_function(module, "SyclExtension", _extension, native_to="xpu"),
-    ]
-
-
-def patches() -> list[Patch]:
-    """Return the patch of the module, which programs import themselves."""
-    return [WhenImported(_NAME, _patches_of)]

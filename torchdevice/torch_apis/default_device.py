@@ -7,17 +7,15 @@ from typing import Any
 import torch
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 
 DEFAULT_TYPE = "default tensor type"
 """Setting: the legacy tensor type that is the default, until one of the CPU's is; see ``legacy_types``."""
 
-_contexts = torch._GLOBAL_DEVICE_CONTEXT
-
 
 def _default() -> torch.device | None:
     """Return the default device that was set in this thread, or None if none was."""
-    present = getattr(_contexts, "device_context", None)
+    present = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if present is None else present.device
 
 
@@ -46,6 +44,7 @@ class _Stay:
         self.begin()
 
 
+@replaces(torch, "set_default_device")
 def _set_default_device(context: Context, original: Any, device: Any) -> None:
     """``torch.set_default_device``: the first call in a scope remembers the default device to restore."""
     thread = context.thread
@@ -55,8 +54,3 @@ def _set_default_device(context: Context, original: Any, device: Any) -> None:
     if device is None and DEFAULT_TYPE in context.settings:
         device = context.target  # where factories then make tensors is what the default type says
     original(device)
-
-
-def patches() -> list[Patch]:
-    """Return the patch of ``torch.set_default_device``."""
-    return [replaced_function(torch, "set_default_device", _set_default_device)]

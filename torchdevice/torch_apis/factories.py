@@ -13,7 +13,7 @@ import torch.utils.dlpack
 from torch.utils._device import DeviceContext, _device_constructors
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers
+from torchdevice.core.replacing import replaces
 from torchdevice.engines import float64_policy, lookup, moves
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
 from torchdevice.torch_apis.storage import rewrites_calls, with_device
@@ -42,6 +42,7 @@ _MAY_SHARE = frozenset({torch.as_tensor, torch.asarray})
 """Constructors that share the memory of data that is on the device already."""
 
 
+@replaces(DeviceContext, "__torch_function__")
 def _inject(
     context: Context, original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
@@ -57,6 +58,8 @@ def _inject(
     return rewriter(context, func, args, kwargs)
 
 
+@replaces(torch.nested, "nested_tensor", "as_nested_tensor")
+@replaces(torch._C._nested, "nested_tensor")  # where that was imported by value
 def _nested(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """``nested_tensor`` and its sibling, which no mode sees: in a dtype that the target can hold."""
     try:
@@ -67,6 +70,7 @@ def _nested(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     return float64_policy.again(context, functools.partial(with_device, context, original), args, kwargs)
 
 
+@replaces(torch, "from_dlpack", by_value=True)
 def _from_dlpack(context: Context, original: Any, ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """``from_dlpack``: mark the new storage with the side of the source, whose memory it shares."""
     result = original(ext_tensor, *args, **kwargs)
@@ -74,15 +78,3 @@ def _from_dlpack(context: Context, original: Any, ext_tensor: Any, *args: Any, *
         return result
     with torch._C.DisableTorchFunction():  # no mode of the program sees this
         return moves.shared(ext_tensor, result)
-
-
-def patches() -> list[Patch]:
-    """Return the patches of these factories."""
-    return [
-        replaced_function(DeviceContext, "__torch_function__", _inject),
-        replaced_function(torch, "range", with_device),
-        replaced_function(torch.nested, "nested_tensor", _nested),
-        replaced_function(torch.nested, "as_nested_tensor", _nested),
-        replaced_function(torch._C._nested, "nested_tensor", _nested),  # where that was imported by value
-        replaced_in_importers(torch, "from_dlpack", _from_dlpack),
-    ]

@@ -7,12 +7,11 @@ For ``torch/nn/attention/flex_attention.py``.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Patch, Replaced, per_context
+from torchdevice.core.patching import per_context
+from torchdevice.core.replacing import replaces
 from torchdevice.engines import traced
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.fidelity import Fidelity
@@ -25,14 +24,6 @@ def _validate_device(context: Context, original: Any, query: Any, key: Any, valu
         context.report("flex_attention with a gradient", "its eager form", Fidelity.EXACT)
 
 
+@replaces("torch.nn.attention.flex_attention", "_validate_device", makes=True)
 def _make(original: Any) -> Any:
     return traced.with_nothing_in_place(per_context(original, _validate_device))
-
-
-def _patches_of(module: ModuleType) -> list[Patch]:
-    return [Replaced(module, "_validate_device", _make)]
-
-
-def patches() -> list[Patch]:
-    """Return the patch of the module, which programs import themselves."""
-    return [WhenImported("torch.nn.attention.flex_attention", _patches_of)]

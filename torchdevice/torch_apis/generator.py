@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.patching import Callback, Patch, ReplacedInImporters, subclass_in_place_of
+from torchdevice.core.patching import Callback, ReplacedInImporters, subclass_in_place_of
+from torchdevice.core.replacing import REPLACED
 
 _Original = torch.Generator
 
@@ -54,6 +55,4 @@ def _unregister() -> None:
         copyreg.dispatch_table.pop(_Original, None)
 
 
-def patches() -> list[Patch]:
-    """Return the patches of ``torch.Generator``."""
-    return [ReplacedInImporters(torch, "Generator", lambda _: Generator), Callback(_register, _unregister)]
+REPLACED.extend([ReplacedInImporters(torch, "Generator", lambda _: Generator), Callback(_register, _unregister)])

@@ -14,12 +14,8 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import (
-    Patch,
-    ReplacedInImporters,
-    original_of,
-    replaced_in_importers,
-)
+from torchdevice.core.patching import original_of
+from torchdevice.core.replacing import replaces
 from torchdevice.engines import float64_policy
 from torchdevice.foundation import dispatch_modes
 
@@ -27,6 +23,7 @@ _DOUBLES = {7: torch.float64, 10: torch.complex128}
 """The dtypes that a target may lack, by their numbers in graphs (c10/core/ScalarType.h)."""
 
 
+@replaces(torch.jit._script, "script", makes=True, by_value=True)
 def _script(original: Any) -> Any:
     """``torch.jit.script``, which finds the names that a class uses in the frame of its caller."""
 
@@ -39,6 +36,7 @@ def _script(original: Any) -> Any:
     return script
 
 
+@replaces(importlib.import_module("torch.jit._builtins"), "_find_builtin", makes=True, by_value=True)
 def _find_builtin(original: Any) -> Any:
     """The table in which the compiler looks up the operator of a function of torch, by identity."""
 
@@ -49,6 +47,7 @@ def _find_builtin(original: Any) -> Any:
     return find
 
 
+@replaces(torch.jit._serialization, "load", by_value=True)
 def _load(context: Context, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     """``torch.jit.load``: load onto the target where the program gives no ``map_location``, and rewrite devices."""
     device = context.target if map_location is None else context.redirect(map_location) or map_location
@@ -220,18 +219,8 @@ def _nodes(block: Any) -> Iterator[Any]:
             yield from _nodes(inner)
 
 
+@replaces(torch.jit._trace, "trace", by_value=True)
 def _trace(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """``torch.jit.trace``: torch records no values that a dispatch mode has handled."""
     with dispatch_modes.lifted():
         return original(*args, **kwargs)
-
-
-def patches() -> list[Patch]:
-    """Return the patches of ``torch.jit``."""
-    builtins = importlib.import_module("torch.jit._builtins")
-    return [
-        ReplacedInImporters(torch.jit._script, "script", _script),
-        replaced_in_importers(torch.jit._serialization, "load", _load),
-        replaced_in_importers(torch.jit._trace, "trace", _trace),
-        ReplacedInImporters(builtins, "_find_builtin", _find_builtin),
-    ]

@@ -25,6 +25,8 @@ from torchdevice.torch_apis.default_device import DEFAULT_TYPE
 class LegacyTensorType(type):
     """The metaclass of the stand-in classes."""
 
+    __module__, __qualname__ = "torch", "tensortype"  # by which torch's own metaclass is shown
+
     dtype: torch.dtype
     layout: torch.layout
     is_cuda = True  # the attribute of torch's types
@@ -188,7 +190,9 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
     """``Tensor.type``: a dtype, a legacy class such as ``torch.cuda.HalfTensor``, or the name of one."""
     wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
     if wanted is None:
-        return _type_name(context, func(*args))
+        return _type_name(context, args[0], func(*args))
+    if isinstance(wanted, _TypeName):
+        wanted = wanted.requested
     if isinstance(wanted, torch.dtype):
         result = convert(context, func, args, kwargs)
         return moves.followed(args[0], result) if context.runtime.shares_host_memory else result
@@ -201,8 +205,40 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
     return result
 
 
-def _type_name(context: Context, name: str) -> str:
-    """Return the name of a tensor type; under ``identity="program"`` with the program's accelerator for the target."""
-    of_target = f"torch.{context.device_type}."
-    as_shown = f"torch.{context.shown_as}."
-    return as_shown + name[len(of_target) :] if context.shown_as and name.startswith(of_target) else name
+class _TypeName(str):
+    """The name of the type of a tensor that says the target, as ``isinstance`` takes it for the requested type too.
+
+    Programs sort gradients by such names, and would find none of their own. As a key it is what it says.
+
+    Attributes:
+        requested: The name that the tensor has on the program's accelerator.
+    """
+
+    requested: str
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True or self.requested == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __reduce__(self) -> Any:
+        return str, (str(self),)
+
+
+def _type_name(context: Context, tensor: torch.Tensor, name: str) -> str:
+    """Return the name of a tensor's type, which says the device type that tensors report."""
+    of_target = "torch." if context.runtime.shares_host_memory else f"torch.{context.device_type}."
+    if not name.startswith(of_target):
+        return name
+    name_on = "torch.{}." + name[len(of_target) :]
+    shown = name if context.shown_as is None else name_on.format(context.shown_as)
+    if context.shown_as == context.program or torch.compiler.is_compiling():
+        return shown
+    if context.runtime.shares_host_memory and moves.side_of(tensor) is moves.Side.HOST:
+        return shown
+    found = _TypeName(shown)
+    found.requested = name_on.format(context.program)
+    return found

@@ -17,7 +17,8 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Installation, Patch, per_context, replaced_function
+from torchdevice.core.patching import Callback, Installation, per_context
+from torchdevice.core.replacing import replaces
 from torchdevice.engines.mode import with_mode
 from torchdevice.fallback.kernel_registration import Registrations
 
@@ -35,6 +36,7 @@ _libraries: weakref.WeakSet[torch.library.Library] = weakref.WeakSet()
 """Those with kernels for a program's accelerator, each with the kernels as its attribute ``_torchdevice_kernels``."""
 
 
+@replaces(torch.library.Library, "impl")
 def _impl(
     context: Context, original: Any, self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any
 ) -> None:
@@ -124,8 +126,3 @@ def _is_torchs(kernel: Any) -> bool:
 
 _AROUND_KERNELS = frozenset({"torch.library", "torch._library.custom_ops", "torch._library.triton"})
 """Modules whose functions call a kernel of the program that was given to ``register_kernel`` or ``triton_op``."""
-
-
-def patches() -> list[Patch]:
-    """Return the patches of the functions that register kernels."""
-    return [replaced_function(torch.library.Library, "impl", _impl)]

@@ -7,17 +7,15 @@ functions that check see the program's device.
 
 from __future__ import annotations
 
-import functools
 import threading
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.core.patching import Patch, Replaced
+from torchdevice.core.replacing import later, replaces
 from torchdevice.engines import moves
 
 
@@ -32,20 +30,14 @@ def _as_program(context: Context, device: Any) -> Any:
 
 # ---- Lightning -------------------------------------------------------------------------------------------------------
 
-_LIGHTNING = (
-    "lightning.fabric.accelerators.cuda",
-    "lightning.pytorch.accelerators.cuda",
-    "lightning_fabric.accelerators.cuda",
-    "pytorch_lightning.accelerators.cuda",
-)
-
 
 def _setup_device(context: Context, original: Any, self: Any, device: torch.device) -> None:
     original(self, _as_program(context, device))
 
 
-def _patches_of_lightning(module: ModuleType) -> list[Patch]:
-    return [replaced_function(module.CUDAAccelerator, "setup_device", _setup_device, native_to="cuda")]
+for _package in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning"):
+    _class = f"{_package}.accelerators.cuda:CUDAAccelerator"
+    replaces(_class, "setup_device", native_to="cuda", sees_scope=True)(_setup_device)
 
 
 # ---- accelerate ------------------------------------------------------------------------------------------------------
@@ -58,6 +50,8 @@ class _Checking(threading.local):
 _checking = _Checking()
 
 
+@replaces("accelerate.accelerator:Accelerator", "__init__", native_to="cuda", sees_scope=True)
+@replaces("accelerate.accelerator", "get_mixed_precision_context_manager", native_to="cuda", sees_scope=True)
 def _while_checking(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function of accelerate in which the device of its state is the program's."""
     _checking.depth += 1
@@ -84,23 +78,10 @@ class _DeviceOfState:
         del vars(state)["device"]
 
 
-def _patches_of_state(module: ModuleType) -> list[Patch]:
+@later("accelerate.state", sees_scope=True)
+def _patches_of_state(module: Any) -> list[Patch]:
     attribute = _DeviceOfState()
     return [
         Replaced(owner, "device", lambda original: attribute, may_be_absent=True)
         for owner in (module.PartialState, module.AcceleratorState)
-    ]
-
-
-def _patches_of_accelerator(module: ModuleType) -> list[Patch]:
-    checked = functools.partial(replaced_function, replacement=_while_checking, native_to="cuda")
-    return [checked(module.Accelerator, "__init__"), checked(module, "get_mixed_precision_context_manager")]
-
-
-def patches() -> list[Patch]:
-    """Return the patches of the libraries, put in where a program imports them."""
-    return [
-        *(WhenImported(name, _patches_of_lightning, sees_scope=True) for name in _LIGHTNING),
-        WhenImported("accelerate.state", _patches_of_state, sees_scope=True),
-        WhenImported("accelerate.accelerator", _patches_of_accelerator, sees_scope=True),
     ]

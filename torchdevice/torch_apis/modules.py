@@ -9,11 +9,12 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, ReplacedInImporters, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.engines import moves
 from torchdevice.engines.wrap import EntryPoint
 
 
+@replaces(torch.nn.Module, "_apply")
 def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
     """``Module._apply``, by which a module moves its parameters and buffers.
 
@@ -29,12 +30,14 @@ def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, *
         context.thread.moving_module -= 1
 
 
+@replaces(torch.nn.Parameter, "__deepcopy__")
 def _deepcopy(context: Context, original: Any, self: torch.nn.Parameter, memo: Any) -> Any:
     """``Parameter.__deepcopy__``: mark the copy with the parameter's side, because a copy may never be moved itself."""
     result = original(self, memo)
     return moves.followed(self, result) if context.runtime.shares_host_memory else result
 
 
+@replaces(torch.overrides, "has_torch_function", makes=True, by_value=True)
 class _HasTorchFunction(EntryPoint):
     """``torch.overrides.has_torch_function``, by which attention and encoders choose whether they take a fast path.
 
@@ -48,22 +51,9 @@ class _HasTorchFunction(EntryPoint):
         if not answer or "has_torch_function" in sys._getframe(1).f_globals:
             return answer
         only_ours = all(isinstance(mode, thread_state.ContextMode) for mode in thread_state.stacked_modes())
-        return not only_ours or any(map(_overrides, relevant_args))
-
-
-def _overrides(value: Any) -> bool:
-    """Return whether torch hands calls with a value over to the value's class."""
-    kind = type(value)
-    return kind is not torch.Tensor and getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED
+        # The classes to which torch hands calls over.
+        kinds = {*map(type, relevant_args)} - {torch.Tensor}
+        return not only_ours or any(getattr(each, "__torch_function__", _DISABLED) is not _DISABLED for each in kinds)
 
 
 _DISABLED = torch._C._disabled_torch_function_impl
-
-
-def patches() -> list[Patch]:
-    """Return the patches of modules and their parameters."""
-    return [
-        ReplacedInImporters(torch.overrides, "has_torch_function", _HasTorchFunction),
-        replaced_function(torch.nn.Module, "_apply", _apply),
-        replaced_function(torch.nn.Parameter, "__deepcopy__", _deepcopy),
-    ]

@@ -11,14 +11,13 @@ import inspect
 import re
 from typing import Any
 
-import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 from torch.profiler import profiler as kineto_profiler
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 _OPERATOR = re.compile(r"\w+::\w+")
@@ -43,6 +42,7 @@ class DeviceEvent(FunctionEvent):
         return self.self_cpu_time_total if _OPERATOR.fullmatch(self.name) else 0
 
 
+@replaces(kineto_profiler._KinetoProfile, "__init__", native_to="cuda")
 def _init_kineto(context: Context, original: Any, self: Any, **kwargs: Any) -> None:
     activities = kwargs.get("activities")
     wanted = activities is None or ProfilerActivity.CUDA in activities
@@ -54,6 +54,7 @@ def _init_kineto(context: Context, original: Any, self: Any, **kwargs: Any) -> N
         _report(context)
 
 
+@replaces(autograd_profiler.profile, "__init__", native_to="cuda")
 def _init_autograd(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     bound = inspect.signature(original).bind(self, *args, **kwargs)
     device = bound.arguments.get("use_device")
@@ -83,18 +84,9 @@ def _with_device_times(profiler: Any, parse: Any, *args: Any, **kwargs: Any) -> 
     return events
 
 
+@replaces(autograd_profiler.emit_nvtx, "__enter__", native_to="cuda")
 def _enter_emit_nvtx(context: Context, original: Any, self: Any) -> Any:
     if self.enabled:
         context.report("emit_nvtx", "no ranges; use torch.profiler", Fidelity.INERT)
         self.enabled = False
     return original(self)
-
-
-def patches() -> list[Patch]:
-    """Return the patches of both profilers."""
-    assert torch.profiler.profiler is kineto_profiler
-    return [
-        replaced_function(kineto_profiler._KinetoProfile, "__init__", _init_kineto, native_to="cuda"),
-        replaced_function(autograd_profiler.emit_nvtx, "__enter__", _enter_emit_nvtx, native_to="cuda"),
-        replaced_function(autograd_profiler.profile, "__init__", _init_autograd, native_to="cuda"),
-    ]

@@ -6,7 +6,6 @@ calls come from the scope's streams and events and from the allocator of the sim
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch.cuda._gpu_trace as gpu_trace
@@ -14,8 +13,7 @@ import torch.cuda._gpu_trace as gpu_trace
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.cuda.streams import handle_of
 from torchdevice.devices.allocation_events import Block
 from torchdevice.devices.stream_order import Stream, StreamObserver
@@ -92,13 +90,10 @@ def end(context: Context) -> None:
     context.settings.pop(Trace, int)()  # `int()` does nothing
 
 
+@replaces("torch.cuda._sanitizer:CUDASanitizerDispatchMode", "__torch_dispatch__", sees_scope=True)
 def _dispatch(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """``CUDASanitizerDispatchMode.__torch_dispatch__``, which asks tensors whether they are on CUDA."""
     return with_mode(context, original, *args, **kwargs)
-
-
-def _patches_of_sanitizer(module: ModuleType) -> list[Patch]:
-    return [replaced_function(module.CUDASanitizerDispatchMode, "__torch_dispatch__", _dispatch)]
 
 
 def enable() -> None:
@@ -106,8 +101,3 @@ def enable() -> None:
     import torch.cuda._sanitizer
 
     torch.cuda._sanitizer.enable_cuda_sanitizer()
-
-
-def patches() -> list[Patch]:
-    """Return the patch of the sanitizer's class, put in where a program imports the sanitizer."""
-    return [WhenImported("torch.cuda._sanitizer", _patches_of_sanitizer, sees_scope=True)]

@@ -13,7 +13,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Patch, replaced_function
+from torchdevice.core.patching import Callback
+from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.engines import float64_policy, moves
 from torchdevice.fallback.doubles import HostDouble
@@ -64,6 +65,7 @@ def _deserialize(storage: Any, location: str) -> Any:
     return storage.to(device=device)
 
 
+@replaces(serialization, "_get_restore_location")
 def _restore_location(context: Context, original: Any, map_location: Any) -> Any:
     """Return a function that puts each loaded storage on its device, and on a CPU target marks the storage's side.
 
@@ -92,6 +94,7 @@ _whole: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """A loaded storage -> all of it as a tensor in a dtype that the target can hold."""
 
 
+@replaces(torch._utils, "_rebuild_tensor")
 def _rebuild(context: Context, original: Any, storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
     """``torch._utils._rebuild_tensor``: on a target that lacks the dtype, convert the storage, once for all views."""
     untyped = storage._untyped_storage
@@ -121,11 +124,4 @@ def _unregister() -> None:
     _packages.remove(_PACKAGE) if _PACKAGE in _packages else None
 
 
-def patches() -> list[Patch]:
-    """Return the patches of torch's registry of storage locations and of the function that reads it."""
-    assert torch.serialization is serialization
-    return [
-        Callback(_register, _unregister),
-        replaced_function(serialization, "_get_restore_location", _restore_location),
-        replaced_function(torch._utils, "_rebuild_tensor", _rebuild),
-    ]
+REPLACED.append(Callback(_register, _unregister))

@@ -10,9 +10,12 @@ from torch.overrides import _get_current_function_mode_stack
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function
+from torchdevice.core.patching import per_context
+from torchdevice.core.replacing import replaces
 
 
+@replaces(torch.TypedStorage, "__init__")
+@replaces(torch, "range")
 def with_device(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a constructor with its keyword argument ``device`` rewritten, and pin only where the target pins."""
     device = kwargs.get("device")
@@ -23,6 +26,7 @@ def with_device(context: Context, original: Any, *args: Any, **kwargs: Any) -> A
     return original(*args, **kwargs)
 
 
+@replaces(torch.UntypedStorage, "__new__")
 def _untyped_storage(context: Context, original: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     """``torch.UntypedStorage.__new__``: rewrite the device, and let the runtime make storages of the target."""
     if device is None:
@@ -33,6 +37,7 @@ def _untyped_storage(context: Context, original: Any, *args: Any, device: Any = 
     return original(*args, device=device, **kwargs)
 
 
+@replaces(torch.storage, "_get_device_from_module")
 def _device_of_module(context: Context, original: Any, module: str) -> str:
     """``_get_device_from_module``: return the target for the module of types such as ``torch.cuda.FloatStorage``."""
     found = original(module)
@@ -70,18 +75,9 @@ def rewrites_calls() -> bool:
     return thread_state.state.mode is not None or any(isinstance(mode, thread_state.ContextMode) for mode in stack)
 
 
+@replaces(torch.UntypedStorage, "device", makes=True)
 def _device_property(original: Any) -> property:
     def device(storage: Any) -> torch.device:
         return original.__get__(storage)
 
     return property(per_context(device, _read_device))
-
-
-def patches() -> list[Patch]:
-    """Return the patches of storages."""
-    return [
-        replaced_function(torch.UntypedStorage, "__new__", _untyped_storage),
-        replaced_function(torch.TypedStorage, "__init__", with_device),
-        replaced_function(torch.storage, "_get_device_from_module", _device_of_module),
-        Replaced(torch.UntypedStorage, "device", _device_property),
-    ]

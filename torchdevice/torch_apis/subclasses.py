@@ -18,13 +18,15 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.engines.mode import of_this_thread
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
 _NAMES = frozenset({"device", "device_for_backend_keys", "fake_device", "_fake_device"})
 
 
+@replaces(torch.Tensor, "_make_wrapper_subclass", makes=True)
+@replaces(FakeTensor, "__new__", makes=True)
 def _on_target(original: Callable[..., Any]) -> Any:
     """Return a static method that gets the target's device in place of each device among its arguments."""
 
@@ -45,18 +47,21 @@ def _redirected(context: Context, device: Any) -> Any:
     return device if device is None else context.redirect(device) or device
 
 
+@replaces(MetaTensorDescriber, "describe_tensor")
 def _describe(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """What a fake tensor is made of: the device that the tensor is on."""
     with torch._C.DisableTorchFunction():
         return original(*args, **kwargs)
 
 
+@replaces(PythonKeyTracer, "create_arg")
 def _argument(context: Context, original: Any, self: Any, value: Any) -> Any:
     """What stands for an argument in a graph."""
     found = original(self, value)
     return context.shown(found) if isinstance(found, torch.device) else found
 
 
+@replaces(FakeTensor, "device", makes=True)
 def _device_property(original: Any) -> property:
     """Replace ``FakeTensor.device``: it shows the program's device where that of any other tensor does."""
 
@@ -67,14 +72,3 @@ def _device_property(original: Any) -> property:
         return context.shown(found) if context is not None and shows and of_this_thread() is not None else found
 
     return property(device, original.__set__)
-
-
-def patches() -> list[Patch]:
-    """Return the patches of the constructors and of the tracer."""
-    return [
-        Replaced(FakeTensor, "device", _device_property),
-        Replaced(torch.Tensor, "_make_wrapper_subclass", _on_target),
-        Replaced(FakeTensor, "__new__", _on_target),
-        replaced_function(MetaTensorDescriber, "describe_tensor", _describe),
-        replaced_function(PythonKeyTracer, "create_arg", _argument),
-    ]

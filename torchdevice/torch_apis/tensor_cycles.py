@@ -6,21 +6,21 @@ its allocator gave them, so here it finds a block by the address of the values.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.engines.rewriters import native_device
 
 _MODULE = "torch.utils.viz._cycles"
 
 
+@replaces(_MODULE, "is_cuda_tensor", sees_scope=True)
 def _is_on_accelerator(context: Context, original: Any, value: Any) -> bool:
     """``is_cuda_tensor``, for the target's tensors too, where these are not the CPU's."""
     if original(value):
@@ -30,31 +30,20 @@ def _is_on_accelerator(context: Context, original: Any, value: Any) -> bool:
     return native_device(value).type == context.device_type
 
 
-def _patches(module: ModuleType) -> list[Patch]:
-    frames_of, written = module._block_extra, module._frames_fmt
+@replaces(_MODULE, "cuda_allocation_context", sees_scope=True)
+def _allocation_context(context: Context, original: Any) -> Callable[[Any], str | None]:
+    """Return what returns the lines that allocated a tensor, None where unknown."""
+    module: Any = sys.modules[_MODULE]
+    blocks = {
+        block.get("data_ptr", block["address"]): block
+        for segment in torch.cuda.memory._snapshot()["segments"]
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
 
-    def allocation_context(context: Context, original: Any) -> Callable[[Any], str | None]:
-        """``cuda_allocation_context``: return what returns the lines that allocated a tensor, None where unknown."""
-        blocks = {
-            block.get("data_ptr", block["address"]): block
-            for segment in torch.cuda.memory._snapshot()["segments"]
-            for block in segment["blocks"]
-            if block["state"] == "active_allocated"
-        }
+    def of(value: Any) -> str | None:
+        block = blocks.get(value.untyped_storage().data_ptr()) if module.is_cuda_tensor(value) else None
+        frames = module._block_extra(block)[0] if block is not None else None
+        return "\n".join(module._frames_fmt(frames, full_filename=True)) if frames else None
 
-        def of(value: Any) -> str | None:
-            block = blocks.get(value.untyped_storage().data_ptr()) if module.is_cuda_tensor(value) else None
-            frames = frames_of(block)[0] if block is not None else None
-            return "\n".join(written(frames, full_filename=True)) if frames else None
-
-        return of
-
-    return [
-        replaced_function(module, "is_cuda_tensor", _is_on_accelerator),
-        replaced_function(module, "cuda_allocation_context", allocation_context),
-    ]
-
-
-def patches() -> list[Patch]:
-    """Return the patch of the module, put in where a program imports it."""
-    return [WhenImported(_MODULE, _patches, sees_scope=True)]
+    return of

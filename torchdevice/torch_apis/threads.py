@@ -13,7 +13,7 @@ from typing import Any
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 
 _RUN = "run"
 
@@ -26,6 +26,7 @@ _INHERIT_NO_SCOPE = (
 """Modules whose threads inherit no scope: they never call torch, and may run until the process ends."""
 
 
+@replaces(threading.Thread, "start")
 def _start(context: Context, original: Any, self: threading.Thread) -> None:
     """``Thread.start``: run the thread in the scope. It sets ``run`` on the thread until the thread runs."""
     target = getattr(self, "_target", None) or type(self)
@@ -64,11 +65,13 @@ def _in_scope(context: Context, function: Callable[..., Any]) -> Callable[..., A
     return run
 
 
+@replaces(ThreadPoolExecutor, "submit")
 def _submit(context: Context, original: Any, self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
     """``ThreadPoolExecutor.submit``: run the task in the scope."""
     return original(self, _in_scope(context, fn), *args, **kwargs)
 
 
+@replaces(ThreadPoolExecutor, "_adjust_thread_count")
 def _start_worker(context: Context, original: Any, self: ThreadPoolExecutor) -> None:
     """``ThreadPoolExecutor._adjust_thread_count``: start a worker outside the scope, but run its initializer in it.
 
@@ -92,12 +95,3 @@ def _worker_context(context: Context, make: Callable[[], Any]) -> Any:
     worker = make()
     worker.initialize = _in_scope(context, worker.initialize)
     return worker
-
-
-def patches() -> list[Patch]:
-    """Return the patches of threads and thread pools."""
-    return [
-        replaced_function(threading.Thread, "start", _start),
-        replaced_function(ThreadPoolExecutor, "submit", _submit),
-        replaced_function(ThreadPoolExecutor, "_adjust_thread_count", _start_worker),
-    ]

@@ -7,7 +7,6 @@ again at the program's line, so that filters and the rule "once per line" see th
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from types import FrameType
@@ -15,8 +14,8 @@ from typing import Any
 
 import torch.overrides
 
-from torchdevice.core import thread_state
-from torchdevice.core.patching import Patch, Replaced
+from torchdevice.core.context import Context
+from torchdevice.core.replacing import replaces
 from torchdevice.foundation.tracebacks import PACKAGE
 from torchdevice.journal.callers import caller_frame, warn_at
 
@@ -25,18 +24,14 @@ def _is_ours(file: str) -> bool:
     return file.startswith(PACKAGE) or file == torch.overrides.__file__
 
 
-def _show(original: Any) -> Any:
+@replaces(warnings, "_showwarnmsg")
+def _show(context: Context, original: Any, message: Any) -> None:
     """``warnings._showwarnmsg``, through which every warning passes that the filters let through."""
-
-    @functools.wraps(original)
-    def show(message: Any) -> None:
-        if thread_state.state.context is not None and _is_ours(message.filename):
-            _forget(message)
-            warn_at(caller_frame(), message.message, message.category, message.source)
-        else:
-            original(message)
-
-    return show
+    if _is_ours(message.filename):
+        _forget(message)
+        warn_at(caller_frame(), message.message, message.category, message.source)
+    else:
+        original(message)
 
 
 def _forget(message: Any) -> None:
@@ -48,8 +43,3 @@ def _forget(message: Any) -> None:
         frame = frame.f_back
     once = getattr(warnings, "onceregistry", {})
     once.pop((str(message.message), message.category), None)
-
-
-def patches() -> list[Patch]:
-    """Return the patch of Python's warnings."""
-    return [Replaced(warnings, "_showwarnmsg", _show)]

@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchdevice.devices import registry
+from torchdevice.devices.sparse_parts import plain_parts
 from torchdevice.errors import WrongDeviceError
 from torchdevice.transfer.batches import leaves, mapped
 from torchdevice.transfer.specification import DeviceSpec, current_stream, is_same, own_specification
@@ -242,7 +243,4 @@ def memory_of(tensor: torch.Tensor) -> list[torch.Tensor]:
         names, _ = tensor.__tensor_flatten__()
         inner = [memory_of(getattr(tensor, name)) for name in names]
         return list(itertools.chain(*inner)) if all(inner) else []
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor.detach()
-        return [tensor._indices(), tensor._values()]
-    return [tensor] if tensor.layout is torch.strided and not tensor.is_nested else []
+    return list(plain_parts(tensor.detach()))

@@ -29,7 +29,7 @@ from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
 from torchdevice.triton_kernels.driver import target_of
 from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, running, semantic_of, tensor_of
-from torchdevice.triton_kernels.memory import Memory, Races
+from torchdevice.triton_kernels.memory_checks import Memory, Races
 from torchdevice.triton_kernels.numpy_builder import DivergedError, NumpyBuilder
 from torchdevice.triton_kernels.triton_internals import (
     ASTSource,

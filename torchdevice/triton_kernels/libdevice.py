@@ -23,38 +23,19 @@ def _rounded_half_away(values: Any) -> Any:
 
 
 _BY_NAME: dict[str, Callable[..., Any]] = {
-    "acos": np.arccos,
-    "acosh": np.arccosh,
-    "asin": np.arcsin,
-    "asinh": np.arcsinh,
-    "atan": np.arctan,
-    "atan2": np.arctan2,
-    "atanh": np.arctanh,
-    "div_rn": np.divide,
-    "add_rn": np.add,
-    "sub_rn": np.subtract,
-    "mul_rn": np.multiply,
-    "sqrt_rn": np.sqrt,
     "exp10": lambda x: np.power(10, x, dtype=x.dtype),
     "finite": np.isfinite,
     "fma": lambda x, y, z: x.astype(np.float64) * y + z,
-    "isfinited": np.isfinite,
-    "isinfd": np.isinf,
-    "isnand": np.isnan,
     "j0": torch.special.bessel_j0,
     "j1": torch.special.bessel_j1,
-    "lgamma": torch.lgamma,
     "llrint": np.rint,
     "nearbyint": np.rint,
     "normcdf": torch.special.ndtr,
     "normcdfinv": torch.special.ndtri,
-    "pow": np.power,
     "rcbrt": lambda x: 1 / np.cbrt(x),
     "rcp_rn": np.reciprocal,
     "round": _rounded_half_away,
     "llround": _rounded_half_away,
-    "rsqrt": torch.rsqrt,
-    "rsqrt_rn": torch.rsqrt,
     "saturate": lambda x: np.clip(x, 0, 1),
     "fdim": lambda x, y: np.maximum(x - y, 0),
     "sinpi": lambda x: np.sin(np.pi * x.astype(np.float64)),
@@ -73,9 +54,10 @@ def function(symbol: str) -> Callable[..., Any]:
         NotSupportedError: There is none.
     """
     name = symbol.removeprefix("__nv_").removeprefix("fast_")
-    for each in (name, name.removesuffix("f")):
-        # torch first: its special functions are the more exact.
-        found = _BY_NAME.get(each) or getattr(torch.special, each, None) or getattr(np, each, None)
+    # float32, float64, rounded to nearest
+    for each in (name, name.removesuffix("f"), name.removesuffix("d"), name.removesuffix("_rn")):
+        # torch's special functions first, since they are the more exact.
+        found = _BY_NAME.get(each) or next((vars(m)[each] for m in (torch.special, np, torch) if each in vars(m)), None)
         if found is not None:
             is_numpys = isinstance(found, np.ufunc) or found in _PLAIN
             return found if is_numpys else functools.partial(by_torch, found)

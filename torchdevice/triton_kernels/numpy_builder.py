@@ -17,7 +17,7 @@ from torchdevice.core.thread_state import refuse
 from torchdevice.lowlevel import memory_windows
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.triton_kernels import libdevice
-from torchdevice.triton_kernels.memory import Memory
+from torchdevice.triton_kernels.memory_checks import Memory
 from torchdevice.triton_kernels.triton_internals import (
     InterpreterBuilder,
     TensorHandle,

@@ -116,7 +116,9 @@ class Call:
     def _reference(self, copies: Copies) -> Any:
         if not self.operator.is_random:
             return reference.run(self.operator.op, copies)
-        with reference.same_random_numbers(self._state):
+        with torch.random.fork_rng(devices=[], device_type="cpu"):
+            if self._state is not None:
+                torch.default_generator.set_state(self._state)
             return reference.run(self.operator.op, copies)
 
     def _by_range(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
@@ -172,7 +174,9 @@ class Call:
         found = tolerances.of_values(values, expected)
         if found is not None and self.operator.chooses and values.dtype is torch.int64:
             return self._of_choices(values, expected, found)
-        if found is not None and self._may_be_rounded(values):
+        # The roundings in a kernel may be the reason.
+        rounds = not (self.operator.rounds_only or self._draws) and (self._wide or values.dtype is not torch.bool)
+        if found is not None and rounds:
             found = self._beyond_rounding(compared, values, found)
         if found is not None and compared.written and self._is_unchanged(actual):
             return found._replace(kind="not written", what=f"is as it was before the call; {found.what}")
@@ -181,7 +185,8 @@ class Call:
     def _of_choices(self, indices: torch.Tensor, expected: torch.Tensor, found: Difference) -> Difference | None:
         """Return a difference of indices, unless they are of elements that equal the reference's, each taken once."""
         given = self.operator.arguments(self._args, self._kwargs)
-        elements = self.inputs.places[id(given["self"])].of(self.inputs.memories[self._memory_of(given["self"])])
+        place = self.inputs.places[id(given["self"])]
+        elements = place.of(self.inputs.memories[place.memory])
         dim, keepdim = given.get("dim", -1), indices.dim() == elements.dim()
         if dim is None or ("dim" not in given and self.operator.name.endswith(("argmax", "argmin"))):
             elements, indices, expected, dim, keepdim = elements.flatten(), indices.view(-1), expected.view(-1), 0, True
@@ -193,15 +198,6 @@ class Call:
             return found
         chosen, right = elements.gather(dim, indices), elements.gather(dim, expected)
         return None if tolerances.of_values(chosen, right) is None else found
-
-    def _memory_of(self, tensor: torch.Tensor) -> int:
-        return self.inputs.places[id(tensor)].memory
-
-    def _may_be_rounded(self, values: torch.Tensor) -> bool:
-        """Return whether the roundings in a kernel may be the reason of a difference."""
-        if self.operator.rounds_only or self._draws:
-            return False
-        return self._wide or values.dtype is not torch.bool
 
     def _beyond_rounding(self, compared: _Compared, values: torch.Tensor, found: Difference) -> Difference | None:
         """Return a difference if it is larger than roundings can make it."""

@@ -25,7 +25,6 @@ from torchdevice.journal.callers import (
 )
 
 _current_node = torch._C._current_autograd_node
-_next_number = torch._C._autograd._get_sequence_nr
 
 _KEPT = 100_000
 """How many lines of forward operators are remembered."""
@@ -60,7 +59,7 @@ class Lines:
         """Remember the line of a forward operator for which autograd has made a function."""
         if _current_node() is not None:
             return
-        number = _next_number() - 1
+        number = torch._C._autograd._get_sequence_nr() - 1
         if number not in self._forward:
             if len(self._forward) >= _KEPT:
                 del self._forward[next(iter(self._forward))]

@@ -9,8 +9,6 @@ import torch
 from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import given_to, is_written
 
-_aten = torch.ops.aten
-
 _FACTS = {name: frozenset(operators) for name, operators in data_files.read(__file__, "operator_facts.json").items()}
 
 _UNSEEN = _FACTS["unseen"]

@@ -29,23 +29,6 @@ def unseen() -> Iterator[None]:
             yield
 
 
-@block
-def same_random_numbers(state: torch.Tensor | None) -> Iterator[None]:
-    """Let the CPU draw numbers from a state of its generator, and have its own state afterwards.
-
-    Args:
-        state: The state; None for the generator's own.
-    """
-    generator = torch.default_generator
-    before = generator.get_state()
-    if state is not None:
-        generator.set_state(state)
-    try:
-        yield
-    finally:
-        generator.set_state(before)
-
-
 def run(op: Any, copies: Copies) -> Any:
     """Return what an operator gives on the CPU."""
     return op._op(*copies.args, **copies.kwargs)
@@ -62,7 +45,9 @@ def moved(op: Any, inputs: Inputs, place: Any) -> tuple[list[Any], Any] | None:
     Returns:
         None where the CPU has no kernel for float64.
     """
-    precision = _coarsest(inputs)
+    # The relative size of a rounding in the least precise dtype among the inputs.
+    dtypes = [each.dtype for each in tensors((inputs.args, inputs.kwargs)) if each.dtype in WIDE]
+    precision = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
     generator = torch.Generator().manual_seed(0)
 
     def move(values: torch.Tensor) -> torch.Tensor:
@@ -77,9 +62,3 @@ def moved(op: Any, inputs: Inputs, place: Any) -> tuple[list[Any], Any] | None:
     except Exception:
         return None
     return found[1:], found[0]
-
-
-def _coarsest(inputs: Inputs) -> float:
-    """Return the relative size of a rounding in the least precise dtype among the inputs."""
-    dtypes = [each.dtype for each in tensors((inputs.args, inputs.kwargs)) if each.dtype in WIDE]
-    return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)

@@ -45,15 +45,11 @@ _LONGEST = 40
 _READABLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *WIDE} - {torch.complex32}
 
 
-def folder_of(context: Context) -> Path:
-    """Return where programs are written: beside the file of findings, or in the working folder."""
-    named = context.options.verify
-    return Path(named).with_suffix("") if isinstance(named, str) else Path(_FOLDER)
-
-
 def write(context: Context, operator: Operator, inputs: Inputs, finding: Finding) -> str:
     """Write the program of a finding, and return its path; nothing where it would be too large or cannot be written."""
-    folder = folder_of(context)
+    # Beside the file of findings, or in the working folder.
+    named = context.options.verify
+    folder = Path(named).with_suffix("") if isinstance(named, str) else Path(_FOLDER)
     if sum(1 for each in context.journal.findings if each.script) >= _MOST or _size(inputs) > _LARGEST:
         return ""
     name = f"{operator.name.partition('::')[2]}-{Path(finding.site.file).stem[:_LONGEST]}-{finding.site.line}"

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.testing import _comparison
 
-_tolerances = _comparison.default_tolerances
-
 ROUNDINGS = 16
 """How many times the effect of one rounding of the inputs is allowed, where more than torch.testing's default is."""
 
@@ -62,7 +60,7 @@ def of_values(actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor |
     """
     # Rounded to the result's dtype, since no kernel can be closer than that.
     rounded = expected if expected.dtype == actual.dtype else expected.to(actual.dtype)
-    relative, absolute = _tolerances(actual.dtype)
+    relative, absolute = _comparison.default_tolerances(actual.dtype)
     if actual.dtype == torch.complex32:  # in which the CPU compares nothing
         actual, rounded = actual.to(torch.complex64), rounded.to(torch.complex64)
     # The usual case ends here, without float64.

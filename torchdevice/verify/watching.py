@@ -116,12 +116,9 @@ _threads = _Threads()
 
 
 def _backward_calls(context: Context) -> BackwardCalls:
-    for each in context.stream_observers:
-        if isinstance(each, BackwardCalls):
-            return each
-    calls = BackwardCalls()
-    context.stream_observers.append(calls)
-    return calls
+    if not any(isinstance(each, BackwardCalls) for each in context.stream_observers):
+        context.stream_observers.append(BackwardCalls())
+    return next(each for each in context.stream_observers if isinstance(each, BackwardCalls))
 
 
 def enter_thread(entry: Any) -> None:
@@ -147,8 +144,8 @@ def leave_thread(entry: Any) -> None:
     _settle()
     if not entry.context.entries:
         _write(entry.context)
-        for each in [each for each in entry.context.stream_observers if isinstance(each, BackwardCalls)]:
-            entry.context.stream_observers.remove(each)
+        observers = entry.context.stream_observers
+        observers[:] = [each for each in observers if not isinstance(each, BackwardCalls)]
 
 
 def _write(context: Context) -> None:

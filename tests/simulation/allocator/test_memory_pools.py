@@ -116,31 +116,10 @@ def test_ways_to_route_allocations() -> None:
     assert not segments(pool)
 
 
-def test_a_pool_for_emergencies_and_one_that_splits_nothing() -> None:
-    with torchdevice.simulate("cuda", memory="56MiB"):  # two such tensors, and what earlier tests left
-        torch.cuda.empty_cache()
-        spare = torch.cuda.MemPool(use_on_oom=True)
-        with torch.cuda.use_mem_pool(spare):
-            del (first := [torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")])[0]
-        kept = torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")
-        last = torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")
-        assert not first and states(spare.id) == ["active_allocated"]
-        with pytest.raises(torch.cuda.OutOfMemoryError):
-            torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")
-        del kept, last, spare
-
-
-@pytest.mark.skipif(torch.__version__ < "2.11", reason="no no_split before")
-def test_a_pool_that_splits_nothing() -> None:
-    pool = torch.cuda.MemPool(no_split=True)
-    with torch.cuda.use_mem_pool(pool):
-        kept = [mebibyte(), mebibyte()]
-    assert len(pool.snapshot()) == 2 and kept
-
-
 def test_pluggable_allocators_and_pools_of_other_targets_are_refused() -> None:
-    with pytest.raises(NotSupportedError):
-        torch.cuda.MemPool(object())
+    for given in ({"allocator": object()}, {"use_on_oom": True}, {"no_split": True}):
+        with pytest.raises(NotSupportedError, match=next(iter(given))):
+            torch.cuda.MemPool(**given)
     pool = torch.cuda.MemPool()
     with torchdevice.portable("cpu"):
         for call in (torch.cuda.MemPool, lambda: torch.cuda.use_mem_pool(pool).__enter__()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import itertools
 import warnings
@@ -336,3 +337,22 @@ def test_torchs_samples(op: OpInfo, layout: torch.layout) -> None:
         assert not sweeping.identical(expected, found, "cuda"), (args, kwargs, expected, found)
         compared += 1
     assert compared
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_conversion_leaves_the_coo_tensor_as_it_is(layout: str) -> None:
+    """The indices of the result may be those of the argument, in the middle of their memory."""
+    dense = torch.eye(4) + torch.arange(4.0).diag(0)
+    on_cpu, s = dense.to_sparse(), dense.to(DEVICE).to_sparse()
+    shares = [part.untyped_storage().data_ptr() == on_cpu._indices().untyped_storage().data_ptr()
+              for part in parts(LAYOUTS[layout](on_cpu))]  # fmt: skip
+    before = repr(s)
+    converted = LAYOUTS[layout](s)
+    indices = s._indices().untyped_storage()
+    assert [part.untyped_storage().data_ptr() == indices.data_ptr() for part in parts(converted)] == shares
+    assert repr(s) == before and torch.equal(s.cpu().to_dense(), dense)
+    del s, indices
+    assert torch.equal(converted.to_dense().cpu(), dense)
+    del converted
+    gc.collect()
+    assert torch.cuda.memory_allocated(DEVICE) == 0

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchdevice
-from torchdevice.simulation.refusals import cuda_refusals, nondeterminism, rules
+from torchdevice.simulation.refusals import cuda_refusals, nondeterminism, refusal_rules
 from torchdevice.simulation.refusals.cuda_refusals import GAPS
 
 
@@ -49,7 +49,7 @@ PRODUCTS: list[Callable[[torch.Tensor], Any]] = [
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_products_of_integers(cuda: torchdevice.Scope, dtype: torch.dtype) -> None:
     x = ones(2, 2, dtype=dtype)
-    name = rules.scalar_type(dtype)
+    name = refusal_rules.scalar_type(dtype)
     for product in PRODUCTS:
         with pytest.raises(NotImplementedError, match=rf'^"(addmm|baddbmm)_cuda" not implemented for \'{name}\'$'):
             product(x)

@@ -13,19 +13,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import free_port, run_command
+from conftest import free_port, run_command, run_python
 from places import PROGRAMS
 
 import torchdevice
 from torchdevice.cli import main, ranks
 from torchdevice.core import thread_state
-from torchdevice.torch_apis.distributed import dtensor, duplicate_gpus, process_groups, sharded_attention
+from torchdevice.torch_apis.distributed import duplicate_gpus, process_groups
 
 
 def torchrun(
@@ -40,13 +39,15 @@ def torchrun(
 
 
 @pytest.mark.one_engine
-@pytest.mark.parametrize("area", [process_groups, sharded_attention, dtensor])
-def test_a_build_without_process_groups_gets_no_patches_of_them(
-    area: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert area.patches()
-    monkeypatch.setattr(dist, "is_available", lambda: False)
-    assert area.patches() == []
+@pytest.mark.parametrize("there", [True, False])
+def test_a_build_without_process_groups_gets_no_patches_of_them(there: bool) -> None:
+    code = f"import torch.distributed as dist; dist.is_available = lambda: {there}; from torchdevice import installed; "
+    code += (
+        "from torchdevice.core.replacing import REPLACED; owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
+    )
+    code += "print(dist in owners, any(str(vars(each).get('_function')).find('init_process') > 0 for each in REPLACED))"
+    done = run_python("-c", code)
+    assert done.stdout.split() == [str(there)] * 2, done.stderr
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

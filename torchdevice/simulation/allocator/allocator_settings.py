@@ -44,15 +44,13 @@ class Settings(NamedTuple):
 
     Attributes:
         expandable_segments: Whether segments grow.
-        garbage_collection_threshold: The fraction of the allowed memory above which cached blocks are released; 0 for
-            none.
+        garbage_collection_threshold: Shown, and not followed: cached blocks stay until memory runs out.
         large_segment_size: The segments of the large pools, in bytes.
         max_non_split_rounding: How many bytes larger than the request a block may be that is too large to be split.
         max_split_size: The bytes from which a block is not split; None for no limit.
         divisions: Into how many steps a power of 2 is divided when sizes are rounded up: for sizes from 1 MiB, from
             2 MiB, and so on. 0 or 1 for steps of 512 bytes.
         memory_fraction: The fraction of a device's memory that the process may have. Counts at initialisation only.
-        caches: Whether the allocator is enabled; a disabled one hands each request to the driver. No text sets this.
     """
 
     expandable_segments: bool = False
@@ -63,7 +61,6 @@ class Settings(NamedTuple):
     max_split_size: int | None = None
     divisions: tuple[int, ...] = (0,) * _INTERVALS
     memory_fraction: float = 1.0
-    caches: bool = True
 
     def rounded(self, size: int) -> int:
         """Return the size of the block for a request of ``size`` bytes."""

@@ -17,19 +17,22 @@ class Statistics:
     Attributes:
         whole: The figures of all pools.
         of_pools: The figures of the small pools, under True, and of the large ones.
+        counting: Both of these, as a tuple.
+        numbers: How often the driver was called, and what memory that ran out led to.
         max_split_size: The bytes from which a block or segment counts as oversize; None for no limit.
     """
 
     def __init__(self) -> None:
         self.whole = Figures()
         self.of_pools = {True: Figures(self.whole), False: Figures(self.whole)}
+        self.counting = (self.whole, *self.of_pools.values())
         self.max_split_size: int | None = None
         self._oversize = {"oversize_allocations": Figures(), "oversize_segments": Figures()}
-        self._numbers = dict.fromkeys(_NUMBERS, 0)
+        self.numbers = dict.fromkeys(_NUMBERS, 0)
 
     def count(self, name: str) -> None:
         """Count a call of the driver, or what memory that ran out led to."""
-        self._numbers[name] += 1
+        self.numbers[name] += 1
 
     def count_oversize(self, name: str, size: int, by: int) -> None:
         """Count a block or segment of ``size`` bytes, if it is oversize."""
@@ -51,7 +54,7 @@ class Statistics:
         return {
             **shown({"all": self.whole, "small_pool": self.of_pools[True], "large_pool": self.of_pools[False]}),
             **{name: figures.stat("count") for name, figures in self._oversize.items()},
-            **self._numbers,
+            **self.numbers,
             "max_split_size": -1 if self.max_split_size is None else self.max_split_size,
         }
 
@@ -62,8 +65,8 @@ class Statistics:
     def forget_totals(self) -> None:
         """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0."""
         self._for_each_figures(Figures.forget_totals)
-        self._numbers = dict.fromkeys(_NUMBERS, 0)
+        self.numbers = dict.fromkeys(_NUMBERS, 0)
 
     def _for_each_figures(self, change: Callable[[Figures], None]) -> None:
-        for figures in (self.whole, *self.of_pools.values(), *self._oversize.values()):
+        for figures in (*self.counting, *self._oversize.values()):
             change(figures)

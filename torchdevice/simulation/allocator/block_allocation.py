@@ -22,10 +22,8 @@ from torchdevice.simulation.allocator.allocator_settings import DEFAULT, MINIMUM
 from torchdevice.simulation.allocator.allocator_stats import Statistics
 from torchdevice.simulation.allocator.memory_blocks import (
     FREE,
-    NOBODY,
     PENDING,
     SHIFT,
-    UNCACHED,
     USED,
     Block,
     Pool,
@@ -57,6 +55,7 @@ class Blocks:
         ended: The ended storages of all devices, in this order. Its ``release`` gives the block to its device's
             ``freed``.
         freed: The blocks without an owner, and late ones, in this order.
+        held: Number of the memory of a storage that C++ made -> its block, and the address of its values.
         late: Functions to call when the change in progress has ended.
         pending: The freed blocks that another stream may still use.
         pools: The pools of free blocks.
@@ -78,6 +77,7 @@ class Blocks:
         tell: Callable[[str, int, int, int], None],
     ) -> None:
         self.freed: deque[Block] = deque()
+        self.held: dict[int, tuple[Block, int]] = {}
         self.late: deque[Callable[[], object]] = deque()
         self.pending: list[Block] = []
         self.refused: Exception | None = None
@@ -86,7 +86,6 @@ class Blocks:
         self.segments = Segments(index, number, self.statistics, tell)
         self._index, self._limits, self._error = index, limits, error
         self._routes = self.pools.routes  # the same list: an attribute less in `_stays`
-        self._searches = 0
         self.configure(DEFAULT)
 
     def configure(self, settings: Settings) -> None:
@@ -105,15 +104,11 @@ class Blocks:
         """Let each of the blocks that storages have be a segment of its own, and nothing be cached."""
         # A set, since the same block may be asked for several times below.
         used = set(live)
-        # Blocks of the driver are in no segment, and only their sum is counted.
-        outside = {block for block in used if block.pool.owner == UNCACHED}
-        self.segments.uncached = sum(block.size for block in outside)
         # By number and not until it is empty, because the loop appends what it keeps.
         for _ in range(len(self.freed)):  # storages may end meanwhile, and append theirs
             block = self.freed.popleft()
             if block in used and block.state != memory_blocks.LATE:
                 self.freed.append(block)
-        used -= outside
         self.pending = []
         self.pools.clear()
         for block in used:
@@ -133,7 +128,6 @@ class Blocks:
 
         Raises:
             torch.OutOfMemoryError: The device has too little memory left. The text is CUDA's.
-            torch.AcceleratorError: The same, where the allocator is disabled.
         """
         freed = self.freed
         # Blocks are freed only when the next request comes; most often the tensor just dropped has the size of the new
@@ -148,9 +142,6 @@ class Blocks:
                 figures.total_count += 1
                 return block
             self.settle()
-        if not self.settings.caches:
-            # The driver rounds to 512 bytes as well.
-            return self._from_driver((requested + MINIMUM - 1) & -MINIMUM, stream)
         size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else self.settings.rounded(requested)
         pool = self.pools.serving(stream, size <= SMALL)
         # `or`: no block is false, since blocks define no length or truth.
@@ -160,8 +151,6 @@ class Blocks:
     def allocate_meanwhile(self, requested: int, stream: int) -> Block:
         """Return a block for a request in the middle of a change of the memory, by a destructor. It changes nothing."""
         size = self.settings.rounded(requested)
-        if not self.settings.caches:
-            return self._from_driver(size, stream)
         block = Block(next(_LATE_ADDRESSES), size, self.pools.serving(stream, size <= SMALL), memory_blocks.LATE)
         block.requested = requested
         self.freed.append(block)
@@ -210,6 +199,8 @@ class Blocks:
             # A smaller block, or one of the same size at a lower address, would be taken instead.
             if found < (size + rest) << SHIFT | address:
                 return False
+        if rest and after is not None:
+            after.requested = 0  # a new rest would be split off
         # What freeing and splitting would have added to the peaks and sums for a moment.
         is_part = previous is not None or (after is not None and (not rest or after.next is not None))
         count, inactive = (not rest, size) if is_part else (bool(rest), rest)
@@ -224,13 +215,6 @@ class Blocks:
             figures = figures.whole
         return True
 
-    def _from_driver(self, size: int, stream: int) -> Block:
-        """Return a block for a disabled allocator. Cached segments are not released for it."""
-        found = self.segments.outside(size, stream, self.limits().total)
-        if found is None:
-            raise self.refusal(torch.AcceleratorError("CUDA error: out of memory"))
-        return found
-
     def _find(self, pool: Pool, size: int) -> Block | None:
         """Take the free block that fits a request best out of its pool; None if none fits."""
         if self._is_plain:
@@ -239,8 +223,6 @@ class Blocks:
             at = bisect_left(keys, size << SHIFT)
             # Popped from both in one line, so that keys and blocks agree wherever an interrupt comes.
             return pool.blocks.pop(keys.pop(at)) if at < len(keys) else None
-        # CUDA counts only searches in the large pools as the age of blocks.
-        self._searches += not pool.is_small and pool.owner == NOBODY
         found = self._fitting(pool, size)
         if found is not None:
             found.pool.take(found)
@@ -279,8 +261,6 @@ class Blocks:
         return block
 
     def _splits(self, pool: Pool, size: int, rest: int) -> bool:
-        if pool.owner != NOBODY and not self.pools.splits(pool.owner):
-            return False
         if pool.is_small or self.settings.expandable_segments:
             # CUDA keeps rests of at most 1 MiB in large pools with their block.
             return rest >= MINIMUM
@@ -304,17 +284,14 @@ class Blocks:
     def _obtain(self, pool: Pool, size: int) -> Block:
         """Return a block of a new segment, for which the cache is emptied if that is necessary."""
         limits, wanted = self.limits(), self.settings.segment_size(size)
-        # The garbage threshold is a fraction of the allowed memory, so it needs a limit.
-        if limits.allowed is not None:
-            self._collect_garbage(limits.allowed)
         found = self._new(pool, size, wanted, limits)
-        # In CUDA's order: oversize blocks, then the whole cache, then private pools.
+        # In CUDA's order: oversize blocks, then the whole cache.
         if found is None and cache_release.release_oversize(self.segments, pool, size, self._oversized):
             found = self._new(pool, size, wanted, limits)
         if found is None:
             self.release_cached()
             self.statistics.count("num_alloc_retries")
-            found = self._new(pool, size, wanted, limits) or self._borrowed(pool, size)
+            found = self._new(pool, size, wanted, limits)
         if found is None:
             self.statistics.count("num_ooms")
             total = limits.total or 0
@@ -332,21 +309,6 @@ class Blocks:
             return expandable_segments.expand(self.segments, self._expanding(pool), size, unit, limits.total)
         return self.segments.obtain(pool, wanted, limits.total)
 
-    def _borrowed(self, pool: Pool, size: int) -> Block | None:
-        """Take a block of a private pool that serves other allocations when memory runs out."""
-        for owner in self.pools.serving_all():
-            found = self._find(self.pools.pool(pool.stream, pool.is_small, owner), size)
-            if found is not None:
-                return found
-        return None
-
-    def _collect_garbage(self, allowed: int) -> None:
-        """Release large blocks that have been free for long, where reserved memory exceeds the threshold."""
-        most = int(self.settings.garbage_collection_threshold * allowed)
-        excess = self.statistics.whole.reserved - most
-        if most and excess > 0:
-            cache_release.collect_garbage(self.segments, self.pools.large(), excess, self._searches)
-
     def release_cached(self) -> None:
         """Wait for the device, and return the segments without a block in use to the driver."""
         self.statistics.count("num_sync_all_streams")
@@ -355,8 +317,7 @@ class Blocks:
 
     def out_of_memory(self, wanted: int, limits: Limits) -> str:
         """Return the text of CUDA's error where the driver was asked for ``wanted`` bytes."""
-        private, uncached = self.pools.free_in_private(), self.segments.uncached
-        return out_of_memory.text(self._index, wanted, limits, self.statistics.whole, uncached, private)
+        return out_of_memory.text(self._index, wanted, limits, self.statistics.whole, self.pools.free_in_private())
 
     # ---- freed blocks ------------------------------------------------------------------------------------------------
 
@@ -378,10 +339,6 @@ class Blocks:
             if block.state != USED:  # else a checkpoint was restored, and the storage ended meanwhile
                 if block.state == memory_blocks.LATE:
                     self._place(block)
-                continue
-            if block.pool.owner == UNCACHED:
-                self.segments.uncached -= block.size
-                block.state = FREE
                 continue
             if self._oversized is not None:
                 self.statistics.count_oversize("oversize_allocations", block.size, -1)
@@ -426,7 +383,5 @@ class Blocks:
         # A block that is its whole segment is no inactive part: it can be given back.
         if block.is_split:
             count, inactive = count + 1, inactive + block.size
-        elif self.settings.garbage_collection_threshold:
-            pool.ages[block.key] = self._searches
         if (count or inactive) and not pool.expands:
             pool.figures.split(count, inactive)

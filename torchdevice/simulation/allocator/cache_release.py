@@ -1,4 +1,4 @@
-"""Which free segments are returned to the driver: all, those too large to be split, those that were free for long."""
+"""Which free segments are returned to the driver: all, or those too large to be split."""
 
 from __future__ import annotations
 
@@ -50,23 +50,3 @@ def release_oversize(segments: Segments, pool: Pool, size: int, limit: int | Non
         if not block.is_split:
             segments.release(block)
     return released >= wanted
-
-
-def collect_garbage(segments: Segments, pools: Iterable[Pool], excess: int, searches: int) -> None:
-    """Release blocks that have been free for long.
-
-    Args:
-        segments: The segments of the device.
-        pools: The pools of the blocks.
-        excess: The bytes to be released.
-        searches: How many searches for large blocks there were, by which the age of a free block is counted.
-    """
-    # The age is the number of searches since the block was freed.
-    left = {b: searches - p.ages.get(k, 0) for p in pools for k, b in p.blocks.items() if not b.is_split}
-    while excess > 0 and left:
-        # CUDA frees what is at least as old as the mean, round after round, until enough is free.
-        mean = sum(left.values()) / len(left)
-        for block in [block for block, age in left.items() if age >= mean]:
-            excess -= block.size
-            del left[block]
-            segments.release(block)

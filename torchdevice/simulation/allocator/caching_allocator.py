@@ -37,7 +37,7 @@ def _telling(index: int, observers: Sequence[Observer]) -> Callable[[str, int, i
 M = TypeVar("M", bound=Callable[..., Any])
 
 
-def _changing(method: M) -> M:
+def changing(method: M) -> M:
     """Let a method of a device hold the lock, and lay the memory out anew if an interrupt ends the method.
 
     What has been freed is settled first. A destructor may call the method in the middle of another one. If it returns
@@ -149,7 +149,7 @@ class Device:
         What is certain is which blocks storages have. Each becomes a segment of its own, and nothing is cached.
         """
         self._blocks.release_ended()
-        # On one line: see `_changing`.
+        # On one line: see `changing`.
         with self._lock: self._blocks.lay_out_anew(self.live(self))  # noqa: E701  # fmt: skip
 
     # ---- blocks ------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Device:
             torch.OutOfMemoryError: The device has too little memory left. The text is CUDA's.
             torch.AcceleratorError: The same, where the allocator is disabled.
         """
-        try:  # as ``_changing`` does it, without the time of its frame
+        try:  # as ``changing`` does it, without the time of its frame
             # The usual case has nothing to release, and costs no call.
             if self.ended:
                 self._blocks.release_ended()
@@ -196,17 +196,17 @@ class Device:
         # "May be": blocks that have ended are not sorted yet.
         return bool(self._blocks.pending or self.freed or self.ended)
 
-    @_changing
+    @changing
     def host_waited(self) -> None:
         """Free the blocks that were freed while another stream used them: the host has waited for the device."""
         self._blocks.host_waited()
 
-    @_changing
+    @changing
     def empty_cache(self) -> None:
         """Return the segments without a block in use to the driver."""
         self._blocks.release_cached()
 
-    @_changing
+    @changing
     def begin(self, settings: Settings) -> None:
         """Begin as for a new process: with these settings, without cached segments, peaks and sums."""
         self._blocks.configure(settings)
@@ -216,12 +216,12 @@ class Device:
 
     # ---- private pools -----------------------------------------------------------------------------------------------
 
-    @_changing
-    def keep_private(self, owner: Owner, *, serves_all: bool = False, splits: bool = True) -> None:
+    @changing
+    def keep_private(self, owner: Owner) -> None:
         """Count one more use of a private pool, which is made if there is none of this id."""
-        self._blocks.pools.keep(owner, serves_all=serves_all, splits=splits)
+        self._blocks.pools.keep(owner)
 
-    @_changing
+    @changing
     def release_private(self, owner: Owner) -> None:
         """Count one use of a private pool less. Its segments may be returned to the driver after the last."""
         self._blocks.pools.release(owner)
@@ -230,7 +230,7 @@ class Device:
         """Return how often a private pool is in use."""
         return self._blocks.pools.uses_of(owner)
 
-    @_changing
+    @changing
     def empty_private(self, owner: Owner) -> None:
         """Return the segments of a private pool without a block in use to the driver, if the pool is not in use."""
         blocks = self._blocks
@@ -239,17 +239,17 @@ class Device:
         unused = [pool for pool in blocks.pools.unused() if pool.owner == owner]
         cache_release.release_all(blocks.segments, unused, blocks.settings)
 
-    @_changing
+    @changing
     def route(self, owner: Owner, takes: Callable[[], bool]) -> None:
         """Let a private pool serve the allocations of a thread where ``takes()`` is true."""
         self._blocks.pools.routes.append((owner, takes))
 
-    @_changing
+    @changing
     def unroute(self, owner: Owner) -> None:
         """End the first route of a private pool."""
         self._blocks.pools.unroute(owner)
 
-    @_changing
+    @changing
     def checkpoint(self, owner: Owner, data: Mapping[Block, int]) -> Checkpoint:
         """Return which blocks of a private pool are in use. ``data`` has the addresses of their values.
 
@@ -260,7 +260,7 @@ class Device:
         self._blocks.host_waited()
         return pool_checkpoints.taken(self._blocks, owner, data)
 
-    @_changing
+    @changing
     def restore(self, checkpoint: Checkpoint) -> dict[Block, int]:
         """Free the blocks of a private pool, and use those that were in use at a checkpoint.
 
@@ -270,7 +270,7 @@ class Device:
         self._check_private(checkpoint.owner)
         return pool_checkpoints.restored(self._blocks, checkpoint)
 
-    @_changing
+    @changing
     def in_use(self, owner: Owner) -> list[Block]:
         """Return the blocks of a private pool that are in use."""
         self._check_private(owner)
@@ -282,35 +282,35 @@ class Device:
         if not self.uses_of(owner):
             raise self._blocks.refusal(RuntimeError("Not expected to checkpoint freeable graph"))
 
+    @property
+    def held(self) -> Mapping[int, tuple[Block, int]]:
+        """The blocks of storages that C++ made, with the address of the values, by the number of the memory."""
+        return self._blocks.held
+
     # ---- figures -----------------------------------------------------------------------------------------------------
 
-    @property
-    def uncached(self) -> int:
-        """The bytes that tensors have from the driver directly."""
-        return self._blocks.segments.uncached
-
-    @_changing
+    @changing
     def figures(self) -> Memory:
         """Return the current values and the peaks, in bytes."""
         whole = self._blocks.statistics.whole
         return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
 
-    @_changing
+    @changing
     def statistics(self) -> dict[str, Any]:
         """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
         return self._blocks.statistics.shown()
 
-    @_changing
+    @changing
     def reset_peak(self) -> None:
         """Reset the peaks to the current values."""
         self._blocks.statistics.forget_peaks()
 
-    @_changing
+    @changing
     def reset_accumulated(self) -> None:
         """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0."""
         self._blocks.statistics.forget_totals()
 
-    @_changing
+    @changing
     def segments(self, data: Mapping[Block, int]) -> list[Segment]:
         """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
         return self._blocks.segments.shown(data)
@@ -335,7 +335,7 @@ _numbering = threading.RLock()
 
 def _take_number(device: Device) -> int:
     """Return the least number that no living device has."""
-    # On one line: see `_changing`.
+    # On one line: see `changing`.
     with _numbering: return _numbered(device)  # noqa: E701  # fmt: skip
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Any
 
 from torchdevice.simulation.allocator.memory_blocks import FREE, SHIFT, UNMAPPED, Block, Pool, cut, joined
 from torchdevice.simulation.allocator.segments import Segments
+
+_address = operator.attrgetter("address")
 
 _UNLIMITED = 1 << 44
 """The addresses of a segment on a device without a memory limit, in bytes."""
@@ -98,10 +101,6 @@ def _map(segments: Segments, block: Block, size: int, unit: int, total: int | No
     pool.put(block)
     # Merged with free neighbours, so that the caller gets one block that is large enough.
     return _merged(block, FREE, pool.take, pool.put)
-
-
-def _address(block: Block) -> int:
-    return block.address
 
 
 def _merged(block: Block, state: int, take: Callable[[Block], Any], put: Callable[[Block], Any]) -> Block:

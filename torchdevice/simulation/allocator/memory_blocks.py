@@ -22,9 +22,6 @@ Owner = tuple[int, int]
 
 NOBODY: Owner = (0, 0)  # as torch's `MempoolId_t{0, 0}`
 
-UNCACHED: Owner = (-1, -1)
-"""The owner of blocks that the driver gave directly, while the program has disabled the caching allocator."""
-
 
 class Block:
     """A part of a segment.
@@ -89,7 +86,7 @@ class Pool:
         ages: Key -> the searches before the block was freed, while garbage is collected.
     """
 
-    __slots__ = ("ages", "blocks", "expands", "figures", "is_small", "is_usual", "keys", "owner", "stream", "unmapped")
+    __slots__ = ("blocks", "expands", "figures", "is_small", "is_usual", "keys", "owner", "stream", "unmapped")
 
     def __init__(self, stream: int, is_small: bool, owner: Owner, expands: bool, figures: Figures):
         self.stream = stream
@@ -101,11 +98,10 @@ class Pool:
         self.keys: list[int] = []
         self.blocks: dict[int, Block] = {}
         self.unmapped: list[Block] = []
-        self.ages: dict[int, int] = {}
 
     def clear(self) -> None:
         """Forget all blocks."""
-        for blocks in (self.keys, self.blocks, self.unmapped, self.ages):
+        for blocks in (self.keys, self.blocks, self.unmapped):
             blocks.clear()  # type: ignore[attr-defined]
 
     def put(self, block: Block) -> None:

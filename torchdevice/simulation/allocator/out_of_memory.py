@@ -28,7 +28,7 @@ class Limits(NamedTuple):
     allowed: int | None = None
 
 
-def text(index: int, wanted: int, limits: Limits, figures: Figures, uncached: int, private: int) -> str:
+def text(index: int, wanted: int, limits: Limits, figures: Figures, private: int) -> str:
     """Return the text of CUDA's error.
 
     Args:
@@ -41,7 +41,7 @@ def text(index: int, wanted: int, limits: Limits, figures: Figures, uncached: in
     """
     total = limits.total or 0
     # Never negative: a request for more than this machine has comes with this machine's total.
-    free = max(0, total - figures.reserved - uncached)
+    free = max(0, total - figures.reserved)
     allowed = "" if limits.allowed is None else f"{written(limits.allowed)} allowed; "
     in_private = f"with {written(private)} allocated in private pools (e.g., CUDA Graphs), " if private else ""
     return (

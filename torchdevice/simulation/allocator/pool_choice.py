@@ -8,21 +8,6 @@ from torchdevice.simulation.allocator.memory_blocks import NOBODY, SHIFT, Owner,
 from torchdevice.simulation.allocator.pool_stats import Figures
 
 
-class _Private:
-    """A pool of the program's own, as ``torch.cuda.MemPool`` makes it.
-
-    Attributes:
-        uses: How many objects and routes keep it.
-        serves_all: Whether it serves other allocations when memory runs out.
-        splits: Whether its segments are split.
-    """
-
-    def __init__(self, serves_all: bool, splits: bool):
-        self.uses = 0
-        self.serves_all = serves_all
-        self.splits = splits
-
-
 class Pools:
     """The pools of a device.
 
@@ -36,7 +21,7 @@ class Pools:
     def __init__(self, figures: Mapping[bool, Figures]):
         self.routes: list[tuple[Owner, Callable[[], bool]]] = []
         self._figures = figures
-        self._privates: dict[Owner, _Private] = {}
+        self._uses: dict[Owner, int] = {}
         self._pools: dict[tuple[int, bool, Owner, bool], Pool] = {}
         # By `is_small`: False is 0, True is 1. A shorter way for requests that no route takes.
         self._usual: tuple[dict[int, Pool], dict[int, Pool]] = ({}, {})
@@ -59,10 +44,6 @@ class Pools:
         # `or` is safe: pools define no length. `setdefault` decides between threads.
         return found or self._pools.setdefault(key, Pool(*key, self._figures[is_small]))
 
-    def large(self) -> list[Pool]:
-        """Return the pools of large blocks that are not private, and whose segments do not grow."""
-        return list(self._usual[False].values())
-
     def unused(self) -> list[Pool]:
         """Return the pools that are of no private pool in use: their segments may be returned to the driver."""
         # A copy, since another thread may add a pool.
@@ -80,33 +61,22 @@ class Pools:
 
     # ---- private pools -----------------------------------------------------------------------------------------------
 
-    def keep(self, owner: Owner, *, serves_all: bool, splits: bool) -> None:
+    def keep(self, owner: Owner) -> None:
         """Count one more use of a private pool, which is made if there is none of this id."""
-        # `splits` and `serves_all` are those of the first use.
-        self._privates.setdefault(owner, _Private(serves_all, splits)).uses += 1
+        self._uses[owner] = self.uses_of(owner) + 1
 
     def release(self, owner: Owner) -> None:
         """Count one use of a private pool less."""
-        private = self._privates.get(owner)
-        if private is not None:
-            private.uses -= 1
+        if owner in self._uses:
+            self._uses[owner] -= 1
 
     def has(self, owner: Owner) -> bool:
         """Return whether a private pool was ever made."""
-        return owner in self._privates
+        return owner in self._uses
 
     def uses_of(self, owner: Owner) -> int:
         """Return how often a private pool is in use."""
-        private = self._privates.get(owner)
-        return private.uses if private is not None else 0
-
-    def splits(self, owner: Owner) -> bool:
-        """Return whether the segments of a private pool are split."""
-        return self._privates[owner].splits
-
-    def serving_all(self) -> list[Owner]:
-        """Return the private pools that serve other allocations when memory runs out."""
-        return [owner for owner, private in self._privates.items() if private.serves_all]
+        return self._uses.get(owner, 0)
 
     def unroute(self, owner: Owner) -> None:
         """End the first route of a private pool."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchdevice.devices.runtime import Stat
 
@@ -205,25 +205,21 @@ class Figures:
         return Stat(stat.current + waiting, max(stat.peak, getattr(self, peak)), stat.allocated, freed)
 
 
-class _Shown(NamedTuple):
-    key: str
-    name: str
-
-
-_SHOWN = (
-    _Shown("allocated_bytes", "allocated"),
-    _Shown("requested_bytes", "requested"),
-    _Shown("allocation", "count"),
-    _Shown("inactive_split_bytes", "inactive"),
-    _Shown("inactive_split", "inactive_count"),
-    _Shown("reserved_bytes", "reserved"),
-    _Shown("segment", "segments"),
-)
+_SHOWN = {
+    "allocated_bytes": "allocated",
+    "requested_bytes": "requested",
+    "allocation": "count",
+    "inactive_split_bytes": "inactive",
+    "inactive_split": "inactive_count",
+    "reserved_bytes": "reserved",
+    "segment": "segments",
+}
+"""Key of ``torch.cuda.memory_stats`` -> the value of :class:`Figures`."""
 
 
 def shown(pools: dict[str, Figures]) -> dict[str, dict[str, Stat]]:
     """Return the statistics of pools under the keys of ``torch.cuda.memory_stats``."""
-    found = {each.key: {pool: figures.stat(each.name) for pool, figures in pools.items()} for each in _SHOWN}
+    found = {key: {pool: figures.stat(name) for pool, figures in pools.items()} for key, name in _SHOWN.items()}
     active = {
         "active_bytes": ("allocated", "pending", "peak_active"),
         "active": ("count", "pending_count", "peak_active_count"),

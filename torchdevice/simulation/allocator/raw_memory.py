@@ -6,7 +6,6 @@ program deletes it, also after the scope.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -22,73 +21,68 @@ from torchdevice.simulation.allocator.pool_checkpoints import Checkpoint
 from torchdevice.simulation.allocator.storages import Raw, raw
 
 
-class RawMemory:
-    """The memory of one device by addresses.
+def allocate(index: int, size: int, stream: int) -> int:
+    """Return the address of new memory of ``size`` bytes. ``compute="meta"`` has no values there."""
+    device = storages.device(index)
+    block = device.allocate(size, stream)
+    context = thread_state.state.context
+    if context is not None and context.options.compute == "meta":
+        # The block's address: no process has memory there, so nobody can take it for values.
+        raw[block.address] = Raw(device, block)
+        return block.address
+    # The mode must not see this tensor, which is no tensor of the program.
+    with torch._C.DisableTorchFunction():
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+        # The program gets the address of real memory, which it may read and write by ctypes.
+        raw[memory.data_ptr()] = Raw(device, block, memory)
+        return memory.data_ptr()
 
-    Args:
-        index: The index of the device.
-    """
 
-    def __init__(self, index: int):
-        self._index = index
+def delete(address: int) -> bool:
+    """Free memory that no storage has. Return whether there was such memory at the address."""
+    found = raw.pop(address, None)
+    if found is not None:
+        # Freed by the next allocation, as the block of a storage that has ended.
+        found.on.freed.append(found.block)
+    return found is not None
 
-    def allocate(self, size: int, stream: int) -> int:
-        """Return the address of new memory of ``size`` bytes. ``compute="meta"`` has no values there."""
-        device = storages.device(self._index)
-        block = device.allocate(size, stream)
-        context = thread_state.state.context
-        if context is not None and context.options.compute == "meta":
-            # The block's address: no process has memory there, so nobody can take it for values.
-            raw[block.address] = Raw(device, block)
-            return block.address
-        # The mode must not see this tensor, which is no tensor of the program.
-        with torch._C.DisableTorchFunction():
-            memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-            # The program gets the address of real memory, which it may read and write by ctypes.
-            raw[memory.data_ptr()] = Raw(device, block, memory)
-            return memory.data_ptr()
 
-    def delete(self, address: int) -> bool:
-        """Free memory that no storage has. Return whether there was such memory at the address."""
-        found = raw.pop(address, None)
-        if found is not None:
-            # Freed by the next allocation, as the block of a storage that has ended.
-            found.on.freed.append(found.block)
-        return found is not None
+def storage_at(index: int, original: Callable[..., Any], address: int, size: int) -> Any:
+    """Return a storage of ``size`` bytes with the memory at an address, which the storage does not free."""
+    storage = original(address, torch.device(policy.DEVICE_TYPE, index), size)
+    storages.take_memory_at(storage, index, address)
+    return storage
 
-    def storage_at(self, original: Callable[..., Any], address: int, size: int) -> Any:
-        """Return a storage of ``size`` bytes with the memory at an address, which the storage does not free."""
-        storage = original(address, torch.device(policy.DEVICE_TYPE, self._index), size)
-        storages.take_memory_at(storage, self._index, address)
-        return storage
 
-    def checkpoint(self, owner: PoolId) -> Checkpoint:
-        """Return which blocks of a private pool are in use."""
-        device = storages.device(self._index)
-        return device.checkpoint(owner, storages.blocks(device))
+def checkpoint(index: int, owner: PoolId) -> Checkpoint:
+    """Return which blocks of a private pool are in use."""
+    device = storages.device(index)
+    return device.checkpoint(owner, storages.blocks(device))
 
-    def live(self, owner: PoolId) -> set[int]:
-        """Return the addresses of the blocks of a private pool that are in use."""
-        device = storages.device(self._index)
-        blocks = device.in_use(owner)
-        known = storages.blocks(device)
-        return {known.get(each, each.address) for each in blocks}
 
-    def restore(self, checkpoint: Checkpoint, stale: Collection[int], adopting: Collection[int]) -> None:
-        """Let the blocks of a private pool be in use that were so at a checkpoint, and no others."""
-        device = storages.device(self._index)
-        dropped = set(device.in_use(checkpoint.owner))
-        # As CUDA's check: blocks that the checkpoint lacks must be those of tensors that are named stale.
-        if len({block.address for block in dropped} - checkpoint.in_use()) > len(set(stale)):
-            raise RuntimeError("Any stale tensors which are being manually freed must be passed to set checkpoint")
-        for address in [address for address, each in raw.items() if each.block in dropped]:
-            del raw[address]
-        losing = [owner for owner in storages.owners_of(device) if owner.block in dropped]
-        restored = device.restore(checkpoint)
-        _hand_over(losing, restored, stale)
-        _adopt(device, restored, adopting)
-        # Blocks that no storage took over are in use all the same, as raw memory.
-        raw.update({address: Raw(device, block) for block, address in restored.items()})
+def live(index: int, owner: PoolId) -> set[int]:
+    """Return the addresses of the blocks of a private pool that are in use."""
+    device = storages.device(index)
+    blocks = device.in_use(owner)
+    known = storages.blocks(device)
+    return {known.get(each, each.address) for each in blocks}
+
+
+def restore(index: int, checkpoint: Checkpoint, stale: Collection[int], adopting: Collection[int]) -> None:
+    """Let the blocks of a private pool be in use that were so at a checkpoint, and no others."""
+    device = storages.device(index)
+    dropped = set(device.in_use(checkpoint.owner))
+    # As CUDA's check: blocks that the checkpoint lacks must be those of tensors that are named stale.
+    if len({block.address for block in dropped} - checkpoint.in_use()) > len(set(stale)):
+        raise RuntimeError("Any stale tensors which are being manually freed must be passed to set checkpoint")
+    for address in [address for address, each in raw.items() if each.block in dropped]:
+        del raw[address]
+    losing = [owner for owner in storages.owners_of(device) if owner.block in dropped]
+    restored = device.restore(checkpoint)
+    _hand_over(losing, restored, stale)
+    _adopt(device, restored, adopting)
+    # Blocks that no storage took over are in use all the same, as raw memory.
+    raw.update({address: Raw(device, block) for block, address in restored.items()})
 
 
 def _hand_over(losing: Iterable[Any], restored: dict[Block, int], stale: Collection[int]) -> None:
@@ -109,9 +103,3 @@ def _adopt(device: Device, restored: dict[Block, int], adopting: Collection[int]
         if storage is not None and storage._cdata in adopting and owner.address in at:
             owner.block = at[owner.address]
             del restored[owner.block]
-
-
-@functools.cache
-def of_device(index: int) -> RawMemory:
-    """Return access to a device's memory, one object for each index."""
-    return RawMemory(index)

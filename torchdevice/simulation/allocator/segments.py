@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torchdevice.devices.allocation_events import Part, Segment
 from torchdevice.simulation.allocator.allocator_stats import Statistics
-from torchdevice.simulation.allocator.memory_blocks import FREE, PENDING, UNCACHED, USED, Block, Pool, runs_of
-from torchdevice.simulation.allocator.pool_stats import Figures
+from torchdevice.simulation.allocator.memory_blocks import FREE, PENDING, USED, Block, Pool, runs_of
 
 # 2^51 is beyond the user addresses of every platform; 2^45 bytes are 32 TiB.
 _FIRST_ADDRESS, _ADDRESSES = 1 << 51, 1 << 45
@@ -31,34 +30,15 @@ class Segments:
     Attributes:
         heads: Address -> the first block of each segment.
         uncached: The bytes that tensors have from the driver directly.
+        first: The address at which the first segment begins.
+        end: The address at which the next one does.
     """
 
     def __init__(self, index: int, number: int, statistics: Statistics, tell: Callable[[str, int, int, int], None]):
         self.index, self.tell = index, tell
         self.heads: dict[int, Block] = {}
-        self.uncached = 0
         self._statistics = statistics
-        self._outside: dict[int, Pool] = {}
-        self._end = self._first = _FIRST_ADDRESS + number * _ADDRESSES
-
-    def _has(self, size: int, total: int | None) -> bool:
-        """Return whether the driver has so much memory left, of ``total`` bytes or without a limit."""
-        return total is None or self._statistics.whole.reserved + self.uncached + size <= total
-
-    def outside(self, size: int, stream: int, total: int | None) -> Block | None:
-        """Return a block that no statistics count, as ``cudaMalloc`` gives it to a disabled allocator; None without
-        memory for it.
-        """
-        if not self._has(size, total):
-            return None
-        pool = self._outside.get(stream)
-        if pool is None:
-            # Statistics of their own, which nobody reads.
-            pool = self._outside[stream] = Pool(stream, False, UNCACHED, False, Figures())
-        self.uncached += size
-        block = Block(self._end, size, pool, USED)
-        self._end += size
-        return block
+        self.end = self.first = _FIRST_ADDRESS + number * _ADDRESSES
 
     def obtain(self, pool: Pool, size: int, total: int | None) -> Block | None:
         """Return a block of a pool that is a whole new segment; None without memory for it."""
@@ -73,20 +53,18 @@ class Segments:
     def begin(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
         """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
         # Without a segment the addresses begin again, so that equal programs have equal snapshots.
-        if not self.heads and not self.uncached:
-            self._end = self._first
+        if not self.heads:
+            self.end = self.first
         # Ceiling division: expandable segments map whole units from their beginning.
-        self._end = -(-self._end // unit) * unit
-        block = self.heads[self._end] = Block(self._end, size, pool, state)
-        self._end += size
+        self.end = -(-self.end // unit) * unit
+        block = self.heads[self.end] = Block(self.end, size, pool, state)
+        self.end += size
         return block
 
     def release(self, block: Block) -> None:
         """Return a free block that is a whole segment to the driver."""
         pool = block.pool
         pool.take(block)
-        # Before the block is forgotten: its key is made of size and address.
-        pool.ages.pop(block.key, None)
         self.give_back(pool, block.size)
         pool.figures.change("segments", -1)
         self._statistics.count_oversize("oversize_segments", block.size, -1)
@@ -95,7 +73,7 @@ class Segments:
 
     def reserve(self, pool: Pool, size: int, total: int | None) -> bool:
         """Count memory that a pool gets from the driver. Return whether the driver has as much."""
-        if not self._has(size, total):
+        if total is not None and self._statistics.whole.reserved + size > total:
             return False
         self._statistics.count("num_device_alloc")
         pool.figures.change("reserved", size)

@@ -40,7 +40,10 @@ def device(index: int) -> Device:
     memory = machine.current().memory
     found: Device | None = memory.get(index)
     if found is None:
-        found = Device(index, policy.memory_limits, policy.error_of_mps, machine.current().observers)
+        context = thread_state.state.context
+        serves = context is not None and context.policy is not None and context.policy.native
+        kind = native.Device if serves else Device
+        found = kind(index, policy.memory_limits, policy.error_of_mps, machine.current().observers)
         # Before other threads can see it.
         found.live = blocks
         found = memory.setdefault(index, found)
@@ -98,7 +101,7 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
 
     def tell_allocated(self) -> None:
         """Tell the observers that the storage has its block."""
-        if self.block is not None and self.block.pool.owner != memory_blocks.UNCACHED:
+        if self.block is not None:
             seen = shown(self.on.index, self.block, self.address)
             for observer in self.on.observers:
                 observer.allocated(seen)
@@ -113,6 +116,33 @@ class AliasRef(StorageRef):
         for table in (_twins, _owners):
             if table.get(self.address) is self:
                 del table[self.address]
+
+
+class NativeRef(StorageRef):
+    """The same for a storage that C++ made, and that a kernel in Python was given. C++ has its block.
+
+    Attributes:
+        number: The number of the storage's memory in C++.
+    """
+
+    __slots__ = ("number",)
+    number: int
+
+    @property
+    def block(self) -> memory_blocks.Block | None:  # type: ignore[override]
+        return self.on.held.get(self.number, (None,))[0]
+
+    @block.setter
+    def block(self, block: memory_blocks.Block | None) -> None:
+        """Do nothing: C++ gives the block back when the storage ends."""
+
+    def release(self) -> None:
+        if _owners.get(self.address) is self:
+            _give_up(self.address)
+
+
+native: Any = None
+"""What knows the storages that C++ makes (``native/serving.py``); None as long as there are none."""
 
 
 class MetaRef(StorageRef):
@@ -174,6 +204,19 @@ def forget(observer: object, on: Machine) -> None:
     on.observers[:] = [each for each in on.observers if each is not observer]
 
 
+def _found(storage: Any, dtype: torch.dtype = torch.uint8) -> StorageRef | None:
+    """Return the reference to a storage, also to one that C++ made; None where it has no memory of a device."""
+    owner = _owners.get(storage.data_ptr())
+    known = native.known(storage._cdata, dtype) if owner is None and native is not None else None
+    if known is not None:
+        memory, number, ledger, index = known
+        # The memory of a machine that has ended is gone, and its tensors are not.
+        owner = _reference(storage, native.devices.get(ledger) or device(index), memory, NativeRef)
+        owner.number, owner.address = number, storage.data_ptr()
+        _owners[owner.address] = owner
+    return owner
+
+
 def _give_up(address: int) -> None:
     """Let the twin of a storage, where it has one, be the only storage with its memory."""
     # A twin may have ended too, and not be released yet.
@@ -197,7 +240,7 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     index = tensor.get_device()
     # A negative index is the CPU's; sparse and quantized tensors have no single storage.
     plain = index >= 0 and tensor.layout is torch.strided
-    owner = _owners.get(tensor.untyped_storage().data_ptr()) if plain else None
+    owner = _found(tensor.untyped_storage()) if plain else None
     if owner is None or owner.on.index != index or isinstance(owner, MetaRef):
         return tensor.detach()
     storage = _twin_storage(owner)
@@ -247,7 +290,9 @@ def owners_of(on: Device, *, with_block: bool = True) -> list[StorageRef]:
 def blocks(on: Device) -> dict[memory_blocks.Block, int]:
     """Return the blocks of a device that are in use, with the address of the values of each."""
     of_storages = {owner.block: owner.address for owner in owners_of(on) if owner.block is not None}
-    return of_storages | {each.block: address for address, each in raw.items() if each.on is on}
+    return (
+        of_storages | dict(on.held.values()) | {each.block: address for address, each in raw.items() if each.on is on}
+    )
 
 
 class Raw(NamedTuple):
@@ -275,7 +320,7 @@ def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
 
 def owner_of(storage: Any) -> StorageRef | None:
     """Return the reference to a storage; None where it has no memory of a device."""
-    return _owners.get(storage.data_ptr())
+    return _found(storage)
 
 
 class _Meant(threading.local):
@@ -317,19 +362,26 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     if result.is_meta:
         return _fresh_without_values(result, index)
     address = result.data_ptr()
-    known = _owners.get(address)
+    offset: Any = result.storage_offset()
+    before = offset * result.itemsize if offset else 0
+    known = _owners.get(address - before)
     if known is not None:
         storage, view = known(), on_device(result, index)
-        if storage is not None and view.untyped_storage().nbytes() <= storage.nbytes():
+        if storage is not None and before + view.untyped_storage().nbytes() <= storage.nbytes():
             # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
-            return set_storage(view, storage, 0, result.shape, result.stride())
+            return set_storage(view, storage, offset, result.shape, result.stride())
     # `device(index)` in short, without a call for the usual case.
     on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
     if on is None:
         on = device(index)
     block = None
     try:
+        serves = context is not None and context.policy is not None and context.policy.native
+        if serves and (tensor := native.fresh(result, serves, on)) is not None:
+            return tensor
         block = on.allocate(requested, 0 if context is None else context.thread.streams.get(index, 0))
+        if serves and (tensor := native.fresh(result, serves, on, block)) is not None:
+            return tensor
         tensor = on_device(result, index)
         owner = _reference(tensor.untyped_storage(), on, result)
         # As `_own` does it, without the time of its frame.
@@ -358,7 +410,7 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
     on = device(index)
     block = None
     try:
-        block = on.allocate(meta.nbytes, _stream(index))
+        block = on.allocate(meta.nbytes, stream(index))
         tensor = without_values(meta, block.address, index)
         owner = _reference(tensor.untyped_storage(), on, _NOTHING, MetaRef)
         owner.meta = meta
@@ -373,7 +425,8 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
 def _free_unowned(on: Device, block: memory_blocks.Block | None) -> None:
     """Free a block for a storage of which an interrupt came before it had the block."""
     # By identity over all owners: the interrupt may have come before or after `_own`.
-    if block is not None and all(each.block is not block for each in list(_owners.values())):
+    owned = [each.block for each in list(_owners.values())] + [each for each, _ in list(on.held.values())]
+    if block is not None and all(each is not block for each in owned):
         on.freed.append(block)
 
 
@@ -399,7 +452,7 @@ def meta_of(tensor: torch.Tensor) -> torch.Tensor:
 _set_meta = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.Meta)
 
 
-def _stream(index: int) -> int:
+def stream(index: int) -> int:
     """Return the id of this thread's current stream on a device."""
     context = thread_state.state.context
     return context.thread.streams.get(index, 0) if context is not None else 0
@@ -418,16 +471,20 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     device(index).release_ended()  # a storage that ended may have had this one's negative number
     emptied = -storage._cdata
     # An empty storage has the address 0.
-    owner = _owners.get(storage.data_ptr() or emptied)
+    owner = _found(storage) if storage.data_ptr() else _owners.get(emptied)
     on = device(index) if owner is None else owner.on
     # Allocated first: if memory runs out, nothing has changed.
-    block = on.allocate(memory.nbytes, _stream(index)) if memory.nbytes else None
+    block = on.allocate(memory.nbytes, stream(index)) if memory.nbytes else None
     if owner is not None:
         _give_up(owner.address)
     if owner is None:
         owner, old = _reference(storage, on, memory), None
     else:
-        old, freed, owner.block = owner.tensor, owner.block, None
+        old = owner.tensor
+        if isinstance(owner, NativeRef):
+            native.disown(storage._cdata, True)
+            owner = _reference(storage, on, memory)
+        freed, owner.block = owner.block, None
         if freed is not None:
             on.freed.append(freed)
             for observer in on.observers:
@@ -467,12 +524,16 @@ def has_no_values(storage: Any) -> bool:
 def forget_values(storage: Any) -> None:
     """Let a storage of the device have no values from now on."""
     address = storage.data_ptr()
-    owner = _owners.get(address)
+    owner = _found(storage)
     if owner is None or isinstance(owner, MetaRef):
         return
     new = _reference(storage, owner.on, _NOTHING, MetaRef)
     new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
-    new.address, new.block, owner.block = address, owner.block, None
+    new.address = address
+    if isinstance(owner, NativeRef):
+        native.disown(storage._cdata, False)
+    else:
+        new.block, owner.block = owner.block, None
     _owners[address] = new
     _by_meta[new.meta.untyped_storage()._cdata] = new
 
@@ -498,7 +559,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
         if own.dtype is dtype and own.shape == shape and own.stride() == stride:
             return own
     else:
-        owner = _owners.get(tensor.untyped_storage().data_ptr())
+        owner = _found(tensor.untyped_storage(), dtype)
         if owner is None:  # a storage without memory
             return on_cpu(tensor)
     view = owner.view
@@ -539,7 +600,7 @@ def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
     :data:`CANNOT_GROW`.
     """
     tensor = without_disguise(tensor)
-    owner = _owners.get(tensor.untyped_storage().data_ptr())
+    owner = _found(tensor.untyped_storage(), tensor.dtype)
     if owner is None:
         # A tensor without memory gets memory of its own, which the caller gives to the storage.
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

@@ -443,15 +443,19 @@ class Results:
     Attributes:
         only_new: Whether all results are new tensors.
         position: The place of the argument that is the only result; None for an operator of another kind.
+        positions: For each result the place of the argument that it is; -1 for a new tensor.
+        counts_writes: Whether writes to lists are counted here.
     """
 
     def __init__(self, op: Any):
         arguments = {_alias_set(a): (i, a.name) for i, a in enumerate(op._schema.arguments) if _alias_set(a)}
         self._given = [arguments.get(_alias_set(r)) for r in op._schema.returns]
         self.only_new = bool(self._given) and not any(self._given)
-        self.position = self._given[0][0] if len(self._given) == 1 and self._given[0] else None
+        self.positions = [-1 if known is None else known[0] for known in self._given]
+        self.position = self.positions[0] if len(self._given) == 1 and self._given[0] else None
         written = [i for i, a in enumerate(op._schema.arguments) if is_written(a)]
         self._counted = written if op._schema.name.startswith("aten::_foreach_") else []
+        self.counts_writes = bool(self._counted) and not self._given
 
     def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:
         """Return the results of a call: an argument itself where the schema says so, else a new tensor."""

@@ -33,10 +33,15 @@ def saturate(source: torch.Tensor, result: torch.Tensor) -> None:
         result.masked_fill_(source < limits.min, limits.min).masked_fill_(source.isnan(), 0)
 
 
+def divides(op: Any) -> bool:
+    """Return whether an operator divides integers."""
+    name = op._schema.name.removeprefix("aten::").rstrip("_")
+    return name in _DIVISIONS or (name == "div" and "mode" in op._overloadname)
+
+
 def dividing(op: Any, kernel: Kernel) -> Kernel:
     """Return a kernel that divides integers by 0 without an error, if the operator divides."""
-    name, overload = op._schema.name.removeprefix("aten::").rstrip("_"), op._overloadname
-    if name not in _DIVISIONS and not (name == "div" and "mode" in overload):
+    if not divides(op):
         return kernel
 
     def divide(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:

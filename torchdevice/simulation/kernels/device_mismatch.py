@@ -7,7 +7,7 @@ accept CPU tensors without dimensions as scalars: native_functions.yaml marks th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from torchdevice.foundation.stand_ins import given_to, tensors
 from torchdevice.simulation import policy
@@ -55,17 +55,14 @@ def _refuse(op: Any, name: str, index: int, first: int) -> None:
     if base == "masked_fill" and name == "mask":
         raise RuntimeError(f"expected self and mask to be on the same device, but got mask on {its} and self on {on}")
     if accepts_cpu_scalars(op):
-        _refuse_in_iterator(*((its, on) if first < 0 else (on, its)))
+        # The tensor iterator names the accelerator first.
+        one, other = (its, on) if first < 0 else (on, its)
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {one} and {other}!"
+        )
     raise RuntimeError(
         f"Expected all tensors to be on the same device, but got {name} is on {its}, different from other tensors on "
         f"{on} (when checking argument in method wrapper_CUDA_{_wrapper_name(op)})"
-    )
-
-
-def _refuse_in_iterator(one: str, other: str) -> NoReturn:
-    """Raise the error of the tensor iterator, which names the accelerator first."""
-    raise RuntimeError(
-        f"Expected all tensors to be on the same device, but found at least two devices, {one} and {other}!"
     )
 
 

@@ -16,9 +16,10 @@ from torch._C import DispatchKey
 from torchdevice.core import thread_state
 from torchdevice.cuda import capture_rules
 from torchdevice.simulation import device_generators, machine, policy
-from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant
+from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant, set_storage
 from torchdevice.simulation.kernels import cuda_values, recurrent_cells
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula, view_of
+from torchdevice.simulation.kernels.overloads import overload_of
 from torchdevice.simulation.kernels.pipeline import Pipeline
 from torchdevice.simulation.refusals import attention
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
@@ -94,10 +95,10 @@ def _name(index: int) -> str:
 
 def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
     """Count a copy between devices. The host waits for one, unless the program asked for another of locked memory."""
-    one, other = index_of(source), index_of(destination)
+    one, other, context = index_of(source), index_of(destination), thread_state.state.context
     if one != other:
         host = source if one < 0 else destination if other < 0 else None
-        if host is not None and not (non_blocking and _is_page_locked(host)):
+        if host is not None and not (non_blocking and context is not None and context.is_pinned(host)):
             capture_rules.not_while_capturing()
             if other < 0:
                 host_waited()
@@ -134,11 +135,6 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if index_of(tensor) < 0 else aliased(tensor)
 
 
-def _is_page_locked(tensor: torch.Tensor) -> bool:
-    context = thread_state.state.context
-    return context is not None and context.is_pinned(tensor)
-
-
 @special("copy_")
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     count_copy(source, self, non_blocking)
@@ -154,63 +150,33 @@ def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
 @special("resize_")
 def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
     """Resize a tensor, and its storage where that is too small. The storage keeps its contents."""
-    wanted = torch.empty(size, dtype=self.dtype, device="meta", **_format(memory_format))
+    layout: dict[str, Any] = {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
+    wanted = torch.empty(size, dtype=self.dtype, device="meta", **layout)
     storage = self.untyped_storage()
     offset = self.storage_offset()
     last = sum((n - 1) * s for n, s in zip(wanted.shape, wanted.stride(), strict=True)) if wanted.numel() else -1
     needed = (offset + last + 1) * self.itemsize
     if needed > storage.nbytes():
         resize(storage, int(needed))
-    return _set(self, storage, offset, wanted.shape, wanted.stride())
-
-
-def _format(memory_format: Any) -> dict[str, Any]:
-    return {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor with the device and dtype of ``tensor``."""
-    return fresh(torch.empty(0, dtype=tensor.dtype), index_of(tensor))
-
-
-_set_storage = _aten.set_.source_Storage_storage_offset
-
-
-def _set(self: torch.Tensor, storage: Any, offset: Any, size: Any, stride: Any) -> torch.Tensor:
-    return _set_storage._op_dk(DispatchKey.CPU, self, storage, offset, size, stride)
+    return set_storage(self, storage, offset, wanted.shape, wanted.stride())
 
 
 @special("set_.source_Storage_storage_offset")
 def _set_from_storage(self: Any, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
     if not stride:
         stride = torch.empty(size, device="meta").stride()
-    return _set(self, source, storage_offset, size, stride)
-
-
-@special("set_.source_Storage")
-def _set_from_whole_storage(self: torch.Tensor, source: Any) -> torch.Tensor:
-    return _set(self, source, 0, (source.nbytes() // self.itemsize,), (1,))
-
-
-@special("set_.source_Tensor")
-def _set_from_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return _set(self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
+    return set_storage(self, source, storage_offset, size, stride)
 
 
 @special("set_")
 def _set_to_nothing(self: torch.Tensor) -> torch.Tensor:
-    return _set(self, _like(self).untyped_storage(), 0, (0,), (1,))
+    return set_storage(self, fresh(torch.empty(0, dtype=self.dtype), index_of(self)).untyped_storage(), 0, (0,), (1,))
 
 
-@special("is_set_to")
-def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
-    same_memory = self.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    same_view = (self.shape, self.stride(), self.storage_offset()) == (
-        tensor.shape,
-        tensor.stride(),
-        tensor.storage_offset(),
-    )
-    return same_memory and same_view
+# The CPU's kernels look at sizes and storages alone.
+SPECIAL.update(
+    {name: view_of(overload_of(name)) for name in ("set_.source_Storage", "set_.source_Tensor", "is_set_to")}
+)
 
 
 @special("record_stream")
@@ -265,25 +231,25 @@ def attend(
         options = {"scale": scale, "enable_gqa": enable_gqa}
         if not _math_is_enabled() and policy.stands_for_cuda():
             attention.check(attention.Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
-            if attn_mask is not None and attn_mask.dtype is torch.bool:
-                attn_mask = _added(attn_mask, query)
-            return _MATH_KERNEL(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+            return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
             map(_is_real, tensors)
         )
         free = same and not (attn_mask is not None and attn_mask.requires_grad) and policy.provides(_FLASH_KERNEL)
         if free and _chooses_flash(tensors, dropout_p, is_causal, **options):
-            if attn_mask is not None and attn_mask.dtype is torch.bool:
-                attn_mask = _added(attn_mask, query)
-            return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+            return _FLASH_KERNEL(
+                query, key, value, dropout_p, is_causal, attn_mask=_added(attn_mask, query), scale=scale
+            )[0]
         return _aten.scaled_dot_product_attention.default.decompose(
             query, key, value, attn_mask, dropout_p, is_causal, **options
         )
 
 
-def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return a mask of bools as what is added to scores."""
+def _added(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    """Return a mask as what is added to scores."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
+from torchdevice.foundation import data_files
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, Kernel, aliased, without_mode
@@ -23,21 +24,12 @@ _aten = torch.ops.aten
 
 _KEY = "NestedTensorPrivateUse1"
 
-_ON_ITSELF = (
-    *("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets", "is_pinned", "is_same_size"),
-    *("alias", "detach", "values", "view", "unbind.int", "select.int", "narrow", "chunk", "split_with_sizes"),
-    *("transpose.int", "squeeze", "squeeze.dim", "squeeze.dims", "unsqueeze"),
-    *("_to_copy", "copy_", "clone", "empty_like"),
-)
+_OPERATORS = data_files.read(__file__, "operators.json")
+
+_ON_ITSELF = frozenset(_OPERATORS["of a nested tensor itself"].split())
 """Operators whose kernel for the CPU reads no memory, or calls another operator that does."""
 
-MAKING = (
-    "_nested_from_padded",
-    "_nested_tensor_from_mask",
-    "_nested_tensor_from_mask_left_aligned",
-    "_native_multi_head_attention",
-    "_transformer_encoder_layer_fwd",
-)
+MAKING = _OPERATORS["making nested tensors"].split()
 """Operators on plain tensors that give nested ones, or call such operators."""
 
 

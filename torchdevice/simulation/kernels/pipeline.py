@@ -13,10 +13,12 @@ import torch
 
 from torchdevice.core.thread_state import state
 from torchdevice.simulation import device_generators as device_random
+from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import fresh
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values
+from torchdevice.simulation.native import serving
 from torchdevice.simulation.refusals import cuda_refusals, mps_refusals
-from torchdevice.simulation.refusals.rules import Refusals, checks
+from torchdevice.simulation.refusals.refusal_rules import Refusals, checks
 
 _mode_enabled = torch._C._is_torch_function_mode_enabled
 
@@ -54,6 +56,9 @@ class Pipeline:
             self._take, self._take_named = arguments.take, arguments.take_named
             self._look_again, self._compute = arguments.look_again, cpu_kernels.on_cpu_as(op)
             self._random = device_random.kind_of(op)
+        is_plain = self._random is None and (self._body is None or op.name() in serving.HANDWRITTEN)
+        if is_plain and self._refusals_of is refusals_of:
+            _offer(op)
         # Last, because other threads may call the operator meanwhile.
         self._refusals = self._refusals_of(op)
         for refuse in self._refusals:
@@ -101,9 +106,24 @@ class Pipeline:
         return cpu_kernels.wrapped(result, index)
 
 
+def _offer(op: Any) -> None:
+    """Let C++ serve an operator of which a call's dtypes tell whether CUDA may refuse it.
+
+    C++ serves no machine of another kind, and no call while the program asks for deterministic algorithms.
+    """
+    rules = [rule for rule in cuda_refusals.rules_of(op) if rule.holds is policy.stands_for_cuda]
+    refused = [rule.only for rule in rules if rule.only is not None]
+    if len(refused) == len(rules) and op.namespace == "aten" and not cuda_values.divides(op):
+        serving.offer(op, frozenset().union(*refused) if rules else None)
+
+
 def kernel_of(op: Any) -> cpu_kernels.Kernel:
     """Return the kernel of an operator without a handwritten one. That of a view needs no pipeline: nothing is read."""
-    return cpu_kernels.view_of(op) if cpu_kernels.is_view(op) else cuda_values.dividing(op, Pipeline(op).run)
+    if cpu_kernels.is_view(op):
+        if op.namespace == "aten":
+            serving.offer(op)
+        return cpu_kernels.view_of(op)
+    return cuda_values.dividing(op, Pipeline(op).run)
 
 
 class Fallback:

@@ -11,19 +11,9 @@ from typing import Any, NoReturn
 import torch
 
 from torchdevice.errors import NotSupportedError
+from torchdevice.foundation import data_files
 
-MAKING = (
-    "quantize_per_tensor",
-    "quantize_per_tensor.tensor_qparams",
-    "quantize_per_tensor.tensors",
-    "quantize_per_tensor_dynamic",
-    "quantize_per_channel",
-    "_make_per_tensor_quantized_tensor",
-    "_make_per_channel_quantized_tensor",
-    "_empty_affine_quantized",
-    "_empty_per_channel_affine_quantized",
-    "empty_quantized",
-)
+MAKING = data_files.read(__file__, "operators.json")["making quantized tensors"].split()
 """The operators that make quantized tensors."""
 
 

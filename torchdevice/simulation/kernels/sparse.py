@@ -14,11 +14,12 @@ import torch
 from torch._C import DispatchKey
 
 from torchdevice.devices.sparse_parts import parts_of
+from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import written
 from torchdevice.foundation.view_bits import with_bits
 from torchdevice.lowlevel.dlpack_alias import on_cpu
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import meaning
+from torchdevice.simulation.allocator.storages import meaning, owner_of
 from torchdevice.simulation.kernels.cpu_kernels import (
     CpuAliases,
     Kernel,
@@ -36,36 +37,13 @@ from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_o
 _aten = torch.ops.aten
 
 
-_OF_PARTS = (
-    "_sparse_coo_tensor_with_dims_and_tensors",
-    "_sparse_coo_tensor_with_dims",
-    "_indices",
-    "_values",
-    "indices",
-    "values",
-    "_nnz",
-    "sparse_dim",
-    "dense_dim",
-    "_dimI",
-    "_dimV",
-    "is_coalesced",
-    "_coalesced_",
-    "sparse_resize_",
-    "sparse_resize_and_clear_",
-)
+_OPERATORS = data_files.read(__file__, "operators.json")
+
+_OF_PARTS = _OPERATORS["of parts of a COO tensor"].split()
 """Operators that make sparse tensors from indices and values, or return these, and read no memory."""
 
 
-_OF_COMPRESSED_PARTS = (
-    "crow_indices",
-    "col_indices",
-    "ccol_indices",
-    "row_indices",
-    "values",
-    "_nnz",
-    "sparse_dim",
-    "dense_dim",
-)
+_OF_COMPRESSED_PARTS = _OPERATORS["of parts of a compressed tensor"].split()
 """The functions for the compressed layouts. Torch itself makes such tensors for any device."""
 
 
@@ -86,7 +64,7 @@ def register() -> list[torch.library.Library]:
     return [*fallbacks, aten]
 
 
-def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: tuple[str, ...], composed: set[str]) -> Any:
+def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: list[str], composed: set[str]) -> Any:
     """Register the kernels for a dispatch key, for which the CPU has ``of_cpu``. Return the library of the fallback."""
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(Fallback(_kernel).run, key)
@@ -146,9 +124,9 @@ class _SparseAliases(CpuAliases):
         if tensor.layout is torch.strided:
             return aliased(tensor)
         if not tensor.is_sparse:
-            return make_compressed([with_bits(on_cpu(part), part) for part in parts_of(tensor)], tensor)
+            return make_compressed([_own(part) for part in parts_of(tensor)], tensor)
         # The parts are imported by DLPack, so that an in-place operator cannot resize them.
-        parts = (with_bits(on_cpu(part), part) for part in (_indices(tensor), _values(tensor)))
+        parts = (_own(part) for part in (_indices(tensor), _values(tensor)))
         return _aten._sparse_coo_tensor_unsafe(*parts, tensor.shape, is_coalesced=_is_coalesced(tensor))
 
     def settle(self) -> None:
@@ -189,3 +167,9 @@ def _replace_compressed(target: torch.Tensor, own: torch.Tensor) -> None:
     _resize_as(target, own)
     for old, new in zip(parts_of(target), parts_of(own), strict=True):
         old.copy_(new)
+
+
+def _own(part: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor of its own with the memory of a part of a sparse tensor."""
+    owner_of(part.untyped_storage())  # a result with the memory of the part shares the storage of the part
+    return with_bits(on_cpu(part), part)

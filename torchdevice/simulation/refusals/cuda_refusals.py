@@ -15,7 +15,7 @@ from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
 from torchdevice.simulation.refusals import cuda_rules, nondeterminism
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
-from torchdevice.simulation.refusals.rules import Rule, name_of, scalar_type
+from torchdevice.simulation.refusals.refusal_rules import Rule, name_of, scalar_type
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""
@@ -44,10 +44,12 @@ def rules_of(op: Any) -> Iterator[Rule]:
     yield from cuda_rules.RULES.get(name, ())
     if name in GAPS:
         dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS[name])
-        yield Rule(name, functools.partial(_lacked, name, dtypes), "torch's database of operators", NotImplementedError)
+        refuses = functools.partial(_lacked, name, dtypes)
+        yield Rule(name, refuses, "torch's database of operators", NotImplementedError, only=dtypes)
     found = nondeterminism.OPERATORS.get(name)
     if found is not None:
-        yield Rule(name, functools.partial(_undetermined, found, op), "torch.use_deterministic_algorithms")
+        refuses = functools.partial(_undetermined, found, op)
+        yield Rule(name, refuses, "torch.use_deterministic_algorithms", holds=_wants_determinism)
 
 
 def _lacks(op: Any) -> bool:
@@ -59,8 +61,11 @@ def _lacks(op: Any) -> bool:
 
 def _undetermined(found: nondeterminism.Nondeterministic, op: Any, *args: Any, **kwargs: Any) -> str | None:
     """Refuse a nondeterministic kernel, or warn, where the program asks for deterministic ones."""
-    asked = torch.are_deterministic_algorithms_enabled() and policy.stands_for_cuda()
-    return nondeterminism.refusal(found, op, args, kwargs) if asked else None
+    return nondeterminism.refusal(found, op, args, kwargs) if _wants_determinism() else None
+
+
+def _wants_determinism() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and policy.stands_for_cuda()
 
 
 def _lacked(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.kernels.recurrent_networks import is_on_cudnn
-from torchdevice.simulation.refusals.rules import Rule, by_operator, scalar_type
+from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, scalar_type
 
 _INT_MAX = 2**31 - 1
 
@@ -151,8 +151,8 @@ def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> An
 RULES = by_operator(
     (
         Rule("convolution", _convolution, "Convolution.cpp: check_input_same_type_as_parameters"),
-        Rule("native_layer_norm", _layer_norm, "cuda/layer_norm_kernel.cu: const_data_ptr<T>() of the weight"),
-        Rule("native_group_norm", _group_norm, "cuda/group_norm_kernel.cu: const_data_ptr<T>() of the weight"),
+        Rule("native_layer_norm", _layer_norm, "cuda/layer_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
+        Rule("native_group_norm", _group_norm, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
         Rule("_int_mm", _int_mm, "cuda/Blas.cpp: _int_mm_out_cuda"),
         Rule("_scaled_mm _scaled_mm_v2", _scaled_mm, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda"),
         Rule("_scaled_mm _scaled_mm_v2", _two_e5m2, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda", ValueError),

@@ -14,7 +14,7 @@ import torch
 from torchdevice.foundation import data_files
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
-from torchdevice.simulation.refusals.rules import Rule, by_operator, name_of
+from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, name_of
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and MPS none. ``docs/make_mps_dtypes.py`` makes the table."""

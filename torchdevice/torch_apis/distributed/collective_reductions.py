@@ -22,11 +22,6 @@ def named(value: Any) -> Any:
     return _kind_of(value)[0].name if isinstance(value, (dist.ReduceOp, _Kind)) else value
 
 
-def op_of(options: Any) -> Any:
-    """Return the operation that the options of a collective name."""
-    return dist.ReduceOp.SUM if options is None else options.reduceOp
-
-
 def reduce_flat(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.Tensor, Any], None]) -> None:
     """Reduce one-dimensional numbers in place.
 

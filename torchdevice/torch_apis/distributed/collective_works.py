@@ -10,17 +10,13 @@ import torch.distributed as dist
 
 from torchdevice.core import thread_state
 
-_c10d = torch._C._distributed_c10d
-
-_work_of = _c10d._create_work_from_future
-
 
 def finished(result: Any) -> Any:
     """Return finished work with that result."""
     future: Any = torch.futures.Future()
     future.set_result(result)
     # Torch's own class where nobody records the order of streams: it costs no calls of Python.
-    return _Finished(future) if observers() else _work_of(future)
+    return _Finished(future) if observers() else torch._C._distributed_c10d._create_work_from_future(future)
 
 
 class _Finished(dist.distributed_c10d.Work):

@@ -8,10 +8,12 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 
+# Not as an attribute: torch.nn.parallel.data_parallel is a function of that name.
+@replaces(importlib.import_module("torch.nn.parallel.data_parallel"), "_get_available_device_type", native_to="cuda")
 def _available_device_type(context: Context, original: Any) -> str | None:
     """Return None on a CPU target, so that ``DataParallel`` runs the module once."""
     if not context.runtime.shares_host_memory:
@@ -20,6 +22,7 @@ def _available_device_type(context: Context, original: Any) -> str | None:
     return None
 
 
+@replaces(DistributedDataParallel, "__init__", native_to="cuda")
 def _init_ddp(
     context: Context,
     original: Any,
@@ -42,19 +45,19 @@ def _init_ddp(
     context.runtime.serve_reducer(self)
 
 
+@replaces(DistributedDataParallel, "_register_builtin_comm_hook", native_to="cuda")
+def _register_builtin_comm_hook(context: Context, original: Any, self: Any, comm_hook_type: Any) -> None:
+    """Register the hook that torch has in Python too: the C++ ones take only results of groups in C++."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hook = getattr(default_hooks, f"{comm_hook_type.name.lower()}_hook")
+    # `None` stands for the default group; DDP's own group may be another one.
+    self.register_comm_hook(self.process_group, hook)
+
+
 def _of_module(context: Context, module: Any) -> list[int] | None:
     """Return the ordinal of the device of a module, None on a CPU target."""
     if context.runtime.shares_host_memory:
         return None
     # `[:1] or None`: a module without parameters has no device.
     return [parameter.device.index or 0 for parameter in module.parameters()][:1] or None
-
-
-def patches() -> list[Patch]:
-    """Return the patches of both classes."""
-    # Not as an attribute: torch.nn.parallel.data_parallel is a function of that name.
-    data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
-    return [
-        replaced_function(data_parallel, "_get_available_device_type", _available_device_type, native_to="cuda"),
-        replaced_function(DistributedDataParallel, "__init__", _init_ddp, native_to="cuda"),
-    ]

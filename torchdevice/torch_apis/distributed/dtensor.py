@@ -11,15 +11,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.engines.mode import with_mode
 from torchdevice.foundation.interrupt_safe_exit import block
 
@@ -29,6 +27,15 @@ _ODD = 0x9E3779B97F4A7C15
 """A multiplier that spreads small numbers over 64 bits: 2 to the power of 64 by the golden ratio."""
 
 
+_DISPATCH = "torch.distributed.tensor._dispatch"
+
+_TRACKER = f"{_DISPATCH}:random.OffsetBasedRNGTracker"
+
+# Called without a mode, where the mesh says the target's device: torch refuses the CPU.
+replaces(_DISPATCH, "is_rng_supported_mesh", native_to="cuda")(with_mode)
+
+
+@replaces(_TRACKER, "__init__", native_to="cuda")
 def _init_tracker(context: Context, original: Any, self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
     """``OffsetBasedRNGTracker``, which refuses the CPU."""
     self._device = context.target
@@ -41,6 +48,7 @@ def _init_tracker(context: Context, original: Any, self: Any, device_mesh: Any, 
         self._set_device_state(state)
 
 
+@replaces(_TRACKER, "_distribute_region", native_to="cuda")
 def _distribute_region(
     context: Context, original: Any, self: Any, spec: Any, generator: torch.Generator | None = None
 ) -> AbstractContextManager[None]:
@@ -48,6 +56,7 @@ def _distribute_region(
     return _seeded(context, _shard(spec), generator) if self._use_distribute_region else contextlib.nullcontext()
 
 
+@replaces(_DISPATCH, "run_dtensor_rng_op", native_to="cuda", optional=True)  # since torch 2.12
 def _run_dtensor_rng_op(
     context: Context, original: Any, start: int, end: int, operator: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -83,21 +92,3 @@ def _shard(spec: Any) -> int:
             # Mixed radix: the place in each divided dimension is a digit.
             found = found * spec.mesh.size(dimension) + place
     return found
-
-
-def _patches_of(dispatch: ModuleType) -> list[Patch]:
-    tracker = dispatch.random.OffsetBasedRNGTracker
-    found: list[Patch] = [
-        replaced_function(tracker, "__init__", _init_tracker, native_to="cuda"),
-        replaced_function(tracker, "_distribute_region", _distribute_region, native_to="cuda"),
-        # Called without a mode, where the mesh says the target's device: torch refuses the CPU.
-        replaced_function(dispatch, "is_rng_supported_mesh", with_mode, native_to="cuda"),
-    ]
-    if hasattr(dispatch, "run_dtensor_rng_op"):  # since torch 2.12
-        found.append(replaced_function(dispatch, "run_dtensor_rng_op", _run_dtensor_rng_op, native_to="cuda"))
-    return found
-
-
-def patches() -> list[Patch]:
-    """Return the patches of distributed tensors; none in a build without ``torch.distributed``."""
-    return [WhenImported("torch.distributed.tensor._dispatch", _patches_of)] if dist.is_available() else []

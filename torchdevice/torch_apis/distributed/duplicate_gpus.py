@@ -52,9 +52,5 @@ def _identity(index: int) -> int:
     different."""
     # As NCCL does: the variable comes first, then the name of the machine.
     host = os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
-    return zlib.crc32(host.encode()) << _BITS | _physical(index)
-
-
-def _physical(index: int) -> int:
     visible = visible_ordinals() or []
-    return visible[index] if index < len(visible) else index
+    return zlib.crc32(host.encode()) << _BITS | (visible[index] if index < len(visible) else index)

@@ -35,20 +35,29 @@ class NcclGroup(dist.ProcessGroup):
         size: The number of processes in the group.
         gloo: The gloo backend of the group.
         runtime: The runtime of the target.
-        takes_cpu: Whether CPU tensors are taken too.
+        kind: ``"nccl"``, ``"gloo"`` or ``"nccl and gloo"``. CPU tensors are taken where it names gloo.
+        store: The store by which the ranks found each other.
         waiting: How this process waits for other ranks.
     """
 
     def __init__(
-        self, rank: int, size: int, gloo: Any, runtime: Runtime, takes_cpu: bool, waiting: collective_checks.Waiting
+        self,
+        rank: int,
+        size: int,
+        gloo: Any,
+        runtime: Runtime,
+        kind: str,
+        store: Any,
+        waiting: collective_checks.Waiting,
     ):
         # The stub lacks the constructor.
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
-        self._takes_cpu = takes_cpu or runtime.shares_host_memory
-        self._name = self._description = ""
-        # Nothing to find out with one rank, or where ranks may share a device.
-        self._knows_devices = size == 1 or runtime.shared_by_ranks
+        self._store = store
+        self._takes_cpu = "gloo" in kind or runtime.shares_host_memory
+        self._name = ""
+        # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
+        self._knows_devices = size == 1 or runtime.shared_by_ranks or kind == "gloo"
 
     def know_devices(self, index: int) -> None:
         """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
@@ -86,8 +95,12 @@ class NcclGroup(dist.ProcessGroup):
     # ---- what torch asks of a group --------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        """Return the name of the backend that the group behaves as."""
+        """Return the name that torch's C++ asks for: of a group named for gloo it would want gloo's class."""
         return "nccl"
+
+    def get_group_store(self) -> Any:
+        """Return the store by which the ranks found each other."""
+        return self._store
 
     def getGroupName(self) -> str:
         """Return the name that torch gave to the group."""
@@ -96,14 +109,6 @@ class NcclGroup(dist.ProcessGroup):
     def setGroupName(self, name: str) -> None:
         """Take the name by which functional collectives find the group."""
         self._name = name
-
-    def getGroupDesc(self) -> str:
-        """Return the description that the program gave to the group."""
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:
-        """Take the description."""
-        self._description = description
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -154,7 +159,7 @@ class NcclGroup(dist.ProcessGroup):
         )
         # Each rank compares by itself, and all come to the same result.
         if any(not torch.equal(each, mine) for each in of_all):
-            raise collective_checks.mismatch(self._description or self._name, self._gathered_texts(str(call)))
+            raise collective_checks.mismatch(self.group_desc or self._name, self._gathered_texts(str(call)))
 
     def ranks(self) -> list[int]:
         """Return the ranks of the group, as numbers in the whole program."""
@@ -183,5 +188,5 @@ class NcclGroup(dist.ProcessGroup):
             # Only errors of connections mean a lost rank; others are torch's own and stay.
             if _OF_TRANSPORT not in str(error):
                 raise
-            where = f"rank {dist.get_rank()}, in the group {self._description!r} of {self.size()} ranks"
+            where = f"rank {dist.get_rank()}, in the group {self.group_desc!r} of {self.size()} ranks"
             raise dist.DistBackendError(f"{collective} failed on {where}: {error}") from error

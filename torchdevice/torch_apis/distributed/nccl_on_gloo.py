@@ -24,34 +24,36 @@ import torch.distributed as dist
 
 from torchdevice.core import thread_state
 from torchdevice.torch_apis.distributed import collective_checks, gloo_rendezvous, point_to_point
-from torchdevice.torch_apis.distributed.collective_reductions import op_of, reduce_flat
+from torchdevice.torch_apis.distributed.collective_reductions import reduce_flat
 from torchdevice.torch_apis.distributed.collective_staging import staged
 from torchdevice.torch_apis.distributed.collective_works import finished
+from torchdevice.torch_apis.distributed.method_forms import in_every_form
 from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
 
-_c10d = torch._C._distributed_c10d
+_c10d = dist.distributed_c10d
 
 _Tensors = Sequence[torch.Tensor]
 
 
-def register(*, takes_cpu: bool) -> str:
+def register(kind: str) -> str:
     """Register the process group with ``torch.distributed``, once in a process.
 
     Args:
-        takes_cpu: Whether its collectives take CPU tensors too, as those of ``"cpu:gloo,cuda:nccl"`` do.
+        kind: ``"nccl"``, ``"gloo"``, or ``"nccl and gloo"`` for a group as ``"cpu:gloo,cuda:nccl"`` gives it.
 
     Returns:
         The name to ask for it by.
     """
-    name = "nccl_and_gloo_on_gloo" if takes_cpu else "nccl_on_gloo"
+    name = kind.replace(" ", "_") + "_on_gloo"
     # A name can be registered once, and stays for the process.
     if name.upper() not in dist.distributed_c10d.Backend._plugins:
         # Its tensors are staged on the CPU, hence the device.
-        dist.Backend.register_backend(name, functools.partial(_create, takes_cpu), devices=["cpu"])
+        dist.Backend.register_backend(name, functools.partial(create, kind), devices=["cpu"])
     return name
 
 
-def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> NcclOnGloo:
+def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnGloo:
+    """Return a group, see :func:`register`."""
     context = thread_state.current()
     assert context is not None, "this process group is asked for in scopes only"
     gloo_rendezvous.wait_at_end()
@@ -59,24 +61,21 @@ def _create(takes_cpu: bool, store: Any, rank: int, size: int, timeout: Any) -> 
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-    return NcclOnGloo(rank, size, gloo, context.runtime, takes_cpu, _waiting(store, rank, size))
+    return NcclOnGloo(rank, size, gloo, context.runtime, kind, store, _waiting(store, rank, size))
 
 
 def _waiting(store: Any, rank: int, size: int) -> collective_checks.Waiting:
     """Return how ranks wait for each other: one object in a program, made with its first group."""
-    # The first group is being made, so there is no default group yet.
-    if not dist.is_initialized():
-        return collective_checks.Waiting(store, rank, size)
-    default = dist.distributed_c10d._get_default_group()
-    if isinstance(default, NcclOnGloo):
-        return default.waiting
-    return collective_checks.Waiting(store, rank, size)
+    # While the first group is made, there is no default group yet.
+    default = dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
+    return default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
 
 
 def _for_each_pair(collective: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method that does a collective for each pair of an output and an input of two lists."""
 
-    def coalesced(self: NcclOnGloo, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
+    @in_every_form(_c10d.AllgatherOptions)
+    def coalesced(self: NcclOnGloo, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
         for output, given in zip(outputs, inputs, strict=True):
             collective(self, output, given, opts)
         return finished(outputs)
@@ -89,15 +88,17 @@ class NcclOnGloo(NcclGroup):
 
     # ---- collectives that compute ----------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: _Tensors, opts: Any = None) -> Any:
+    @in_every_form(_c10d.AllreduceOptions)
+    def allreduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to all of them."""
-        with staged(self, "all_reduce", tensors, op_of(opts)) as staging:
+        with staged(self, "all_reduce", tensors, opts.reduceOp) as staging:
             for tensor in tensors:
-                self._all_reduce(staging.numbers(tensor, written=True), op_of(opts))
+                self._all_reduce(staging.numbers(tensor, written=True), opts.reduceOp)
         return finished(tensors)
 
     allreduce_coalesced = allreduce
 
+    @in_every_form(_c10d.ReduceOptions)
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to one. The tensors of the others stay as they are."""
         to = _c10d.ReduceOptions()
@@ -116,14 +117,16 @@ class NcclOnGloo(NcclGroup):
             reduce_flat(flat, opts.reduceOp, self.size(), reduce)
         return finished(tensors)
 
-    def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any = None) -> Any:
+    @in_every_form(_c10d.ReduceScatterOptions)
+    def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their sizes may differ."""
-        with staged(self, "reduce_scatter", inputs[0], op_of(opts)) as staging:
+        with staged(self, "reduce_scatter", inputs[0], opts.reduceOp) as staging:
             flats = [staging.numbers(tensor) for tensor in inputs[0]]
-            self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, op_of(opts))
+            self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, opts.reduceOp)
         return finished(outputs)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+    @in_every_form(_c10d.ReduceScatterOptions)
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """Reduce a tensor over all ranks; each rank gets its part.
 
         Raises:
@@ -134,10 +137,10 @@ class NcclOnGloo(NcclGroup):
             raise TypeError("input tensor must be the same type as the output tensor.")
         if input.numel() != output.numel() * self.size():
             raise ValueError("input tensor must be the same size as output size times world size")
-        with staged(self, "reduce_scatter", [input], op_of(opts)) as staging:
+        with staged(self, "reduce_scatter", [input], opts.reduceOp) as staging:
             # `split(0)` is an error, and nothing is moved then.
             flats = staging.numbers(input).split(max(1, output.numel()))
-            self._reduce_scatter(staging.numbers(output, written=True), flats, op_of(opts))
+            self._reduce_scatter(staging.numbers(output, written=True), flats, opts.reduceOp)
         return finished(output)
 
     reduce_scatter_single_coalesced = _for_each_pair(reduce_scatter_single)
@@ -165,6 +168,7 @@ class NcclOnGloo(NcclGroup):
 
     # ---- collectives that move data --------------------------------------------------------------------------------
 
+    @in_every_form(_c10d.BroadcastOptions)
     def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
         """Send a tensor of one rank to all."""
         with staged(self, "broadcast", tensors, f"from rank {opts.rootRank}") as staging:
@@ -177,7 +181,8 @@ class NcclOnGloo(NcclGroup):
         options.rootRank = root
         self.gloo.broadcast([flat], options).wait()
 
-    def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
+    @in_every_form(_c10d.AllgatherOptions)
+    def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to all. Their sizes may differ."""
         sizes = [[tensor.numel() for tensor in each] for each in outputs]
         with staged(self, "all_gather", inputs, sizes, parts_differ=True) as staging:
@@ -195,12 +200,14 @@ class NcclOnGloo(NcclGroup):
         for root, output in enumerate(outputs):
             self._broadcast(output, root)
 
-    def allgather_coalesced(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
+    @in_every_form(_c10d.AllgatherOptions)
+    def allgather_coalesced(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Do an all-gather for each input: ``outputs[rank][i]`` is input ``i`` of a rank."""
         # Transposed: torch lists the outputs by rank, `allgather` by input.
         return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+    @in_every_form(_c10d.AllgatherOptions)
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """Send a tensor of each rank to all, into one tensor of any shape.
 
         Raises:
@@ -224,6 +231,7 @@ class NcclOnGloo(NcclGroup):
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @in_every_form(_c10d.GatherOptions)
     def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to one."""
         with staged(self, "gather", inputs, f"to rank {opts.rootRank}") as staging:
@@ -231,6 +239,7 @@ class NcclOnGloo(NcclGroup):
             self.gloo.gather(gathered, [staging.bytes(inputs[0])], opts).wait()
         return finished(outputs)
 
+    @in_every_form(_c10d.ScatterOptions)
     def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Send a tensor of one rank to each."""
         with staged(self, "scatter", outputs, f"from rank {opts.rootRank}") as staging:
@@ -238,7 +247,8 @@ class NcclOnGloo(NcclGroup):
             self.gloo.scatter([staging.bytes(outputs[0], written=True)], scattered, opts).wait()
         return finished(outputs)
 
-    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
+    @in_every_form(_c10d.AllToAllOptions)
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to each."""
         # One input stands for the dtype of all.
         with staged(self, "all_to_all", inputs[:1], parts_differ=True) as staging:
@@ -247,13 +257,14 @@ class NcclOnGloo(NcclGroup):
             self._exchange(received, sent)
         return finished(outputs)
 
+    @in_every_form(_c10d.AllToAllOptions)
     def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         output_sizes: list[int],
         input_sizes: list[int],
-        opts: Any = None,
+        opts: Any,
     ) -> Any:
         """Send a part of a tensor of each rank to each. Sizes count along dimension 0; without them they are equal.
 
@@ -286,6 +297,7 @@ class NcclOnGloo(NcclGroup):
         for output, part in zip(outputs, received.split(sizes), strict=True):
             output.copy_(part)
 
+    @in_every_form(_c10d.BarrierOptions)
     def barrier(self, opts: Any) -> Any:
         """Wait for all ranks."""
         with staged(self, "barrier", []):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.torch_apis.distributed import blocking_waits, collective_checks
 from torchdevice.torch_apis.distributed.collective_staging import Staging
 from torchdevice.torch_apis.distributed.collective_works import collectives_waited
@@ -38,7 +39,7 @@ class _Begun(dist.distributed_c10d.Work):
         work: Any,
         staging: Staging,
         awaited: collective_checks.Awaited,
-        received: Callable[[int], None] | None,
+        received: Callable[[int], None] | None = None,
     ):
         super().__init__()
         self._group, self._call, self._work, self._staging, self._awaited = group, call, work, staging, awaited
@@ -89,49 +90,41 @@ def _wait(gloo: Any, work: Any, *timeout: Any) -> None:
 
 def send(group: NcclGroup, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
     """Begin to send a tensor to a rank."""
-
-    def awaited() -> collective_checks.Awaited:
+    call = collective_checks.Call("send", tensors, (f"to rank {rank}",))
+    with _staged(group, call) as staging:
+        work = group.gloo.send([staging.bytes(tensors[0])], rank, tag)
         times = group.waiting.begin(_key(group, "send", rank, tag))
         # What the other rank must begin: a `recv` from this rank, or from any rank.
         keys = [_key(group, "recv", group.rank(), tag), _key(group, "recv", None, tag)]
-        return collective_checks.Awaited(keys, times, [group.ranks()[rank]])
-
-    def begin(staging: Staging) -> Any:
-        return group.gloo.send([staging.bytes(tensors[0])], rank, tag)
-
-    return _begin(group, collective_checks.Call("send", tensors, (f"to rank {rank}",)), begin, awaited)
+        return _Begun(group, call, work, staging, collective_checks.Awaited(keys, times, [group.ranks()[rank]]))
 
 
 def recv(group: NcclGroup, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
     """Begin to receive a tensor from a rank."""
-
-    def awaited() -> collective_checks.Awaited:
+    call = collective_checks.Call("recv", tensors, (f"from rank {rank}",))
+    with _staged(group, call) as staging:
+        work = group.gloo.recv([staging.bytes(tensors[0], written=True)], rank, tag)
         times = group.waiting.begin(_key(group, "recv", rank, tag))
-        return collective_checks.Awaited([_key(group, "send", group.rank(), tag)], times, [group.ranks()[rank]])
-
-    def begin(staging: Staging) -> Any:
-        return group.gloo.recv([staging.bytes(tensors[0], written=True)], rank, tag)
-
-    return _begin(group, collective_checks.Call("recv", tensors, (f"from rank {rank}",)), begin, awaited)
+        awaited = collective_checks.Awaited([_key(group, "send", group.rank(), tag)], times, [group.ranks()[rank]])
+        return _Begun(group, call, work, staging, awaited)
 
 
 def recv_anysource(group: NcclGroup, tensors: _Tensors, tag: int = 0) -> Any:
     """Begin to receive a tensor from any rank."""
-
-    def awaited() -> collective_checks.Awaited:
-        group.waiting.begin(_key(group, "recv", None, tag))
-        # A tensor from any rank may have been counted under its rank already.
-        received = group.waiting.times(*(_key(group, "recv", rank, tag) for rank in (None, *range(group.size()))))
-        return collective_checks.Awaited([_key(group, "send", group.rank(), tag)], received, group.ranks(), of_one=True)
-
-    def begin(staging: Staging) -> Any:
-        return group.gloo.recv_anysource([staging.bytes(tensors[0], written=True)], tag)
+    call, own = collective_checks.Call("recv", tensors, ("from any rank",)), _key(group, "recv", None, tag)
 
     def received(rank: int) -> None:
         # Known only now: from which rank it came.
-        group.waiting.rename(_key(group, "recv", None, tag), _key(group, "recv", rank, tag))
+        group.waiting.rename(own, _key(group, "recv", rank, tag))
 
-    return _begin(group, collective_checks.Call("recv", tensors, ("from any rank",)), begin, awaited, received)
+    with _staged(group, call) as staging:
+        work = group.gloo.recv_anysource([staging.bytes(tensors[0], written=True)], tag)
+        group.waiting.begin(own)
+        # A tensor from any rank may have been counted under its rank already.
+        times = group.waiting.times(own, *(_key(group, "recv", rank, tag) for rank in range(group.size())))
+        keys = [_key(group, "send", group.rank(), tag)]
+        awaited = collective_checks.Awaited(keys, times, group.ranks(), of_one=True)
+        return _Begun(group, call, work, staging, awaited, received)
 
 
 def _key(group: NcclGroup, what: str, rank: int | None, tag: int) -> str:
@@ -139,15 +132,8 @@ def _key(group: NcclGroup, what: str, rank: int | None, tag: int) -> str:
     return f"{group.getGroupName()} {what} {rank} {tag}"
 
 
-def _begin(
-    group: NcclGroup,
-    call: collective_checks.Call,
-    begin: Callable[[Staging], Any],
-    awaited: Callable[[], collective_checks.Awaited],
-    received: Callable[[int], None] | None = None,
-) -> _Begun:
+@block
+def _staged(group: NcclGroup, call: collective_checks.Call) -> Iterator[Staging]:
     # As for collectives: errors of connections name the operation and the rank.
     with group.naming(call.name), torch._C.DisableTorchFunction():
-        staging = Staging(group, call.name, connects=False)
-        work = begin(staging)
-        return _Begun(group, call, work, staging, awaited(), received)
+        yield Staging(group, call.name, connects=False)

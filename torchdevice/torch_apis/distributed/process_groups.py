@@ -2,52 +2,77 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import os
 import types
 import weakref
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function, replaced_in_importers
+from torchdevice.core.patching import Replaced, per_context
+from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.engines.mode import of_this_thread
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
-_asked_for: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # weak: destroyed groups end
-"""Process group -> the backend that the program asked for, where another one stands in."""
+# As a text, nothing waits for it in a build without it.
+_C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distributed.distributed_c10d"
+
+_replaces = functools.partial(replaces, _C10D, native_to="cuda", by_value=True)
+_replaces("is_nccl_available")(lambda context, original: True)
+
+
+class _Asked(NamedTuple):
+    """What the program asked for when it made a group.
+
+    Attributes:
+        names: The backends, as it spelled them.
+        can_split: Whether it named the device of the rank, without which torch splits no group.
+    """
+
+    names: str
+    can_split: bool
+
+
+_asked_for: weakref.WeakKeyDictionary[Any, _Asked] = weakref.WeakKeyDictionary()  # weak: destroyed groups end
+"""Process group -> what the program asked for, where another backend stands in."""
 
 
 def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
-    """Return the backend to use, and the name that :func:`torch.distributed.get_backend` answers for another one."""
+    """Return the backend to use, and the text with which the program asked for another one."""
     from torchdevice.torch_apis.distributed import nccl_on_gloo  # not before it is known that torch has process groups
 
     names = str(backend).lower() if backend is not None else ""
+    is_cpu = context.runtime.shares_host_memory
     if "nccl" in names:
         context.report(f"process group {names!r}", "gloo", Fidelity.APPROXIMATE)
-        return nccl_on_gloo.register(takes_cpu="gloo" in names), "nccl"
-    if "gloo" in names and not context.runtime.shares_host_memory:
-        return nccl_on_gloo.register(takes_cpu=True), "gloo"
+        return nccl_on_gloo.register("nccl and gloo" if "gloo" in names else "nccl"), names
+    if "gloo" in names and not is_cpu:
+        return nccl_on_gloo.register("gloo"), names
+    if "fake" in names and not is_cpu:
+        # torch lists the device types of its fake groups by name.
+        return f"cpu:fake,{context.device_type}:fake", names
     return backend, None
 
 
-def _init_process_group(context: Context, original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> None:
+@_replaces("init_process_group")
+def _init_process_group(
+    context: Context, original: Any, backend: Any = None, *args: Any, device_id: Any = None, **kwargs: Any
+) -> None:
     # Without a name torch makes both, for a machine that has CUDA.
     used, asked = _stand_in(context, "cpu:gloo,cuda:nccl" if backend is None else backend)
-    kwargs.pop("device_id", None)  # lets NCCL connect at once
-    # Options of NCCL's class, which gloo refuses.
-    if asked == "nccl":
-        kwargs.pop("pg_options", None)
+    _without_nccl_options(asked, kwargs)
+    # Not `device_id`, by which NCCL connects at once.
     original(used, *args, **kwargs)
-    _remember(dist.distributed_c10d._get_default_group(), asked)
+    _remember(dist.distributed_c10d._get_default_group(), asked, can_split=device_id is not None)
 
 
+@_replaces("new_group")
 def _new_group(
     context: Context,
     original: Any,
@@ -55,32 +80,77 @@ def _new_group(
     timeout: Any = None,
     backend: Any = None,
     *args: Any,
+    device_id: Any = None,
     **kwargs: Any,
 ) -> Any:
     used, asked = _stand_in(context, backend)
-    kwargs.pop("device_id", None)
     if backend is None and dist.is_initialized():
         # A new group without a backend takes the default group's, and answers the same name.
-        asked = _asked_for.get(dist.distributed_c10d._get_default_group())
-    if asked == "nccl":
-        kwargs.pop("pg_options", None)
+        asked = _asked_of(None)
+    _without_nccl_options(asked, kwargs)
     group = original(ranks, timeout, used, *args, **kwargs)
     _remember(group, asked)
     return group
 
 
-def _remember(group: Any, asked: str | None) -> None:
+def _without_nccl_options(asked: str | None, kwargs: dict[str, Any]) -> None:
+    # gloo refuses options of NCCL's class.
+    if asked is not None and "nccl" in asked:
+        kwargs.pop("pg_options", None)
+
+
+def _remember(group: Any, asked: str | None, *, can_split: bool = False) -> None:
     if asked is not None and isinstance(group, dist.ProcessGroup):  # not where this rank is no member
-        _asked_for[group] = asked
+        _asked_for[group] = _Asked(asked, can_split)
 
 
+def _asked_of(group: Any) -> str | None:
+    found = _asked_for.get(group or dist.distributed_c10d._get_default_group())
+    return None if found is None else found.names
+
+
+@_replaces("get_backend")
 def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
-    found = original(group)
-    # None means the default group.
-    asked = _asked_for.get(group or dist.distributed_c10d._get_default_group())
-    return found if asked is None else dist.Backend(asked)
+    found, asked = original(group), _asked_of(group)
+    return found if asked is None else dist.Backend("nccl" if "nccl" in asked else asked)
 
 
+@_replaces("get_backend_config")
+def _get_backend_config(context: Context, original: Any, group: Any = None) -> str:
+    found, asked = original(group), _asked_of(group)
+    return found if asked is None else str(dist.distributed_c10d.BackendConfig(dist.Backend(asked)))
+
+
+@_replaces("_get_default_timeout")
+def _get_default_timeout(context: Context, original: Any, backend: Any) -> datetime.timedelta:
+    """NCCL's time is not in builds without NCCL: ``kProcessGroupNCCLDefaultTimeout`` in ``ProcessGroupNCCL.hpp``."""
+    return datetime.timedelta(minutes=10) if backend == "nccl" else original(backend)
+
+
+@_replaces("split_group")
+def _split_group(
+    context: Context,
+    original: Any,
+    parent_pg: Any = None,
+    split_ranks: Any = None,
+    timeout: Any = None,
+    pg_options: Any = None,
+    group_desc: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Make this rank's part of a group by gloo, which connects anew, where NCCL divides the connections it has."""
+    parent = parent_pg or dist.distributed_c10d._get_default_group()
+    asked = _asked_for.get(dist.distributed_c10d._get_default_group())
+    if asked is None or not asked.can_split or not split_ranks:
+        return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **kwargs)
+    for ranks in split_ranks:
+        if parent.rank() in ranks:
+            members = [dist.get_global_rank(parent, rank) for rank in sorted(ranks)]
+            return dist.new_group(members, timeout, use_local_synchronization=True, group_desc=group_desc)
+    return None
+
+
+@_replaces("get_default_backend_for_device")
 def _default_backend(context: Context, original: Any, device: Any) -> str:
     """``get_default_backend_for_device``: for the target, the backend of the program's accelerator."""
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
@@ -88,6 +158,7 @@ def _default_backend(context: Context, original: Any, device: Any) -> str:
     return original(context.program_device(0) if is_target or kind == context.program else device)
 
 
+@_replaces("_maybe_attach_flight_recorder", optional=True)  # torch 2.15 and later
 def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: Any, **kwargs: Any) -> None:
     """Leave groups written in Python out: the recorder of torch 2.15 looks for a backend in C++ in each group."""
     from torchdevice.torch_apis.distributed.nccl_on_gloo import NcclOnGloo
@@ -97,7 +168,7 @@ def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: 
 
 
 class ProcessGroupNCCL:
-    """NCCL's class, in builds of torch without NCCL. Programs make options of it; no group is an instance of it."""
+    """NCCL's class, in builds of torch without NCCL. It makes groups of the class that stands in for it."""
 
     class Options:
         """Settings for NCCL, which gloo does not read."""
@@ -106,14 +177,29 @@ class ProcessGroupNCCL:
             self.is_high_priority_stream = is_high_priority_stream
             self.config = types.SimpleNamespace()
 
+    def __new__(cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None) -> Any:
+        """Return a group.
 
-def _patches_of_absent_class() -> list[Patch]:
-    """Return the patches for the functions of torch, and programs, that name the class where NCCL is available."""
-    name = "ProcessGroupNCCL"
-    absent = [module for module in (dist.distributed_c10d, dist) if not hasattr(module, name)]
-    return [Replaced(module, name, lambda original: ProcessGroupNCCL, may_be_absent=True) for module in absent]
+        Args:
+            store: The store by which its ranks find each other.
+            rank: The rank of this process.
+            size: The number of ranks.
+            options: Settings of NCCL, or a time-out in their place.
+            timeout: How long a rank waits for the others, by default 10 minutes.
+        """
+        from torchdevice.torch_apis.distributed import nccl_on_gloo
+
+        given = options if isinstance(options, datetime.timedelta) else timeout
+        return nccl_on_gloo.create("nccl", store, rank, size, given or datetime.timedelta(minutes=10))
 
 
+# For the functions of torch, and programs, that name the class where NCCL is available.
+for _module in (_C10D, dist) if dist.is_available() else ():
+    if not hasattr(_module, "ProcessGroupNCCL"):
+        REPLACED.append(Replaced(_module, "ProcessGroupNCCL", lambda _: ProcessGroupNCCL, may_be_absent=True))
+
+
+@replaces("torch.distributed.checkpoint.filesystem:_OverlappingCpuLoader", "__init__", native_to="cuda")
 def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to write them to a file."""
     original(self, *args, **kwargs)
@@ -122,6 +208,7 @@ def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwarg
         self.device_type = context.shown_as or context.device_type
 
 
+@replaces("torch.distributed.fsdp._flat_param:FlatParamHandle", "flat_param_to", native_to="cuda")
 def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """``FlatParamHandle.flat_param_to``: FSDP frees the memory of the parameter that it has moved to the CPU."""
     if context.runtime.shares_host_memory:
@@ -135,12 +222,20 @@ def _device_handle(context: Context, original: Any, cls: type, device: Any) -> A
     return getattr(torch, context.program) if context.is_targets(device) else original(cls, device)
 
 
+@replaces("torch.distributed.fsdp._common_utils:_FSDPDeviceHandle", "from_device", makes=True)
+def _make_from_device(original: Any) -> Any:
+    return classmethod(per_context(original.__func__, _device_handle, native_to="cuda"))
+
+
+@replaces("torch.distributed.device_mesh", "_get_device_handle", native_to="cuda", by_value=True)
+@replaces(torch._utils, "_get_device_module", native_to="cuda", by_value=True)
 def _module_of_type(context: Context, original: Any, device_type: str = "cuda") -> Any:
     """``_get_device_handle`` and ``_get_device_module``: the program's module, because ``torch.mps`` has no streams."""
     lacks = bool(context.runtime.lacks_in_module) and context.is_targets_type(device_type)
     return getattr(torch, context.program) if lacks else original(device_type)
 
 
+@replaces("torch.distributed.device_mesh:DeviceMesh", "_setup_world_group_and_device", native_to="cuda")
 def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     """``DeviceMesh``, which chooses the device of this rank where the program has not used CUDA yet.
 
@@ -157,6 +252,7 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     return group
 
 
+@replaces("torch.distributed.device_mesh:DeviceMesh", "device_type", makes=True)
 def _device_type(original: Any) -> property:
     """Replace ``DeviceMesh.device_type``: torch's own code, where no mode rewrites devices, gets the target's."""
 
@@ -169,54 +265,3 @@ def _device_type(original: Any) -> property:
         return found if of_program else context.device_type
 
     return property(device_type, doc=original.__doc__)
-
-
-def _patches_of_meshes(module: ModuleType) -> list[Patch]:
-    return [
-        Replaced(module.DeviceMesh, "device_type", _device_type),
-        replaced_function(module.DeviceMesh, "_setup_world_group_and_device", _set_up_mesh, native_to="cuda"),
-        replaced_in_importers(module, "_get_device_handle", _module_of_type, native_to="cuda"),
-    ]
-
-
-def _patches_of_device_handles(module: ModuleType) -> list[Patch]:
-    def make(original: Any) -> Any:
-        # `from_device` is a class method.
-        return classmethod(per_context(original.__func__, _device_handle, native_to="cuda"))
-
-    return [Replaced(module._FSDPDeviceHandle, "from_device", make)]
-
-
-def _patches_of_flat_parameters(module: ModuleType) -> list[Patch]:
-    return [replaced_function(module.FlatParamHandle, "flat_param_to", _move_flat_parameter, native_to="cuda")]
-
-
-def _patches_of_checkpoints(module: ModuleType) -> list[Patch]:
-    return [replaced_function(module._OverlappingCpuLoader, "__init__", _init_loader, native_to="cuda")]
-
-
-def patches() -> list[Patch]:
-    """Return the patches of ``torch.distributed``; an empty list in a build without it."""
-    if not dist.is_available():
-        return []
-    functions: dict[str, Callable[..., Any]] = {
-        "init_process_group": _init_process_group,
-        "new_group": _new_group,
-        "get_backend": _get_backend,
-        "is_nccl_available": lambda context, original: True,
-        "get_default_backend_for_device": _default_backend,
-    }
-    if hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"):  # torch 2.15 and later
-        functions["_maybe_attach_flight_recorder"] = _attach_flight_recorder
-    return [
-        replaced_in_importers(torch._utils, "_get_device_module", _module_of_type, native_to="cuda"),
-        WhenImported("torch.distributed.checkpoint.filesystem", _patches_of_checkpoints),
-        WhenImported("torch.distributed.device_mesh", _patches_of_meshes),
-        WhenImported("torch.distributed.fsdp._common_utils", _patches_of_device_handles),
-        WhenImported("torch.distributed.fsdp._flat_param", _patches_of_flat_parameters),
-        *_patches_of_absent_class(),
-        *(
-            replaced_in_importers(dist.distributed_c10d, name, replacement, native_to="cuda")
-            for name, replacement in functions.items()
-        ),
-    ]

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Callback, Patch, replaced_function
+from torchdevice.core.patching import Callback, Patch
+from torchdevice.core.replacing import later, replaces
 
 _API = "torch.distributed.tensor._api"
 
@@ -117,6 +115,7 @@ def _spec(part: torch.Tensor, shape: Sequence[int], spec: Any) -> Any:
     return type(spec)(spec.mesh, spec.placements, tensor_meta=meta)
 
 
+@replaces(_RING, "_enable_cp_dtensor_dispatcher", native_to="cuda")
 def _enable_ring(context: Context, original: Any) -> None:
     """``_enable_cp_dtensor_dispatcher``: add to the table, which torch has just made and drops when it is done."""
     original()
@@ -125,11 +124,8 @@ def _enable_ring(context: Context, original: Any) -> None:
     dispatcher._custom_op_handlers = {**dispatcher._custom_op_handlers, **dict.fromkeys(_NAMES, _around_ring)}
 
 
-def _patches_of_ring(module: ModuleType) -> list[Patch]:
-    return [replaced_function(module, "_enable_cp_dtensor_dispatcher", _enable_ring, native_to="cuda")]
-
-
-def _patches_of_tensors(module: ModuleType) -> list[Patch]:
+@later(_API)
+def _patches_of_tensors(module: Any) -> list[Patch]:
     handlers: dict[Any, _Handler] = module.DTensor._op_dispatcher._custom_op_handlers
 
     def remove() -> None:
@@ -137,10 +133,3 @@ def _patches_of_tensors(module: ModuleType) -> list[Patch]:
             handlers.pop(op, None)
 
     return [Callback(lambda: handlers.update(dict.fromkeys(_NAMES, _in_parts)), remove)]
-
-
-def patches() -> list[Patch]:
-    """Return the patches of both modules; none in a build without ``torch.distributed``."""
-    if not dist.is_available():
-        return []
-    return [WhenImported(_API, _patches_of_tensors), WhenImported(_RING, _patches_of_ring)]

@@ -15,13 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.engines.mode import with_mode
 
 _ATTRIBUTE = "__torch_dispatch__"
 """The attribute of a mode that takes the place of its method while the mode is entered in a scope."""
 
 
+@replaces(TorchDispatchMode, "__enter__")
 def _enter(context: Context, original: Any, self: TorchDispatchMode) -> Any:
     if not type(self).__module__.startswith(("torch.", "torchdevice.")) and _ATTRIBUTE not in vars(self):
         # A method, because torch refuses what is not bound to the mode.
@@ -29,6 +30,7 @@ def _enter(context: Context, original: Any, self: TorchDispatchMode) -> Any:
     return original(self)
 
 
+@replaces(TorchDispatchMode, "__exit__")
 def _exit(context: Context, original: Any, self: TorchDispatchMode, *raised: Any) -> Any:
     result = original(self, *raised)
     if not self.old_dispatch_mode_flags:  # otherwise the mode is entered once more
@@ -44,11 +46,3 @@ def _dispatch(own: Any, self: TorchDispatchMode, func: Any, types: Any, args: An
     if context.shown_as is not None:
         args, kwargs = pytree.tree_map_only(torch.device, context.shown, (args, kwargs))
     return with_mode(context, own, func, types, args, kwargs)
-
-
-def patches() -> list[Patch]:
-    """Return the patches of the class of dispatch modes."""
-    return [
-        replaced_function(TorchDispatchMode, "__enter__", _enter),
-        replaced_function(TorchDispatchMode, "__exit__", _exit),
-    ]

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchdevice
 from torchdevice.simulation.kernels import pipeline
-from torchdevice.simulation.refusals import attention, cuda_rules, mps_refusals, rules
+from torchdevice.simulation.refusals import attention, cuda_rules, mps_refusals, refusal_rules
 
 
 def test_each_rule_is_of_an_operator_and_has_a_source() -> None:
@@ -28,13 +28,15 @@ def test_a_kernel_without_rules_stays_as_it_is(op: Any) -> None:
     def kernel(*args: Any) -> None:
         raise AssertionError
 
-    assert rules.guarded(pipeline.refusals_of(op), kernel) is kernel
+    assert refusal_rules.guarded(pipeline.refusals_of(op), kernel) is kernel
 
 
 def test_the_device_is_asked_last() -> None:
     asked = []
-    rule = rules.Rule("add", lambda x: x < 0 and f"{x} is too small", "here", holds=lambda: asked.append(1) or True)
-    kernel = rules.guarded(rules.checks([rule]), lambda x: x)
+    rule = refusal_rules.Rule(
+        "add", lambda x: x < 0 and f"{x} is too small", "here", holds=lambda: asked.append(1) or True
+    )
+    kernel = refusal_rules.guarded(refusal_rules.checks([rule]), lambda x: x)
     assert kernel(3) == 3 and asked == []
     with pytest.raises(RuntimeError, match=r"^-1 is too small$"):
         kernel(-1)

@@ -30,6 +30,7 @@ class Rule(NamedTuple):
         source: Where torch or the device's library says so.
         error: The class of the error.
         holds: Returns whether this thread's scope stands for the device of the rule.
+        only: The dtypes of the first tensor in which a call whose tensors have one dtype may be refused; None for all.
     """
 
     operators: str
@@ -37,6 +38,7 @@ class Rule(NamedTuple):
     source: str
     error: type[Exception] = RuntimeError
     holds: Callable[[], bool] = policy.stands_for_cuda
+    only: frozenset[torch.dtype] | None = None
 
 
 @functools.cache

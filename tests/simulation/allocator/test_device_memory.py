@@ -1,0 +1,151 @@
+"""The memory of simulated devices as programs see it: exact figures, limits, forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run_python
+
+import torchdevice
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_while_another_thread_allocates(tmp_path: Path) -> None:
+    """The child must not wait for a lock that was held, at the fork, by a thread which the child does not have."""
+    program = """
+    import os, sys, threading, time
+    import torch, torchdevice
+
+    sys.setswitchinterval(1e-5)  # so that a thread often is in the middle of something
+
+    def wait(pid: int) -> None:
+        for _ in range(2000):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return
+            time.sleep(0.005)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        raise SystemExit(f"child {pid} hangs")
+
+    with torchdevice.simulate("mps"):  # CUDA refuses to work in the child
+        stop = False
+
+        def allocate() -> None:
+            while not stop:
+                torch.cuda.memory_allocated()
+                kept = [torch.empty(n, device="cuda") for n in (1, 300, 1 << 12)]
+
+        thread = threading.Thread(target=allocate)
+        thread.start()
+        try:
+            for _ in range(150):
+                pid = os.fork()
+                if not pid:
+                    x = torch.ones(7, device="cuda") + 1
+                    os._exit(0 if torch.cuda.memory_allocated() and x.sum() == 14 else 1)
+                wait(pid)
+        finally:
+            stop = True
+            thread.join()
+    print("done")
+    """
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(program))
+    result = run_python("-W", "ignore", str(path))
+    assert result.stdout.split() == ["done"], result.stderr
+
+
+class TestMemory:
+    def test_figures_are_exact(self, devices: torchdevice.Scope) -> None:
+        gc.collect()
+        base = torch.cuda.memory_allocated(1)
+        torch.cuda.reset_peak_memory_stats(1)
+        x = torch.empty(1024, device="cuda:1")
+        assert torch.cuda.memory_allocated(1) - base == 4096
+        y = torch.empty(3, device="cuda:1")
+        assert torch.cuda.memory_allocated(1) - base == 4096 + 512, "rounded up to CUDA's blocks"
+        view = x[10:]
+        del x
+        assert torch.cuda.memory_allocated(1) - base == 4096 + 512, "a view keeps the memory"
+        del view
+        assert torch.cuda.memory_allocated(1) - base == 512
+        assert torch.cuda.max_memory_allocated(1) - base == 4096 + 512
+        z = y.clone().add(1)
+        del y, z
+        assert torch.cuda.memory_allocated(1) == base and torch.cuda.memory_allocated(0) >= 0
+
+    def test_training_does_not_leak(self, devices: torchdevice.Scope) -> None:
+        model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(2, 5, 16, device="cuda")
+
+        def step() -> int:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            return torch.cuda.memory_allocated()
+
+        step()
+        assert len({step() for _ in range(4)}) == 1
+
+    def test_a_limit_raises_cudas_error(self) -> None:
+        with torchdevice.simulate(memory=128 << 20) as scope:
+            gc.collect()
+            held = torch.empty(16 << 20, device="cuda")
+            small = torch.empty(1 << 19, device="cuda")
+            allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+            assert reserved - allocated >= 18 << 20 and small.nbytes == 2 << 20  # of a segment of 20 MiB
+            with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
+                torch.empty(32 << 20, device="cuda")
+            text = str(caught.value)
+            assert text.startswith(
+                "CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 128.00 MiB"
+            )
+            assert f"{allocated / (1 << 20):.2f} MiB is allocated by PyTorch" in text
+            assert f"{(reserved - allocated) / (1 << 20):.2f} MiB is reserved by PyTorch but unallocated" in text
+            assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in text
+            assert torch.cuda.memory_allocated() == allocated
+            del held
+            assert torch.empty(16 << 20, device="cuda").numel() == 16 << 20
+            assert torch.cuda.get_device_properties(0).total_memory == 128 << 20
+            assert torch.cuda.mem_get_info()[1] == 128 << 20
+            batch, tried = 1 << 16, []
+            while True:  # what batch-size finders do
+                try:
+                    torch.randn(batch, 1024, device="cuda").relu()
+                    break
+                except torch.cuda.OutOfMemoryError:
+                    tried.append(batch)
+                    batch //= 2
+            assert tried and batch >= 4096 and scope.options.memory == 128 << 20
+        with torchdevice.simulate():
+            torch.empty(64 << 20, device="cuda")
+
+    def test_a_fraction_is_a_limit(self) -> None:
+        with torchdevice.simulate(memory=160 << 20, count=2):
+            gc.collect()
+            torch.cuda.set_per_process_memory_fraction(0.25, 1)
+            assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
+            torch.empty(20 << 20, device="cuda:0")
+            with pytest.raises(torch.cuda.OutOfMemoryError, match=r"capacity of 160\.00 MiB .* 40\.00 MiB allowed; Of"):
+                torch.empty(20 << 20, device="cuda:1")
+        with torchdevice.simulate(memory=160 << 20, count=2):
+            torch.empty(20 << 20, device="cuda:1")
+
+    def test_a_failing_backward_gives_its_memory_back(self) -> None:
+        gc.collect()
+        with torchdevice.simulate() as scope:
+            base = torch.cuda.memory_allocated()
+        with torchdevice.simulate(memory=base + (6 << 20)):
+            x = torch.randn(1 << 18, device="cuda", requires_grad=True)
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                (x.sin().cos() * x.exp()).sum().backward()
+            del x
+        gc.collect()
+        with scope:
+            assert torch.cuda.memory_allocated() == base

@@ -1,0 +1,53 @@
+"""What a program asks of a process group for NCCL beside the functions of ``torch.distributed``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import run_command
+from places import PROGRAMS
+from torch.distributed.fsdp import fully_shard
+
+import torchdevice
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_a_group_takes_every_form_of_its_methods(target: str, tmp_path: Path) -> None:
+    run = run_command("run", "--target", target, "--ranks", "2", str(PROGRAMS / "group_methods.py"), str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    for rank in range(2):
+        ours, gloos, others, shared = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert ours == gloos
+        assert not [form for form, outcome in gloos.items() if isinstance(outcome, str)], "gloo refuses a form"
+        assert others == {
+            "split": [[2.0, 2.0], 2, "nccl"],
+            "hooks": [[1.5, 1.5]] * 3,
+            "made": [2.0, 2.0],
+            "configuration": "cuda:nccl",
+            "time-out in minutes": 10.0,
+        }
+        assert shared == [2.0, 2.0]
+
+
+def test_a_fake_group_plans_for_ranks_that_do_not_exist(
+    cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    # torch keeps the name of the last group's backend after the group has ended.
+    monkeypatch.setattr(dist.distributed_c10d, "_backend", dist.distributed_c10d._backend)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cuda", (4,))
+        model = torch.nn.Linear(8, 8).cuda()
+        fully_shard(model, mesh=mesh)
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        assert [tuple(each.grad.to_local().shape) for each in model.parameters()] == [(2, 8), (2,)]
+        dist.all_reduce(torch.ones(4, device="cuda"))
+        assert (dist.get_backend(), dist.get_world_size()) == ("fake", 4)
+    finally:
+        dist.destroy_process_group()

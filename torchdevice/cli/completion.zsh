@@ -1,3 +1,0 @@
-(( $+functions[compdef] )) || { autoload -U compinit && compinit }
-autoload -U +X bashcompinit && bashcompinit
-{% include "completion.bash" %}

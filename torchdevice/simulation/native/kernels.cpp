@@ -1,0 +1,1084 @@
+// The kernels, the storages and the allocator of simulated devices in C++, for contexts whose policy asks nothing.
+//
+// A storage of a device has the memory of a CPU storage, its twin, which it keeps. A kernel gives the CPU kernel
+// tensors with the twins of its arguments, and relabels the results in place. A call that it cannot serve exactly goes
+// to the kernel in Python that was registered before it, with the same arguments.
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+// Up to torch 2.12 tensors may have names.
+#if __has_include(<ATen/core/NamedTensor.h>)
+#include <ATen/core/NamedTensor.h>
+#define HAS_NAMES
+#endif
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using c10::Device;
+using c10::DeviceType;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::OperatorHandle;
+using c10::StorageImpl;
+using c10::TensorImpl;
+using torch::jit::Stack;
+
+constexpr auto OWN = DeviceType::PrivateUse1;
+
+// What Python answers (`answers` of `serving.py`). Never released, since C++ may ask until the process ends.
+PyObject* answers = nullptr;
+
+// Ask Python, and throw its error. The caller holds Python's lock.
+template <class... Args>
+py::object asked(const char* name, Args&&... args) {
+  py::tuple given = py::make_tuple(std::forward<Args>(args)...);
+  auto function = py::reinterpret_steal<py::object>(PyObject_GetAttrString(answers, name));
+  PyObject* result = PyObject_CallObject(function.ptr(), given.ptr());
+  if (result == nullptr) {
+    throw python_error();
+  }
+  return py::reinterpret_steal<py::object>(result);
+}
+
+// ---- the caching allocator -------------------------------------------------------------------------------------------
+//
+// The same as `allocator/block_allocation.py` with default settings, without private pools, observers and blocks that
+// another stream may use. In all other cases, and near the limit, the model in Python leads.
+
+constexpr int64_t MINIMUM = 512, SMALL = 1 << 20, SMALL_SEGMENT = 2 << 20, LARGE_SEGMENT = 20 << 20;
+constexpr int64_t OWN_SEGMENT = 10 << 20, LARGE_UNIT = 2 << 20;
+constexpr int64_t UNKNOWN = -2, NO_LIMIT = -1;
+
+enum Stat { ALLOCATED, REQUESTED, COUNT, INACTIVE, INACTIVE_COUNT, RESERVED, SEGMENTS, STATS };
+
+struct Figures {
+  int64_t current[STATS] = {}, peak[STATS] = {}, total[STATS] = {};
+
+  void change(Stat stat, int64_t by) {
+    current[stat] += by;
+    if (by > 0) {
+      total[stat] += by;
+      peak[stat] = std::max(peak[stat], current[stat]);
+    }
+  }
+};
+
+struct Memory;
+struct Block;
+
+// The end of memory of the ledger with this number, among the ends of storages of Python.
+struct End {
+  int64_t number;
+};
+
+struct Pool {
+  int64_t stream;
+  bool is_small;
+  // The free blocks by size and address.
+  std::map<std::pair<int64_t, int64_t>, Block*> free;
+};
+
+struct Block {
+  int64_t address, size, requested;
+  Pool* pool;
+  Block *previous = nullptr, *next = nullptr;
+  Memory* owner = nullptr;  // null for a free block
+
+  bool is_split() const {
+    return previous != nullptr || next != nullptr;
+  }
+};
+
+int64_t rounded(int64_t size, int64_t unit) {
+  return (size + unit - 1) / unit * unit;
+}
+
+int64_t segment_size(int64_t size) {
+  return size <= SMALL ? SMALL_SEGMENT : size < OWN_SEGMENT ? LARGE_SEGMENT : rounded(size, LARGE_UNIT);
+}
+
+// The blocks of one device.
+struct Ledger : std::enable_shared_from_this<Ledger> {
+  const int64_t number;
+  const int8_t index;
+  std::mutex mutex;
+  bool leads = false;  // else the model in Python does, and the blocks here are those of the moment when it began
+  Figures whole, parts[2];  // of the large and of the small pools
+  std::map<std::pair<int64_t, bool>, Pool> pools;
+  std::map<int64_t, Block*> heads;  // address -> the first block of each segment
+  int64_t first = 0, end = 0, obtained = 0;
+  std::deque<int64_t> ended;  // memory that ended while the model in Python led
+
+  Ledger(int64_t number, int8_t index) : number(number), index(index) {}
+
+  ~Ledger() {
+    clear();
+  }
+
+  void clear() {
+    for (auto& [_, head] : heads) {
+      for (Block* each = head; each != nullptr;) {
+        delete std::exchange(each, each->next);
+      }
+    }
+    heads.clear();
+    pools.clear();
+  }
+
+  Pool& pool(int64_t stream, bool is_small) {
+    auto [found, is_new] = pools.try_emplace({stream, is_small});
+    if (is_new) {
+      found->second.stream = stream;
+      found->second.is_small = is_small;
+    }
+    return found->second;
+  }
+
+  void change(const Pool& pool, Stat stat, int64_t by) {
+    parts[pool.is_small].change(stat, by);
+    whole.change(stat, by);
+  }
+
+  void split(const Pool& pool, int64_t count, int64_t size) {
+    change(pool, INACTIVE_COUNT, count);
+    change(pool, INACTIVE, size);
+  }
+
+  // Return a block; null where a new segment is needed and `limit` does not allow it, or is unknown.
+  Block* allocate(int64_t requested, int64_t stream, int64_t limit) {
+    const auto size = rounded(requested, MINIMUM);
+    Pool& from = pool(stream, size <= SMALL);
+    auto fitting = from.free.lower_bound({size, 0});
+    Block* block = nullptr;
+    if (fitting != from.free.end()) {
+      block = fitting->second;
+      from.free.erase(fitting);
+    } else {
+      const auto wanted = segment_size(size);
+      if (limit == UNKNOWN || (limit != NO_LIMIT && whole.current[RESERVED] + wanted > limit)) {
+        return nullptr;
+      }
+      if (heads.empty()) {
+        end = first;
+      }
+      block = new Block{end, wanted, 0, &from};
+      heads[end] = block;
+      end += wanted;
+      ++obtained;
+      change(from, RESERVED, wanted);
+      change(from, SEGMENTS, 1);
+    }
+    const auto rest = block->size - size;
+    const bool was_split = block->is_split();
+    if (rest > 0 && (from.is_small || rest > SMALL)) {
+      auto* after = new Block{block->address + size, rest, 0, &from, block, block->next};
+      if (after->next != nullptr) {
+        after->next->previous = after;
+      }
+      block->next = after;
+      block->size = size;
+      from.free.emplace(std::pair(after->size, after->address), after);
+      was_split ? split(from, 0, -size) : split(from, 1, rest);
+    } else if (was_split) {
+      split(from, -1, -block->size);
+    }
+    block->requested = requested;
+    change(from, ALLOCATED, block->size);
+    change(from, REQUESTED, requested);
+    change(from, COUNT, 1);
+    return block;
+  }
+
+  void free(Block* block) {
+    Pool& to = *block->pool;
+    change(to, ALLOCATED, -block->size);
+    change(to, REQUESTED, -block->requested);
+    change(to, COUNT, -1);
+    block->owner = nullptr;
+    int64_t count = 0, inactive = 0;
+    if (Block* after = block->next; after != nullptr && after->owner == nullptr) {
+      to.free.erase({after->size, after->address});
+      count -= 1;
+      inactive -= after->size;
+      join(block, after);
+    }
+    if (Block* before = block->previous; before != nullptr && before->owner == nullptr) {
+      to.free.erase({before->size, before->address});
+      count -= 1;
+      inactive -= before->size;
+      join(before, block);
+      block = before;
+    }
+    to.free.emplace(std::pair(block->size, block->address), block);
+    if (block->is_split()) {
+      count += 1;
+      inactive += block->size;
+    }
+    split(to, count, inactive);
+  }
+
+  static void join(Block* one, Block* other) {
+    one->size += other->size;
+    one->next = other->next;
+    if (other->next != nullptr) {
+      other->next->previous = one;
+    }
+    delete other;
+  }
+
+  // Give memory a block. Return false where only Python can.
+  bool take(Memory& memory, int64_t requested, int64_t stream);
+
+  // Take the block of memory that ends.
+  void release(Memory& memory);
+
+  py::tuple freeze();
+  bool lead(py::dict of_device, const py::tuple& state);
+};
+
+// What a storage of a device keeps.
+struct Memory {
+  c10::intrusive_ptr<StorageImpl> twin;
+  void* data;  // of the twin; a storage that has other memory now is not served here
+  std::shared_ptr<Ledger> ledger;  // null without a block
+  Block* block = nullptr;  // while the ledger leads
+  bool is_foreign = false;
+};
+
+bool Ledger::take(Memory& memory, int64_t requested, int64_t stream) {
+  int64_t limit = UNKNOWN;
+  for (;;) {
+    {
+      std::lock_guard<std::mutex> guard(mutex);
+      memory.block = leads ? allocate(requested, stream, limit) : nullptr;
+      if (memory.block != nullptr) {
+        memory.block->owner = &memory;
+        memory.ledger = shared_from_this();
+        return true;
+      }
+      if (!leads || limit != UNKNOWN) {
+        return false;
+      }
+    }
+    py::gil_scoped_acquire gil;
+    limit = asked("limit", number).cast<int64_t>();
+  }
+}
+
+bool is_finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+void Ledger::release(Memory& memory) {
+  const auto id = reinterpret_cast<int64_t>(&memory);
+  {
+    std::lock_guard<std::mutex> guard(mutex);
+    if (leads) {
+      return free(memory.block);
+    }
+    ended.push_back(id);
+  }
+  // Storages of Python end too, and all are freed in one order. Torch drops tensors without Python's lock.
+  if (Py_IsInitialized() && !is_finalizing()) {
+    py::gil_scoped_acquire gil;
+    py::error_scope pending;
+    asked("ended", End{number});  // without a step of Python, in which an interrupt could come
+  }
+}
+
+py::list shown(const Figures& figures) {
+  py::list found;
+  for (const auto* of : {figures.current, figures.peak, figures.total}) {
+    for (int stat = 0; stat < STATS; ++stat) {
+      found.append(of[stat]);
+    }
+  }
+  return found;
+}
+
+void read(Figures& figures, const std::vector<int64_t>& from) {
+  size_t at = 0;
+  for (auto* of : {figures.current, figures.peak, figures.total}) {
+    for (int stat = 0; stat < STATS; ++stat) {
+      of[stat] = from.at(at++);
+    }
+  }
+}
+
+// Let the model in Python lead, and return what it needs. May be called again.
+py::tuple Ledger::freeze() {
+  {
+    py::gil_scoped_release no_gil;
+    std::lock_guard<std::mutex> guard(mutex);
+    leads = false;
+  }
+  // From here on nobody changes the blocks.
+  py::list segments;
+  for (auto& [_, head] : heads) {
+    py::list blocks;
+    for (Block* each = head; each != nullptr; each = each->next) {
+      auto* owner = each->owner;
+      blocks.append(py::make_tuple(
+          each->address, each->size, each->requested, reinterpret_cast<int64_t>(owner),
+          owner == nullptr ? 0 : reinterpret_cast<int64_t>(owner->data)));
+    }
+    segments.append(py::make_tuple(head->pool->stream, head->pool->is_small, blocks));
+  }
+  return py::make_tuple(end, obtained, py::make_tuple(shown(whole), shown(parts[1]), shown(parts[0])), segments);
+}
+
+// Lead from now on with the blocks of the model in Python, which the device then lacks. In one step for Python, so that
+// an interrupt leaves one of both leading. Return false if memory has ended meanwhile.
+bool Ledger::lead(py::dict of_device, const py::tuple& state) {
+  // Read before the lock is taken: Python may collect garbage here, and memory that ends takes the lock.
+  using Part = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+  using Segment = std::tuple<int64_t, bool, std::vector<Part>>;
+  const auto segments = state[4].cast<std::vector<Segment>>();
+  const auto figures = state[3].cast<std::vector<std::vector<int64_t>>>();
+  const auto addresses = std::tuple(state[0].cast<int64_t>(), state[1].cast<int64_t>(), state[2].cast<int64_t>());
+  std::lock_guard<std::mutex> guard(mutex);
+  if (leads || !ended.empty() || PyDict_GetItemString(of_device.ptr(), "_blocks") == nullptr) {
+    return false;
+  }
+  clear();
+  std::tie(first, end, obtained) = addresses;
+  read(whole, figures[0]);
+  read(parts[1], figures[1]);
+  read(parts[0], figures[2]);
+  for (auto& [stream, is_small, rows] : segments) {
+    Pool& in = pool(stream, is_small);
+    Block* previous = nullptr;
+    for (auto& [address, size, requested, owner] : rows) {
+      auto* block = new Block{address, size, requested, &in, previous};
+      block->owner = reinterpret_cast<Memory*>(owner);
+      if (block->owner != nullptr) {
+        block->owner->block = block;
+      } else {
+        in.free.emplace(std::pair(block->size, block->address), block);
+      }
+      (previous == nullptr ? heads[block->address] : previous->next) = block;
+      previous = block;
+    }
+  }
+  PyDict_DelItemString(of_device.ptr(), "_blocks");
+  leads = true;
+  return true;
+}
+
+// Ledgers by number, for the fork of a process: no other thread may hold a lock then.
+std::mutex all_ledgers_mutex;
+std::map<int64_t, std::weak_ptr<Ledger>> all_ledgers;
+std::vector<std::shared_ptr<Ledger>> held_for_fork;
+
+void before_fork() {
+  all_ledgers_mutex.lock();
+  for (auto& [_, each] : all_ledgers) {
+    if (auto ledger = each.lock()) {
+      ledger->mutex.lock();
+      held_for_fork.push_back(std::move(ledger));
+    }
+  }
+}
+
+void after_fork() {
+  for (auto& each : held_for_fork) {
+    each->mutex.unlock();
+  }
+  held_for_fork.clear();
+  all_ledgers_mutex.unlock();
+}
+
+std::shared_ptr<Ledger> new_ledger(int8_t index) {
+  static int64_t last = 0;
+  std::lock_guard<std::mutex> guard(all_ledgers_mutex);
+  for (auto at = all_ledgers.begin(); at != all_ledgers.end();) {
+    at = at->second.expired() ? all_ledgers.erase(at) : std::next(at);
+  }
+  auto made = std::make_shared<Ledger>(++last, index);
+  all_ledgers[last] = made;
+  return made;
+}
+
+// ---- what a thread's scope asks --------------------------------------------------------------------------------------
+
+// The native side of a context.
+struct Context {
+  std::atomic<bool> serves{false};  // whether the policy asks nothing
+  std::atomic<bool> is_initialized{false};  // whether the program has used the accelerator, so that factories may run
+  std::shared_ptr<Ledger> ledgers[128];  // of the devices whose memory the context has used
+};
+
+struct Thread {
+  std::shared_ptr<Context> context;
+  bool changes_streams = false;  // whether it ever chose another stream than the default one
+};
+
+thread_local Thread thread;
+
+Context* serving() {
+  auto* context = thread.context.get();
+  return context != nullptr && context->serves.load(std::memory_order_relaxed) ? context : nullptr;
+}
+
+int64_t current_stream(int8_t index) {
+  if (!thread.changes_streams) {
+    return 0;
+  }
+  py::gil_scoped_acquire gil;
+  return asked("stream", static_cast<int>(index)).cast<int64_t>();
+}
+
+// ---- storages --------------------------------------------------------------------------------------------------------
+
+void give_back(void* context) {
+  auto* memory = static_cast<Memory*>(context);
+  if (memory->ledger) {
+    memory->ledger->release(*memory);
+  }
+  delete memory;
+}
+
+// The memory of a storage; null where Python made the storage, or has given it other memory.
+Memory* memory_of(const StorageImpl* storage) {
+  if (storage == nullptr || storage->data_ptr().get_deleter() != &give_back) {
+    return nullptr;
+  }
+  auto* memory = static_cast<Memory*>(storage->data_ptr().get_context());
+  return memory->is_foreign || memory->data != storage->data() ? nullptr : memory;
+}
+
+bool is_plain(const TensorImpl* impl) {
+  constexpr DispatchKeySet others(
+      {DispatchKey::Sparse, DispatchKey::SparseCsr, DispatchKey::Quantized, DispatchKey::NestedTensor,
+       DispatchKey::Python});
+  return !impl->key_set().has_any(others) && impl->has_storage();
+}
+
+// Whether the kernels here know the memory of a tensor of a device.
+Memory* memory_of(const Tensor& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+#ifdef HAS_NAMES
+  if (at::impl::has_names(impl)) {
+    return nullptr;
+  }
+#endif
+  return is_plain(impl)
+      ? memory_of(impl->unsafe_storage().unsafeGetStorageImpl())
+      : nullptr;
+}
+
+// Another tensor with the storage, shape, dtype and bits of a tensor.
+Tensor copied(const Tensor& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  return Tensor(
+      impl->is_inference()
+          ? impl->shallow_copy_and_detach(c10::VariableVersion(c10::VariableVersion::DISABLED), true)
+          : impl->shallow_copy_and_detach(c10::VariableVersion(0), true));
+}
+
+// A CPU tensor with the memory, shape, dtype and bits of a tensor of a device.
+Tensor alias_of(const Tensor& tensor, const Memory& memory) {
+  auto out = copied(tensor);
+  out.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(memory.twin));
+  out.unsafeGetTensorImpl()->_change_backend_component_keys(Device(c10::kCPU));
+  return out;
+}
+
+size_t extent(const TensorImpl* impl) {
+  if (impl->numel() == 0) {
+    return 0;
+  }
+  size_t last = 0;
+  for (int64_t dim = 0; dim < impl->dim(); ++dim) {
+    last += (impl->size(dim) - 1) * impl->stride(dim);
+  }
+  return (last + 1) * impl->itemsize();
+}
+
+// The storage whose memory begins where a CPU tensor's does, and which no kernel can resize.
+c10::intrusive_ptr<StorageImpl> twin_of(const TensorImpl* impl, void* data) {
+  auto storage = c10::intrusive_ptr<StorageImpl>::reclaim_copy(impl->unsafe_storage().unsafeGetStorageImpl());
+  if (impl->storage_offset() == 0 || data == nullptr) {
+    storage->set_resizable(false);
+    return storage;
+  }
+  auto* kept = new c10::intrusive_ptr<StorageImpl>(storage);
+  auto release = [](void* each) { delete static_cast<c10::intrusive_ptr<StorageImpl>*>(each); };
+  return c10::make_intrusive<StorageImpl>(
+      StorageImpl::use_byte_size_t(), extent(impl), at::DataPtr(data, kept, release, Device(c10::kCPU)), nullptr, false);
+}
+
+void relabel(TensorImpl* impl, std::unique_ptr<Memory> memory, Device device) {
+  auto* data = memory->data;
+  at::DataPtr pointer(data, memory.release(), &give_back, device);
+  impl->set_storage_keep_dtype(c10::Storage(c10::make_intrusive<StorageImpl>(
+      StorageImpl::use_byte_size_t(), extent(impl), std::move(pointer), nullptr, false)));
+  impl->set_storage_offset(0);
+  impl->_change_backend_component_keys(device);
+}
+
+// A tensor of a device in the memory of a CPU tensor, which it takes if it is the only user. An undefined tensor where
+// only Python can make it.
+Tensor made(Tensor tensor, Context& context, int8_t index, bool counts = true) {
+  if (tensor.use_count() != 1 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    tensor = copied(tensor);
+  }
+  auto* impl = tensor.unsafeGetTensorImpl();
+  const auto requested = static_cast<int64_t>(impl->numel() * impl->itemsize());
+  auto memory = std::make_unique<Memory>();
+  memory->data = requested == 0 ? nullptr : const_cast<void*>(impl->data());
+  if (counts && requested != 0) {
+    auto& ledger = context.ledgers[index];
+    if (!ledger || !ledger->take(*memory, requested, current_stream(index))) {
+      return Tensor();
+    }
+  }
+  memory->twin = twin_of(impl, memory->data);
+  relabel(impl, std::move(memory), Device(OWN, index));
+  return tensor;
+}
+
+// ---- kernels ---------------------------------------------------------------------------------------------------------
+
+// What serving depends on, which the operator's kernel in Python knows (`serving.py`).
+struct Facts {
+  bool is_view;
+  bool accepts_scalars;  // whether CPU tensors without dimensions may be among the arguments
+  bool mixes;  // whether calls with tensors of several dtypes are served
+  bool counts_writes;  // whether writes to lists are counted here
+  bool copies;  // whether CUDA's values for integers may differ from the CPU's
+  std::vector<int> given;  // for each result the argument that it is; -1 for a new tensor
+  std::vector<at::ScalarType> refused;  // dtypes of the first tensor that are not served
+};
+
+// The tensors of a call, and the CPU tensors in their places.
+struct Aliases {
+  c10::SmallVector<std::pair<Tensor, Tensor>, 8> pairs;
+  int index = -1;
+  bool has_dtype = false;
+  at::ScalarType dtype = at::ScalarType::Undefined;  // of the first tensor
+
+  Tensor of(const Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_privateuseone()) {
+      return tensor;
+    }
+    // One argument given twice is one tensor for the CPU kernel too.
+    for (auto& [given, own] : pairs) {
+      if (given.is_same(tensor)) {
+        return own;
+      }
+    }
+    auto& memory = *memory_of(tensor);
+    pairs.emplace_back(tensor, alias_of(tensor, memory));
+    return pairs.back().second;
+  }
+};
+
+class Kernel : public c10::OperatorKernel {
+ public:
+  Kernel(const OperatorHandle& op, Facts facts)
+      : facts_(std::move(facts)),
+        in_python_(op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1)),
+        has_cpu_(op.hasKernelForDispatchKey(DispatchKey::CPU)),
+        count_(op.schema().arguments().size()),
+        results_(op.schema().returns().size()) {
+    for (auto& each : op.schema().arguments()) {
+      is_device_.push_back(each.real_type()->str().find("Device") != std::string::npos);
+      is_pin_.push_back(each.name() == "pin_memory");
+    }
+  }
+
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (facts_.is_view) {
+      return op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
+    }
+    auto* context = serving();
+    Aliases aliases;
+    if (context == nullptr || !can_serve(*stack, aliases)) {
+      return in_python_.callBoxed(op, keys, stack);
+    }
+    run(op, keys, stack, *context, aliases);
+  }
+
+ private:
+  // Whether the call is one that is served here. Finds the index of its device.
+  bool can_serve(const Stack& stack, Aliases& aliases) const {
+    if (at::globalContext().deterministicAlgorithms()) {
+      return false;
+    }
+    const auto base = stack.size() - count_;
+    for (size_t i = 0; i < count_; ++i) {
+      const IValue& value = stack[base + i];
+      if (value.isTensor()) {
+        if (!fits(value.toTensor(), aliases)) {
+          return false;
+        }
+      } else if (value.isTensorList()) {
+        for (const Tensor& each : value.toTensorVector()) {
+          if (!fits(each, aliases)) {
+            return false;
+          }
+        }
+      } else if (value.isOptionalTensorList()) {
+        for (const std::optional<Tensor>& each : value.toOptionalTensorList()) {
+          if (each && !fits(*each, aliases)) {
+            return false;
+          }
+        }
+      } else if (value.isStorage() || (is_pin_[i] && !value.isNone() && value.toBool())) {
+        return false;
+      }
+    }
+    for (size_t i = 0; i < count_; ++i) {
+      if (is_device_[i] && stack[base + i].isDevice()) {
+        const auto device = stack[base + i].toDevice();
+        const int named = device.has_index() ? device.index() : 0;
+        if (device.type() != OWN || named != aliases.index) {
+          return false;
+        }
+      }
+    }
+    return aliases.index >= 0 && !(facts_.copies && saturates(stack, base));
+  }
+
+  // Whether `copy_` or `_to_copy` makes integers of other numbers (`cuda_values.py`).
+  static bool saturates(const Stack& stack, size_t base) {
+    const bool is_in_place = stack[base + 1].isTensor();
+    const auto from = stack[base + is_in_place].toTensor().scalar_type();
+    const auto to = is_in_place ? stack[base].toTensor().scalar_type()
+                                : stack[base + 1].toOptional<at::ScalarType>().value_or(from);
+    return (to == c10::kInt || to == c10::kLong) && c10::isFloatingType(from);
+  }
+
+  bool fits(const Tensor& tensor, Aliases& aliases) const {
+    if (!tensor.defined()) {
+      return true;
+    }
+    if (!aliases.has_dtype) {
+      aliases.has_dtype = true;
+      aliases.dtype = tensor.scalar_type();
+      if (std::find(facts_.refused.begin(), facts_.refused.end(), aliases.dtype) != facts_.refused.end()) {
+        return false;
+      }
+    } else if (!facts_.mixes && tensor.scalar_type() != aliases.dtype) {
+      return false;
+    }
+    if (!tensor.is_privateuseone()) {
+      return tensor.is_cpu() && facts_.accepts_scalars && tensor.dim() == 0 && is_plain(tensor.unsafeGetTensorImpl());
+    }
+    const int index = tensor.device().index();
+    if (aliases.index >= 0 && aliases.index != index) {
+      return false;
+    }
+    aliases.index = index;
+    return memory_of(tensor) != nullptr;
+  }
+
+  void run(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Context& context, Aliases& aliases) const {
+    const auto base = stack->size() - count_;
+    c10::SmallVector<IValue, 12> given(stack->begin() + base, stack->end());
+    for (size_t i = 0; i < count_; ++i) {
+      put_alias((*stack)[base + i], aliases, is_device_[i]);
+    }
+    try {
+      if (has_cpu_) {
+        op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
+      } else {
+        op.callBoxed(stack);
+      }
+    } catch (const c10::Error& error) {
+      // The kernel in Python gives the error that CUDA gives, or what CUDA has a kernel for. A list may be half written.
+      if (facts_.counts_writes && std::string(error.what_without_backtrace()).find("not implemented for '") == std::string::npos) {
+        throw;
+      }
+      stack->resize(base);
+      stack->insert(stack->end(), given.begin(), given.end());
+      return in_python_.callBoxed(op, keys, stack);
+    }
+    if (facts_.counts_writes) {
+      count_writes(op, given);
+    }
+    const auto at = stack->size() - results_;
+    for (size_t i = 0; i < results_; ++i) {
+      auto& result = (*stack)[at + i];
+      if (facts_.given[i] >= 0) {
+        result = std::move(given[facts_.given[i]]);
+      } else {
+        result = on_device(std::move(result), context, aliases);
+      }
+    }
+  }
+
+  static void put_alias(IValue& value, Aliases& aliases, bool is_device) {
+    if (value.isTensor()) {
+      const Tensor& tensor = value.toTensor();
+      if (tensor.defined() && tensor.is_privateuseone()) {
+        value = aliases.of(tensor);
+      }
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorVector();
+      for (auto& each : list) {
+        each = aliases.of(each);
+      }
+      value = c10::List<Tensor>(list);
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<Tensor>> list;
+      for (const std::optional<Tensor>& each : value.toOptionalTensorList()) {
+        list.push_back(each ? std::optional(aliases.of(*each)) : each);
+      }
+      value = list;
+    } else if (is_device && value.isDevice()) {
+      value = Device(c10::kCPU);
+    }
+  }
+
+  // Autograd counts writes to results only, so CUDA's kernels count those to lists.
+  void count_writes(const OperatorHandle& op, const c10::SmallVectorImpl<IValue>& given) const {
+    for (size_t i = 0; i < count_; ++i) {
+      const auto* alias = op.schema().arguments()[i].alias_info();
+      if (alias != nullptr && alias->isWrite() && given[i].isTensorList()) {
+        for (const Tensor& each : given[i].toTensorVector()) {
+          if (!each.is_inference()) {
+            each.unsafeGetTensorImpl()->bump_version();
+          }
+        }
+      }
+    }
+  }
+
+  static Tensor tensor_on_device(Tensor tensor, Context& context, Aliases& aliases) {
+    if (!tensor.defined()) {
+      return tensor;
+    }
+    const auto index = static_cast<int8_t>(aliases.index);
+    if (tensor.layout() != c10::kStrided || !tensor.is_cpu() || !is_plain(tensor.unsafeGetTensorImpl())) {
+      py::gil_scoped_acquire gil;
+      // Parts of the result may have the memory of arguments.
+      for (auto& [given, _] : aliases.pairs) {
+        asked("known", given);
+      }
+      return asked("wrapped", tensor, aliases.index).cast<Tensor>();
+    }
+    // The CPU kernel returned the memory of an argument, so the result shares the argument's storage.
+    auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    for (auto& [given, own] : aliases.pairs) {
+      if (own.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage && tensor.numel() != 0) {
+        Tensor view = copied(tensor);
+        view.unsafeGetTensorImpl()->set_storage_keep_dtype(given.storage());
+        view.unsafeGetTensorImpl()->_change_backend_component_keys(given.device());
+        return view;
+      }
+    }
+    Tensor found = made(tensor, context, index);
+    if (found.defined()) {
+      return found;
+    }
+    py::gil_scoped_acquire gil;
+    return asked("fresh", tensor, aliases.index).cast<Tensor>();
+  }
+
+  static IValue on_device(IValue result, Context& context, Aliases& aliases) {
+    if (result.isTensor()) {
+      return tensor_on_device(std::move(result).toTensor(), context, aliases);
+    }
+    if (result.isTensorList()) {
+      auto list = result.toTensorVector();
+      result = IValue();
+      for (auto& each : list) {
+        each = tensor_on_device(std::move(each), context, aliases);
+      }
+      return c10::List<Tensor>(list);
+    }
+    // A number came to the host, which has waited for it.
+    if (auto& ledger = context.ledgers[aliases.index]; !ledger || !ledger->leads) {
+      py::gil_scoped_acquire gil;
+      asked("waited");
+    }
+    return result;
+  }
+
+  const Facts facts_;
+  const c10::SafeKernelFunction in_python_;
+  const bool has_cpu_;
+  const size_t count_, results_;
+  std::vector<bool> is_device_, is_pin_;
+};
+
+// ---- memory without values -------------------------------------------------------------------------------------------
+
+// The kernels in Python of the two operators below.
+std::map<std::string, c10::SafeKernelFunction> kernels_in_python;
+
+template <class... Args>
+Tensor in_python(const char* name, Args&&... args) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+      name, std::string(name) == "aten::empty" ? "memory_format" : "");
+  Stack stack;
+  torch::jit::push(stack, std::forward<Args>(args)...);
+  kernels_in_python.at(name).callBoxed(op, DispatchKeySet(DispatchKey::PrivateUse1), &stack);
+  return stack.back().toTensor();
+}
+
+bool can_make(
+    const Context* context, std::optional<c10::Layout> layout, std::optional<Device> device, std::optional<bool> pin) {
+  return context != nullptr && context->is_initialized && !at::globalContext().deterministicAlgorithms() && device && device->type() == OWN && device->has_index() &&
+      layout.value_or(c10::kStrided) == c10::kStrided && !pin.value_or(false);
+}
+
+Tensor or_in_python(Tensor tensor, Context& context, int8_t index) {
+  Tensor found = made(tensor, context, index);
+  if (found.defined()) {
+    return found;
+  }
+  py::gil_scoped_acquire gil;
+  return asked("fresh", tensor, static_cast<int>(index)).cast<Tensor>();
+}
+
+Tensor empty(
+    at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<c10::Layout> layout,
+    std::optional<Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+  auto* context = serving();
+  if (!can_make(context, layout, device, pin)) {
+    return in_python("aten::empty", size, dtype, layout, device, pin, format);
+  }
+  return or_in_python(
+      at::detail::empty_cpu(size, c10::dtype_or_default(dtype), false, format), *context, device->index());
+}
+
+Tensor empty_strided(
+    at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+    std::optional<c10::Layout> layout, std::optional<Device> device, std::optional<bool> pin) {
+  auto* context = serving();
+  if (!can_make(context, layout, device, pin)) {
+    return in_python("aten::empty_strided", size, stride, dtype, layout, device, pin);
+  }
+  return or_in_python(
+      at::detail::empty_strided_cpu(size, stride, c10::dtype_or_default(dtype), false), *context, device->index());
+}
+
+// ---- registration ----------------------------------------------------------------------------------------------------
+
+// Every kernel that was made, by operator; never released, since another thread may be in one.
+struct Registered {
+  c10::OperatorName name;
+  DispatchKey key;
+  c10::KernelFunction kernel;
+};
+
+std::map<std::string, Registered> registered;
+std::vector<c10::RegistrationHandleRAII> in_place;
+bool is_in_place = false;
+
+// Warnings of the dispatcher that a kernel replaces another: that is what is meant here.
+struct Silence : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// Whether the kernel of an operator is that of `backend.py`. Scopes and programs put theirs before it, for a while.
+bool has_own_kernel(const OperatorHandle& op) {
+  return op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1).debug().find("backend.py") != std::string::npos;
+}
+
+void put(const Registered& each) {
+  if (!has_own_kernel(c10::Dispatcher::singleton().findSchemaOrThrow(each.name.name.c_str(), each.name.overload_name.c_str()))) {
+    return;
+  }
+  Silence silence;
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  in_place.push_back(c10::Dispatcher::singleton().registerImpl(
+      each.name, each.key, each.kernel, std::nullopt, nullptr, "torchdevice"));
+}
+
+// Keep a kernel for an operator, by name and overload, and put it in place where kernels are. Return false where the
+// operator has another kernel for a while.
+bool offer(const std::string& name, const std::string& overload, Facts facts) {
+  const auto key = name + "." + overload;
+  if (registered.count(key) != 0) {
+    return true;
+  }
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  if (!has_own_kernel(op)) {
+    return false;
+  }
+  c10::KernelFunction kernel;
+  if (key == "aten::view.") {
+    kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::view);
+  } else if (key == "aten::as_strided.") {
+    kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::as_strided_tensorimpl);
+  } else if (key == "aten::_reshape_alias.") {
+    kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::_reshape_alias);
+  } else if (key == "aten::empty.memory_format") {
+    kernels_in_python.emplace(name, op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1));
+    kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&empty);
+  } else if (key == "aten::empty_strided.") {
+    kernels_in_python.emplace(name, op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1));
+    kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&empty_strided);
+  } else {
+    kernel = c10::KernelFunction::makeFromBoxedKernel(c10::BoxedKernel::makeFromFunctor(
+        std::make_unique<Kernel>(op, std::move(facts))));
+  }
+  const auto found = registered.emplace(key, Registered{op.operator_name(), DispatchKey::PrivateUse1, std::move(kernel)}).first;
+  if (is_in_place) {
+    put(found->second);
+  }
+  return true;
+}
+
+// ---- the device guard ------------------------------------------------------------------------------------------------
+
+// Gives the answers of the guard in Python (`device_guard.py`) without Python, so that no error can be pending.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  DeviceType type() const override { return OWN; }
+  Device exchangeDevice(Device) const override { return getDevice(); }
+  Device getDevice() const override { return Device(OWN, 0); }
+  void setDevice(Device) const override {}
+  void uncheckedSetDevice(Device) const noexcept override {}
+  c10::Stream getStream(Device) const override { return c10::Stream(c10::Stream::DEFAULT, getDevice()); }
+  c10::Stream getDefaultStream(Device) const override { return getStream(getDevice()); }
+  c10::Stream exchangeStream(c10::Stream) const override { return getStream(getDevice()); }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+};
+
+const Guard guard_of_kernels;
+const c10::impl::DeviceGuardImplInterface* guard_in_python = nullptr;
+
+std::atomic<const c10::impl::DeviceGuardImplInterface*>& guard_of_torch() {
+  return c10::impl::device_guard_impl_registry[static_cast<size_t>(OWN)];
+}
+
+void install() {
+  if (is_in_place) {
+    return;
+  }
+  is_in_place = true;
+  guard_in_python = guard_of_torch().exchange(&guard_of_kernels);
+  for (auto& [_, each] : registered) {
+    put(each);
+  }
+}
+
+void uninstall() {
+  if (!is_in_place) {
+    return;
+  }
+  is_in_place = false;
+  guard_of_torch().store(guard_in_python);
+  // In the reverse order, as the dispatcher expects of registrations on top of each other.
+  while (!in_place.empty()) {
+    in_place.pop_back();
+  }
+}
+
+StorageImpl* storage_at(int64_t cdata) {
+  return reinterpret_cast<StorageImpl*>(cdata);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  pthread_atfork(&before_fork, &after_fork, &after_fork);
+  py::class_<Ledger, std::shared_ptr<Ledger>>(m, "Ledger")
+      .def(py::init(&new_ledger))
+      .def_readonly("number", &Ledger::number)
+      .def_readonly("leads", &Ledger::leads)
+      .def("freeze", &Ledger::freeze)
+      .def("lead", &Ledger::lead)
+      .def("memory", [](Ledger& self) {
+        std::lock_guard<std::mutex> guard(self.mutex);
+        const auto &now = self.whole.current, &peak = self.whole.peak;
+        return std::tuple(now[ALLOCATED], now[RESERVED], peak[ALLOCATED], peak[RESERVED]);
+      })
+      // The number of the memory that ended first of those that were not asked for; 0 without one.
+      .def("next_ended", [](Ledger& self) -> int64_t {
+        std::lock_guard<std::mutex> guard(self.mutex);
+        if (self.ended.empty()) {
+          return 0;
+        }
+        const auto first = self.ended.front();
+        self.ended.pop_front();
+        return first;
+      });
+  py::class_<End>(m, "End").def("release", [](End& self) { asked("release", self.number); });
+  py::class_<Context, std::shared_ptr<Context>>(m, "Context")
+      .def(py::init<>())
+      .def_property("serves", [](Context& self) { return self.serves.load(); },
+                    [](Context& self, bool value) { self.serves = value; })
+      .def_property("is_initialized", [](Context& self) { return self.is_initialized.load(); },
+                    [](Context& self, bool value) { self.is_initialized = value; })
+      .def("use", [](Context& self, int index, std::shared_ptr<Ledger> ledger) { self.ledgers[index] = ledger; });
+  m.def("answer_by", [](py::object by) { answers = by.release().ptr(); });
+  m.def("follow", [](std::shared_ptr<Context> context, bool changes_streams) {
+    thread.context = std::move(context);
+    thread.changes_streams = changes_streams;
+  });
+  m.def("stream_changed", [] { thread.changes_streams = true; });
+  m.def("offer", [](const std::string& name, const std::string& overload, bool is_view, bool accepts_scalars, bool mixes,
+                    bool counts_writes, bool copies, std::vector<int> given, std::vector<at::ScalarType> refused) {
+    return offer(name, overload, {is_view, accepts_scalars, mixes, counts_writes, copies, std::move(given), std::move(refused)});
+  });
+  m.def("install", &install);
+  m.def("uninstall", &uninstall);
+  // A tensor of a device in the memory of a CPU tensor; None where only Python can make it.
+  m.def("made", [](const Tensor& tensor, std::shared_ptr<Context> context, int index) -> std::optional<Tensor> {
+    Tensor found = made(tensor, *context, static_cast<int8_t>(index));
+    return found.defined() ? std::optional(found) : std::nullopt;
+  });
+  // The same without a block, and the number of its memory: the model in Python has the block.
+  m.def("made_for", [](const Tensor& tensor, std::shared_ptr<Context> context, std::shared_ptr<Ledger> ledger) {
+    Tensor found = made(tensor, *context, ledger->index, false);
+    auto* memory = memory_of(found);
+    memory->ledger = std::move(ledger);
+    return py::make_tuple(found, reinterpret_cast<int64_t>(memory));
+  });
+  // The CPU tensor with the memory of a storage that was made here, the numbers of its memory and ledger, and its index.
+  m.def("known", [](int64_t cdata, at::ScalarType dtype) -> py::object {
+    auto* memory = memory_of(storage_at(cdata));
+    if (memory == nullptr || memory->data == nullptr) {
+      return py::none();
+    }
+    auto base = at::detail::make_tensor<TensorImpl>(
+        c10::Storage(memory->twin), DispatchKeySet(DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
+    base.unsafeGetTensorImpl()->set_sizes_contiguous(
+        {static_cast<int64_t>(memory->twin->nbytes() / c10::elementSize(dtype))});
+    return py::make_tuple(base, reinterpret_cast<int64_t>(memory), memory->ledger ? memory->ledger->number : 0,
+                          static_cast<int>(storage_at(cdata)->device().index()));
+  });
+  // Let Python alone serve a storage from now on, and take its block where it gets another one.
+  m.def("disown", [](int64_t cdata, bool frees) {
+    if (auto* memory = memory_of(storage_at(cdata))) {
+      memory->is_foreign = true;
+      if (frees) {
+        if (auto ledger = std::exchange(memory->ledger, nullptr)) {
+          ledger->release(*memory);
+        }
+        memory->twin.reset();
+      }
+    }
+  });
+}
