@@ -45,6 +45,13 @@ def _init_ddp(
     context.runtime.serve_reducer(self)
 
 
+@replaces("torch._C._distributed_c10d:Logger", "set_runtime_stats_and_log", native_to="cuda")
+def _log_times(context: Context, original: Any, self: Any) -> None:
+    """``Logger.set_runtime_stats_and_log``: torch warns that it cannot measure a step's times on other devices."""
+    if context.runtime.shares_host_memory:
+        original(self)
+
+
 @replaces(DistributedDataParallel, "_register_builtin_comm_hook", native_to="cuda")
 def _register_builtin_comm_hook(context: Context, original: Any, self: Any, comm_hook_type: Any) -> None:
     """Register the hook that torch has in Python too: the C++ ones take only results of groups in C++."""
