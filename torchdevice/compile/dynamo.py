@@ -23,6 +23,7 @@ from torchdevice.core.patching import (
     replaced_function,
     together,
 )
+from torchdevice.core.replacing import LATER
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.cuda.streams import StreamStandIn, new_stream
 from torchdevice.devices.device_properties import DeviceProperties
@@ -132,7 +133,7 @@ class _DynamoPatches(Late):
         super().remove()
 
 
-WHEN_IMPORTED = _DynamoPatches()
+WHEN_IMPORTED = LATER["torch._dynamo"] = _DynamoPatches()
 
 
 def _inline(original: Any) -> Any:

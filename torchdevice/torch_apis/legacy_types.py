@@ -15,7 +15,8 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Installation, Patch, Replaced, per_context
+from torchdevice.core.patching import Installation, Replaced, per_context
+from torchdevice.core.replacing import replaces
 from torchdevice.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.engines import moves
 from torchdevice.engines.rewriters import convert, move, rewrites
@@ -94,6 +95,7 @@ for _name, _class in STAND_INS.items():
     supplied_value(_name)(_class.answer)
 
 
+@replaces(torch._C, "_set_default_tensor_type", makes=True)
 def _set_default_tensor_type(original: Any) -> Any:
     @functools.wraps(original)
     def set_default_tensor_type(kind: Any) -> None:
@@ -178,11 +180,6 @@ _NAMES_OF_PLACED = frozenset({"other", "storage", "cdata"})
 _CONSTRUCTOR = Installation(
     lambda: [Replaced(torch.Tensor, "__new__", lambda original: staticmethod(per_context(original, _new_tensor)))]
 )
-
-
-def patches() -> list[Patch]:
-    """Return the patches of the legacy types."""
-    return [Replaced(torch._C, "_set_default_tensor_type", _set_default_tensor_type)]
 
 
 @rewrites(torch.Tensor.type)
