@@ -10,7 +10,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from torchdevice.compile import unstacked_mode
-from torchdevice.compile.device_interfaces import Interfaces
+from torchdevice.compile.device_interfaces import Interfaces, exchanges
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.importing import Late
@@ -122,6 +122,7 @@ class _DynamoPatches(Late):
             ),
             Callback(_add_constants, _remove_constants),
             *unstacked_mode.patches(),
+            *exchanges(),
             self._interfaces,
         ]
 
