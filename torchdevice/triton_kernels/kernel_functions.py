@@ -20,24 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.numpy_builder import NumpyBuilder
-from torchdevice.triton_kernels.triton_internals import (
-    InterpretedFunction,
-    JITFunction,
-    TensorHandle,
-    TritonSemantic,
-    combine_max,
-    combine_min,
-    combine_sum,
-    constant,
-    core,
-    cuda_libdevice,
-    is_builtin,
-    numpy_dtype,
-    reduce_with_indices,
-    stub_libdevice,
-    tl,
-)
+from torchdevice.triton_kernels.triton_internals import TensorHandle, core, numpy_dtype, tl
 
 
 class _Running(threading.local):
@@ -108,14 +93,10 @@ def _code_of(source: str, file: str, line: int, free: tuple[str, ...]) -> types.
     tree = ast.parse(source)
     tree.body = [_Rewriter().visit(tree.body[0])]
     # A function around it makes the names below free variables, so that the kernel's module gets none of them.
-    names = ast.arguments(
-        posonlyargs=[], args=[ast.arg(name) for name in free], kwonlyargs=[], kw_defaults=[], defaults=[]
-    )
-    outer = ast.FunctionDef("outer", names, tree.body, [])
-    outer.type_params = []  # type: ignore[attr-defined]  # Python 3.12
-    tree.body = [outer]
-    ast.increment_lineno(ast.fix_missing_locations(tree), line - 1)
-    (made,) = (each for each in compile(tree, file, "exec").co_consts if isinstance(each, types.CodeType))
+    around = ast.parse(f"def outer({', '.join(free)}): pass")
+    around.body[0].body = tree.body  # type: ignore[attr-defined]
+    ast.increment_lineno(ast.fix_missing_locations(around), line - 1)
+    (made,) = (each for each in compile(around, file, "exec").co_consts if isinstance(each, types.CodeType))
     return next(each for each in made.co_consts if isinstance(each, types.CodeType))
 
 
@@ -134,7 +115,7 @@ def function_of(kernel: Any) -> Callable[..., Any]:
 @functools.cache
 def as_jit(kernel: Any) -> Any:
     """Return a kernel as JITFunction, also one that was decorated while ``TRITON_INTERPRET`` was set."""
-    return JITFunction(kernel.fn, **kernel.kwargs) if isinstance(kernel, InterpretedFunction) else kernel
+    return triton.JITFunction(kernel.fn, **kernel.kwargs) if isinstance(kernel, triton.InterpretedFunction) else kernel
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
@@ -147,12 +128,12 @@ def called(function: Any) -> Callable[..., Any]:
     own = _OWN.get(function) if isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType)) else None
     if own is not None:
         return own
-    if isinstance(function, (JITFunction, InterpretedFunction)):
+    if isinstance(function, (triton.JITFunction, triton.InterpretedFunction)):
         return function_of(as_jit(function))
-    if getattr(function, "__module__", None) == stub_libdevice.__name__:
+    if getattr(function, "__module__", None) == triton.stub_libdevice.__name__:
         # Triton's compiler takes the module of its backend in the place of the one without code.
-        function = getattr(cuda_libdevice, function.__name__)
-    if is_builtin(function):
+        function = getattr(triton.cuda_libdevice, function.__name__)
+    if triton.is_builtin(function):
         return functools.partial(function, _semantic=running.semantic)
     return function  # type: ignore[no-any-return]
 
@@ -162,7 +143,10 @@ def attribute(value: Any, name: str) -> Callable[..., Any]:
     found = getattr(value, name)
     if isinstance(value, core.tensor):
         plain = getattr(core.tensor, name, found)
-        if isinstance(plain, (JITFunction, InterpretedFunction)) or getattr(plain, "__name__", "") in _METHODS:
+        if (
+            isinstance(plain, (triton.JITFunction, triton.InterpretedFunction))
+            or getattr(plain, "__name__", "") in _METHODS
+        ):
             return functools.partial(called(_METHODS.get(name, plain)), value)
     return called(found)
 
@@ -188,15 +172,14 @@ def tensor_of(value: Any, dtype: Any) -> Any:
 
 
 def _range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Iterator[Any]:
-    bounds = (0, start, step) if stop is None else (start, stop, 1 if step is None else step)
-    wide = any(isinstance(each, core.tensor) and each.dtype == tl.int64 for each in bounds)
-    for value in builtins.range(*map(operator.index, bounds)):
+    wide = any(isinstance(each, core.tensor) and each.dtype == tl.int64 for each in (start, stop, step))
+    for value in _static_range(start, stop, step):
         yield tensor_of(value, tl.int64 if wide else tl.int32)
 
 
 def _static_range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Any:
-    bounds = (0, start, step) if stop is None else (start, stop, step)
-    return builtins.range(*map(operator.index, bounds))
+    bounds = (0, start) if stop is None else (start, stop)
+    return builtins.range(*map(operator.index, (*bounds, 1 if step is None else step)))
 
 
 def _static_assert(condition: Any, message: Any = "") -> None:
@@ -207,9 +190,9 @@ def _static_assert(condition: Any, message: Any = "") -> None:
 # ---- reductions and scans --------------------------------------------------------------------------------------------
 
 _UFUNCS: dict[Any, Any] = {
-    combine_sum: np.add,
-    combine_max: np.fmax,
-    combine_min: np.fmin,
+    triton.combine_sum: np.add,
+    triton.combine_max: np.fmax,
+    triton.combine_min: np.fmin,
 }
 """Functions of Triton with which NumPy reduces in one call, of dtypes that it has."""
 
@@ -242,7 +225,7 @@ def _inputs(input: Any) -> tuple[tuple[Any, ...], list[Any]]:
 
 def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
     """``tl.reduce``: neighbours are combined first, so that a function that does not commute gets them in order."""
-    axis, keeps = constant(axis), constant(keep_dims)
+    axis, keeps = triton.constant(axis), triton.constant(keep_dims)
     like, arrays = _inputs(input)
     count, *shape = arrays[0].shape
     kept = [1] * len(shape)
@@ -264,7 +247,7 @@ def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **op
 
 
 def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
-    axis, shape = constant(axis), list(input.handle.data.shape[1:])
+    axis, shape = triton.constant(axis), list(input.handle.data.shape[1:])
     if axis is None:
         shape, axis = [math.prod(shape)], 0
         input = running.semantic.reshape(input, shape, can_reorder=False)
@@ -277,7 +260,7 @@ def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any 
 
 def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: Any) -> Any:
     """``tl.associative_scan``: each step combines an element with the one 1, 2, 4, ... before it."""
-    axis, backwards = constant(axis), constant(reverse)
+    axis, backwards = triton.constant(axis), triton.constant(reverse)
     like, arrays = _inputs(input)
     axis = axis % (arrays[0].ndim - 1) + 1
     arrays = [np.moveaxis(each, axis, -1) for each in arrays]
@@ -307,7 +290,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     tl.static_assert: _static_assert,
     tl.static_print: builtins.print,
     core.reduce: _reduce,
-    reduce_with_indices: _reduce_with_indices,
+    triton.reduce_with_indices: _reduce_with_indices,
     core.associative_scan: _scan,
     tl.multiple_of: _hint,
     tl.max_contiguous: _hint,
@@ -381,10 +364,7 @@ def dtype_to_ir(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, builder: tl.dtype(self.name) if isinstance(builder, NumpyBuilder) else original(self, builder)
 
 
-OPERATORS = tuple(name for name in dir(core.tensor) if name.startswith("__") and is_builtin(getattr(core.tensor, name)))
+OPERATORS = tuple(
+    name for name in dir(core.tensor) if name.startswith("__") and triton.is_builtin(getattr(core.tensor, name))
+)
 """The operators of Triton's tensors."""
-
-
-def semantic_of(builder: NumpyBuilder) -> Any:
-    """Return Triton's semantic over a builder."""
-    return TritonSemantic(builder)

@@ -27,23 +27,12 @@ from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 from torchdevice.journal.callers import program_line, warn_at
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
+from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.driver import target_of
-from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, running, semantic_of, tensor_of
+from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, running, tensor_of
 from torchdevice.triton_kernels.memory_checks import Memory, Races
 from torchdevice.triton_kernels.numpy_builder import DivergedError, NumpyBuilder
-from torchdevice.triton_kernels.triton_internals import (
-    ASTSource,
-    TensorDescriptor,
-    TensorHandle,
-    TensorWrapper,
-    binder_of,
-    compile_kernel,
-    core,
-    knobs,
-    make_backend,
-    pack_args,
-    type_of,
-)
+from torchdevice.triton_kernels.triton_internals import TensorDescriptor, core, type_of
 
 _set_eval_frame = importlib.import_module("torch._C._dynamo.eval_frame").set_eval_frame
 _below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -74,13 +63,13 @@ class Launch:
 
     def __init__(self, context: Context, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.context, self.kernel = context, kernel
-        kwargs["debug"] = kwargs.get("debug", kernel.debug) or knobs.runtime.debug
+        kwargs["debug"] = kwargs.get("debug", kernel.debug) or triton.knobs.runtime.debug
         for hook in kernel.pre_run_hooks:
             hook(*args, **kwargs)
-        self.backend = make_backend(target_of(context))
-        binder = binder_of(kernel.signature, kernel.params, self.backend)
+        self.backend = triton.make_backend(target_of(context))
+        binder = triton.binder_of(kernel.signature, kernel.params, self.backend)
         self.bound, self.specialization, self._given = binder(*args, **kwargs)
-        self.options, self.signature, self._constants, self._attributes = pack_args(
+        self.options, self.signature, self._constants, self._attributes = triton.pack_args(
             kernel, self.backend, self._given, self.bound, self.specialization, self._given
         )
         self.grid: tuple[int, ...] = (1, 1, 1)
@@ -88,8 +77,8 @@ class Launch:
 
     def compiled(self) -> Any:
         """Return what Triton compiles of the kernel for the scope's compute capability, which needs no GPU."""
-        source = ASTSource(self.kernel, self.signature, self._constants, self._attributes)
-        return compile_kernel(source, target=target_of(self.context), options=self.options.__dict__)
+        source = triton.ASTSource(self.kernel, self.signature, self._constants, self._attributes)
+        return triton.compile_kernel(source, target=target_of(self.context), options=self.options.__dict__)
 
     def start(self, grid: Any) -> None:
         """Run the grid, after what CUDA checks at a launch."""
@@ -156,7 +145,7 @@ class Launch:
             for (address, names), whole in zip(self._names.items(), wholes, strict=True)
         }
         builder = NumpyBuilder(memory, self.options, self.backend.get_codegen_implementation(self.options))
-        before, running.semantic = running.semantic, semantic_of(builder)
+        before, running.semantic = running.semantic, triton.TritonSemantic(builder)
         try:
             # NumPy warns of what a GPU computes silently: infinities, NaN, integers that wrap.
             with np.errstate(all="ignore"):
@@ -276,8 +265,7 @@ class Launch:
         with torch._C.DisableTorchFunction():
             first = places.get(tensor.untyped_storage().data_ptr(), 0)
             address = first + tensor.storage_offset() * tensor.itemsize
-        dtype = type_of(kind, None)
-        return core.tensor(TensorHandle(np.array([address], dtype=np.uint64), dtype), dtype)
+        return tensor_of(address, type_of(kind, None))
 
 
 _ZERO_PAGE = 65535
@@ -291,7 +279,7 @@ def _pointers(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of an argument."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (TensorDescriptor, TensorWrapper)):
+    elif isinstance(value, (TensorDescriptor, triton.TensorWrapper)):
         yield from _pointers(value.base)
     elif isinstance(value, (tuple, list)):
         for each in value:

@@ -118,12 +118,6 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         active, at = np.broadcast_arrays(True if mask is None else mask.data, pointers.data)
         return self.memory.addresses(at, active, size, access, self.group)
 
-    def create_load(self, ptr: Any, *rest: Any) -> Any:
-        return self.create_masked_load(ptr, None, None, *rest)
-
-    def create_store(self, ptr: Any, val: Any, *rest: Any) -> Any:
-        return self.create_masked_store(ptr, val, None, *rest)
-
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
         at, active = self._at(ptrs, mask, "reads")
         dtype = ptrs.get_element_ty()

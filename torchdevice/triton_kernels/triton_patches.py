@@ -8,14 +8,8 @@ from typing import Any
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function
 from torchdevice.triton_kernels import driver, kernel_functions, launching
-from torchdevice.triton_kernels.triton_internals import (
-    Autotuner,
-    DriverConfig,
-    InterpretedFunction,
-    JITFunction,
-    compiler,
-    core,
-)
+from torchdevice.triton_kernels import triton_internals as triton
+from torchdevice.triton_kernels.triton_internals import core
 
 
 def _active(context: Context, original: Any, config: Any) -> Any:
@@ -40,12 +34,12 @@ def patches() -> list[Patch]:
     native = functools.partial(replaced_function, native_to="cuda")
     tensor = functools.partial(Replaced, core.tensor)
     return [
-        native(JITFunction, "run", launching.run),
-        native(InterpretedFunction, "run", launching.run),
-        native(Autotuner, "run", launching.run_tuned),
-        native(compiler, "max_shared_mem", _shared_memory),
-        Replaced(DriverConfig, "active", _property),
-        Replaced(DriverConfig, "default", _property),
+        native(triton.JITFunction, "run", launching.run),
+        native(triton.InterpretedFunction, "run", launching.run),
+        native(triton.Autotuner, "run", launching.run_tuned),
+        native(triton.compiler, "max_shared_mem", _shared_memory),
+        Replaced(triton.DriverConfig, "active", _property),
+        Replaced(triton.DriverConfig, "default", _property),
         # The rest asks which kernel this thread runs, and is Triton's own where it runs none.
         *(tensor(name, kernel_functions.with_semantic) for name in kernel_functions.OPERATORS),
         tensor("__bool__", kernel_functions.truth, may_be_absent=True),
