@@ -28,9 +28,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.against_report import Event, covers, events_of, predicts
 from torchdevice import errors
 from torchdevice.check import Finding, Target, Verdict
-from torchdevice.check.against_report import Event, covers, events_of, predicts
 from torchdevice.check.checker import check_file
 from torchdevice.check.environment_rules import PACKAGES
 from torchdevice.cli.progress import track

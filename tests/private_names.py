@@ -21,7 +21,6 @@ READERS = {
     "Replaced",
     "ReplacedInImporters",
     "replaced_function",
-    "replaced_in_importers",
 }
 """Functions whose first two arguments are an owner and the name of one of its attributes."""
 

@@ -15,6 +15,8 @@ import torch
 from conftest import run_python
 from places import ROOT
 
+from torchdevice import check
+
 pytestmark = pytest.mark.one_engine
 
 
@@ -240,6 +242,25 @@ def test_what_was_predicted_of_programs(tmp_path: Path, monkeypatch: pytest.Monk
         "degraded right": 2,  # lines 5 and 9; a dtype in a dict, as in line 8, need not reach torch where it stands
         "degraded predicted": 3,
     }
+
+
+def test_what_an_event_shows_of_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    against = importlib.import_module("benchmarks.against_report")
+    (tmp_path / "a.py").write_text("import torch\nx.to('cuda')\nx.double()\n@torch.compile\ndef f(): pass\nf()\n")
+    findings = {each.line: each for each in check.check([str(tmp_path)], check.Target.named("simulated:mps"))}
+    move, double, graph = (findings[line] for line in (2, 3, 4))
+
+    def shows(finding: check.Finding, line: int, said: str, degraded: bool) -> tuple[bool, bool]:
+        event = against.Event(finding.path, line, "", said, degraded)
+        return against.covers(finding, event), against.predicts(finding, event)
+
+    assert shows(move, 2, "a -> b", False) == shows(double, 3, "a -> b", True) == (True, True)
+    assert shows(move, 2, "a -> b", True) == (False, False) and shows(double, 3, "a -> b", False) == (True, False)
+    assert shows(move, 3, "a -> b", False) == (False, False)
+    # A graph is compiled where its function is called.
+    assert shows(graph, 6, "torch.compile with inductor -> x", True) == (True, True)
+    assert shows(graph, 6, "a -> b", True) == (False, False)
 
 
 def test_the_figures_of_the_page_are_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:

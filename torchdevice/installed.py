@@ -1,7 +1,6 @@
-"""The patches that are installed while a scope is active: registered by ``replaces``, or returned by ``patches()``.
+"""The patches that are installed while a scope is active. What has them registers them when it is imported.
 
-A file in ``cuda/``, ``accelerators/`` or ``torch_apis/`` is found by itself. It may also only supply names, which it
-registers when it is imported.
+A file in ``cuda/``, ``accelerators/`` or ``torch_apis/`` is found by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from types import ModuleType
 from torchdevice import accelerators, cuda, torch_apis
 from torchdevice.compile import torch_compile
 from torchdevice.core import bindings, replacing
-from torchdevice.core.importing import Late, LateModules, Refused
+from torchdevice.core.importing import LateModules, Refused
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
@@ -45,13 +44,10 @@ def _patches_of_triton(module: ModuleType) -> list[Patch]:
 
 
 def _patches() -> list[Patch]:
-    found = [patch for area in AREAS if hasattr(area, "patches") for patch in area.patches()]
-    late = [each for each in found if isinstance(each, Late)]
     rivals = (Refused(name, AnotherPatcherError) for name in PATCHERS)
     # Last, since a module that is imported in a scope is patched after everything else.
-    others = (each for each in found if not isinstance(each, Late))
-    modules = LateModules([*rivals, *replacing.LATER.values(), *late])
-    return [*bindings.patches(), *replacing.REPLACED, *others, modules]
+    modules = LateModules([*rivals, *replacing.LATER.values()])
+    return [*bindings.patches(), *replacing.REPLACED, modules]
 
 
 INSTALLATION = Installation(_patches)

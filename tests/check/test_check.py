@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -25,7 +24,6 @@ from torchdevice.check import (
     RULES,
     Finding,
     Target,
-    against_report,
     check,
     check_source,
     listing,
@@ -33,8 +31,6 @@ from torchdevice.check import (
 )
 from torchdevice.cli import main
 from torchdevice.foundation import styled_text
-from torchdevice.report import source
-from torchdevice.report.predicted import Comparison, Line
 from torchdevice.simulation.profiles import missing_operators
 
 pytestmark = pytest.mark.one_engine
@@ -757,86 +753,6 @@ class TestCommand:
         assert ended.value.code == 2 and "need a PATH" in capsys.readouterr().err
 
 
-# ---- beside what happened --------------------------------------------------------------------------------------------
-
-PROGRAM = """
-import torch
-NAME = "cuda"
-x = torch.ones(3).to(NAME)
-wide = __import__("numpy").ones(2)
-y = torch.ones(
-    2,
-    dtype=torch.float64,
-    device="cuda",
-)
-z = torch.from_numpy(wide).to(x.device)
-if x.is_cuda:
-    torch.cuda.memory_stats()
-try:
-    torch.linalg.eig(torch.eye(2, device="cuda"))
-except NotImplementedError:
-    pass
-if len(y) > 5:
-    torch.mode(y)
-torch.cuda.CUDAPluggableAllocator("a.so", "b", "c")
-"""
-
-
-class TestBesideWhatHappened:
-    def test_a_run(self, tmp_path: Path) -> None:
-        (tmp_path / "program.py").write_text(PROGRAM)
-        command = ("run", "--check", "--report=report.json", "--target", "simulated:mps", "program.py")
-        result = run_command(*command, cwd=tmp_path)
-        assert result.returncode == 1 and "NotSupportedError" in result.stderr
-        data = json.loads((tmp_path / "report.json").read_text())["comparison"]
-        happened = {(each["line"], each["said"].split("[")[-1].rstrip("]")) for each in data["happened"]}
-        assert happened == {
-            (4, "device"),
-            (8, "dtype"),
-            (9, "device"),
-            (15, "device"),
-            (15, "operator"),
-            (20, "torch-name"),
-        }
-        assert [each["line"] for each in data["absent"]] == [19]
-        assert [each["line"] for each in data["unforeseen"]] == [11, 11] and data["untraced"] == 2
-
-    def test_every_form(self, tmp_path: Path) -> None:
-        lines = tuple(Line(str(tmp_path / "a.py"), 3, "x = <1>", f"change: do {n} [rule]") for n in range(3))
-        comparison = Comparison(happened=lines[:1], absent=(), unforeseen=lines[1:], untraced=2)
-        with torchdevice.portable("cpu") as scope:
-            report = dataclasses.replace(scope.report(), comparison=comparison)
-        assert torchdevice.Report.from_dict(json.loads(report.to_json())) == report
-        assert dataclasses.replace(report, comparison=None).to_dict()["comparison"] is None
-        console = io.StringIO()
-        Console(file=console, width=200).print(report)
-        for form in (str(report), console.getvalue(), report.to_html()):
-            assert "predicted, and happened" in form and "happened, and was not predicted" in form
-            assert "did not happen" not in form and "2 findings more leave no trace" in form
-        assert "x = &lt;1&gt;" in report.to_html() and "do 2 [rule]" in str(report)
-
-    def test_a_report_without_it_says_nothing_of_it(self) -> None:
-        with torchdevice.portable("cpu") as scope:
-            report = scope.report()
-        assert "the source predicted" not in str(report) + report.to_html()
-
-    def test_a_program_that_is_in_no_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(source, "_given", {})
-        source.remember("<string>", "import torch\ntorch.ones(1).cuda()\n")
-        event = against_report.Event("<string>", 2, "", "cuda:0 -> cpu [exact]", False)
-        with torchdevice.portable("cpu") as scope:
-            found = against_report.compared(scope.report(), [], Target.named("cpu"), [event]).comparison
-        assert found is not None and [each.line for each in found.happened] == [2] and found.unforeseen == ()
-
-    def test_what_an_event_needs(self, tmp_path: Path) -> None:
-        (tmp_path / "a.py").write_text("import torch\nx.to('cuda')\nx.double()\n")
-        findings = check([str(tmp_path)], Target.named("mps"))
-        events = [against_report.Event(str(tmp_path / "a.py"), line, "", str(line), line == 2) for line in (2, 3)]
-        found = against_report.compare(findings, events)
-        assert [each.line for each in found.absent] == [2, 3] and found.happened == ()
-        assert [each.line for each in found.unforeseen] == [2]
-
-
 # ---- programs that nobody wrote --------------------------------------------------------------------------------------
 
 WORDS = (
@@ -916,11 +832,3 @@ def test_sources_of_torch_itself() -> None:
         [str(package / name) for name in ("cuda", "nn/modules", "optim", "_dynamo/utils.py")], Target.named("mps")
     )
     assert {each.rule for each in found} >= {"torch-name", "device", "operator", "dtype"} and len(found) > 100
-
-
-def test_a_graph_belongs_to_the_line_that_asks_for_it() -> None:
-    (found,) = findings("import torch\n@torch.compile\ndef f(): pass\nf()", "simulated:mps", {"compile"})
-    said = ("torch.compile with inductor -> x", "a -> b")
-    graph, other = (against_report.Event(found.path, 4, "f()", each, True) for each in said)
-    assert against_report.covers(found, graph) and against_report.predicts(found, graph)
-    assert not against_report.covers(found, other) and not against_report.predicts(found, other)

@@ -14,7 +14,8 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import Supplied, add, first_line
 from torchdevice.core.context import Context
-from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function, replaced_in_importers
+from torchdevice.core.patching import TORCHS_OWN
+from torchdevice.core.replacing import replaces
 from torchdevice.cuda import device_queries, memory, streams
 from torchdevice.devices.device_strings import ACCELERATORS
 from torchdevice.foundation.fidelity import Fidelity
@@ -101,6 +102,7 @@ for _name, _function in _FUNCTIONS.items():
     _supplies(_name, _function)
 
 
+@replaces(torch.accelerator._utils, "_get_device_index", native_to="cuda", by_value=True)
 def _accelerator_index(context: Context, original: Any, device: Any, optional: bool = False) -> int:
     """``torch.accelerator._utils._get_device_index``, which refuses the devices that were rewritten to the target."""
     if context.runtime.is_torch_accelerator:
@@ -112,17 +114,8 @@ def _accelerator_index(context: Context, original: Any, device: Any, optional: b
     return original(device, optional)
 
 
-def _refuse_graph(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> Any:
+@replaces(getattr(torch.accelerator, "Graph", None), "__new__", native_to="cuda")
+def _refuse_graph(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> Any:  # torch 2.12 and later
     if context.runtime.is_torch_accelerator:
         return original(cls, *args, **kwargs)
     thread_state.refuse("torch.accelerator.Graph", "Use torch.cuda.CUDAGraph.")
-
-
-def patches() -> list[Patch]:
-    """Return the patches of ``torch.accelerator``."""
-    found: list[Patch] = [
-        replaced_in_importers(torch.accelerator._utils, "_get_device_index", _accelerator_index, native_to="cuda")
-    ]
-    if hasattr(torch.accelerator, "Graph"):  # torch 2.12 and later
-        found.append(replaced_function(torch.accelerator.Graph, "__new__", _refuse_graph, native_to="cuda"))
-    return found

@@ -13,7 +13,8 @@ import torch
 
 from torchdevice.core.bindings import Supplied, add, supplied_as, supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import TORCHS_OWN, Patch, replaced_function, without_cache, without_original
+from torchdevice.core.patching import TORCHS_OWN, without_cache, without_original
+from torchdevice.core.replacing import replaces
 from torchdevice.cuda import memory
 from torchdevice.cuda.streams import EventStandIn
 from torchdevice.foundation.fidelity import Fidelity
@@ -211,18 +212,13 @@ def stop_capture(context: Context) -> None:
     """Do nothing: no capture was started."""
 
 
+@replaces(torch.mps.Event, "__del__")
 def _delete_event(context: Context, original: Any, self: torch.mps.Event) -> None:
     release_event(context, vars(self).get("_Event__eventId", 0))
 
 
-def patches() -> list[Patch]:
-    """Return the patches of ``torch.mps`` and ``torch.backends.mps``, whose answers torch caches for the process."""
-    found: list[Patch] = [
-        replaced_function(torch.backends.mps, name, without_cache)
-        for name in ("is_available", "is_macos_or_newer", "is_macos13_or_newer", "get_name", "get_core_count")
-        if hasattr(torch.backends.mps, name)
-    ]
-    found.append(replaced_function(torch.mps.Event, "__del__", _delete_event))
-    generator = without_original(get_default_generator)
-    found.append(replaced_function(torch.mps, "_get_default_mps_generator", generator))
-    return found
+_CACHED = ("is_available", "is_macos_or_newer", "is_macos13_or_newer", "get_name", "get_core_count")
+"""Functions of ``torch.backends.mps`` whose answers torch caches for the process."""
+
+replaces(torch.backends.mps, *_CACHED, optional=True)(without_cache)
+replaces(torch.mps, "_get_default_mps_generator")(without_original(get_default_generator))

@@ -12,7 +12,8 @@ import torch
 
 from torchdevice.core.bindings import imported_by_value, supplied_as, supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function, replaced_in_importers, without_cache, without_original
+from torchdevice.core.patching import without_cache, without_original
+from torchdevice.core.replacing import replaces
 from torchdevice.cuda import device_queries, memory, memory_pools, monitoring, random, streams
 from torchdevice.cuda.streams import EventStandIn, StreamStandIn
 from torchdevice.devices.device_properties import XpuDeviceProperties
@@ -107,29 +108,16 @@ def _device_properties(context: Context, original: Any, index: int) -> XpuDevice
     return dataclasses.replace(found, **given)
 
 
+@replaces(torch.xpu, "utilization", by_value=True, optional=True)
 def _utilization(context: Context, original: Any, device: Any = None) -> float:
     return monitoring.processor_utilization(context, "torch.xpu.utilization")
 
 
-def _patches_of_newer_names() -> list[Patch]:
-    """Return the patches of names that torch 2.10 lacks."""
-    found: list[Patch] = []
-    if hasattr(torch.xpu, "XPUGraph"):
-        found += imported_by_value(torch.xpu.graphs, "_xpu_isCurrentStreamCapturing")
-    if hasattr(torch.xpu, "MemPool"):
-        found.append(replaced_function(torch.xpu.MemPool, "__new__", memory_pools.new_pool))
-    if hasattr(torch.xpu, "utilization"):
-        found.append(replaced_in_importers(torch.xpu, "utilization", _utilization))
-    return found
-
-
-def patches() -> list[Patch]:
-    """Return the patches of ``torch.xpu``."""
-    return [
-        *_patches_of_newer_names(),
-        *streams.patches_of(XpuStreamStandIn, XpuEventStandIn),
-        *device_queries.patches_of(torch.xpu, _device_properties),
-        replaced_function(torch.xpu, "get_device_capability", without_cache),
-        # torch 2.10 caches the answer of its own function for the process.
-        replaced_in_importers(torch.xpu, "device_count", without_original(get_device_count)),
-    ]
+if hasattr(torch.xpu, "XPUGraph"):  # torch 2.10 has neither
+    imported_by_value(torch.xpu.graphs, "_xpu_isCurrentStreamCapturing")
+replaces(getattr(torch.xpu, "MemPool", None), "__new__")(memory_pools.new_pool)
+streams.replaces_classes(XpuStreamStandIn, XpuEventStandIn)
+device_queries.replaces_functions(torch.xpu, _device_properties)
+replaces(torch.xpu, "get_device_capability")(without_cache)
+# torch 2.10 caches the answer of its own function for the process.
+replaces(torch.xpu, "device_count", by_value=True)(without_original(get_device_count))

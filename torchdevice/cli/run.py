@@ -15,7 +15,6 @@ import functools
 import importlib.machinery
 import importlib.util
 import io
-import linecache
 import os
 import pkgutil
 import runpy
@@ -40,7 +39,6 @@ from torchdevice.foundation.logs import configure_logging
 from torchdevice.foundation.tracebacks import trim, without_ours
 
 if TYPE_CHECKING:
-    from torchdevice.check.against_report import Event
     from torchdevice.report import Report
     from torchdevice.scope import Scope
 
@@ -79,11 +77,6 @@ def add(commands: Any) -> None:
         type=report_file,
         help="say at the end what was rewritten; with =FILE write that as a page (FILE.html) or as data (FILE.json)",
     )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="say in the report, too, what 'torchdevice check' predicts of the program, beside what happened",
-    )
     actions.append(ranks.add(parser))
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
     with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
@@ -106,8 +99,6 @@ def _split(with_value: set[str], words: Sequence[str]) -> tuple[list[str], list[
 def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     if options.quiet:
         os.environ["TORCHDEVICE_LOG"] = "ERROR"
-    if options.check and options.report is None:
-        options.report = True
     if not options.rest:
         parser.error("which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND")
     with refusals():
@@ -128,7 +119,7 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     with refusals(), garbage_collection.paused():
         _activate(options, program)
     with contextlib.nullcontext() if options.ranks is None else ranks.failing():
-        _execute(program, main, options.check)
+        _execute(program, main)
     return 0
 
 
@@ -277,46 +268,14 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
 
 
 def _show(options: argparse.Namespace, verify: str | bool | None, report: Report) -> None:
-    """Show what a run is to say at its end: what was verified, and what happened, with what the sources predicted."""
+    """Show what a run is to say at its end: what was verified, and what happened."""
     if verify:
         show_verified(verify, report, quiet=options.report is True)
     if options.report is not None:
-        show_report(options.report, _with_predicted(report, options.rest) if options.check else report)
+        show_report(options.report, report)
 
 
-def _with_predicted(report: Report, words: Sequence[str]) -> Report:
-    """Return a report with what the sources of the program predicted."""
-    from torchdevice.check import Target, against_report
-    from torchdevice.core.thread_state import suspended
-    from torchdevice.journal.callers import PROGRAM, kind_of_file
-
-    named = [os.path.abspath(word) for word in words if word.endswith(".py") and os.path.isfile(word)]
-    imported = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-    own = [file for file in imported if os.path.isfile(file) and kind_of_file(file) == PROGRAM]
-    with suspended():
-        return against_report.compared(report, [*named, *own], Target.named(report.target), _ended)
-
-
-_ended: list[Event] = []
-"""The error that ended the program, if one did."""
-
-
-def _note_end(error: BaseException) -> None:
-    """Note where in the program an error came from."""
-    from torchdevice.check.against_report import Event
-    from torchdevice.journal.callers import PROGRAM, kind_of
-
-    entry, place = error.__traceback__, None
-    while entry is not None:
-        place = entry if kind_of(entry.tb_frame) == PROGRAM else place
-        entry = entry.tb_next
-    if place is not None:
-        file, line = place.tb_frame.f_code.co_filename, place.tb_lineno
-        said = f"{type(error).__name__}: {error}".split("\n")[0]
-        _ended.append(Event(file, line, linecache.getline(file, line).strip(), said, degraded=True))
-
-
-def _execute(program: Program, main: dict[str, Any], checked: bool) -> None:
+def _execute(program: Program, main: dict[str, Any]) -> None:
     try:
         # Frames of runpy stay in tracebacks, because Python shows them too. No other frame may come between this
         # function and the program.
@@ -335,8 +294,6 @@ def _execute(program: Program, main: dict[str, Any], checked: bool) -> None:
         raise
     except BaseException as error:
         trim(error.__cause__ or error.__context__)
-        if checked:
-            _note_end(error)
         _show_from(error, without_ours(error), functools.partial(_forget_file, program, main))
         raise
 

@@ -22,7 +22,6 @@ class Interfaces:
 
     def __init__(self) -> None:
         self._before: dict[str, Any] | None = None
-        self._exchanges: list[Replaced] = []
 
     def install(self) -> None:
         registry = _registry()
@@ -33,15 +32,8 @@ class Interfaces:
         # A copy, taken once: what other scopes add later is to be removed too.
         if self._before is None:
             self._before = dict(registry.device_interfaces)
-        # Torch bound these methods when Dynamo was imported; in a build without CUDA they only raise.
-        if not self._exchanges:
-            self._exchanges = [Replaced(registry.CudaInterface, name, _late(name)) for name in _EXCHANGES]
-        for patch in self._exchanges:
-            patch.install()
 
     def remove(self) -> None:
-        for patch in self._exchanges:
-            patch.remove()
         before = self._before  # read once: a signal handler between two lines may undo the change too
         if before is not None:
             interfaces = _registry().device_interfaces
@@ -65,7 +57,10 @@ class Interfaces:
                     registry.register_interface_for_device(name, interface)
 
 
-_EXCHANGES = ("exchange_device", "maybe_exchange_device")
+def exchanges() -> list[Replaced]:
+    """Return the patches of methods that torch bound when Dynamo was imported; without CUDA in the build they raise."""
+    cuda = _registry().CudaInterface
+    return [Replaced(cuda, name, _late(name)) for name in ("exchange_device", "maybe_exchange_device")]
 
 
 def _late(name: str) -> Callable[[Any], Any]:

@@ -10,7 +10,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from torchdevice.compile import unstacked_mode
-from torchdevice.compile.device_interfaces import Interfaces
+from torchdevice.compile.device_interfaces import Interfaces, exchanges
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.importing import Late
@@ -23,6 +23,7 @@ from torchdevice.core.patching import (
     replaced_function,
     together,
 )
+from torchdevice.core.replacing import LATER
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.cuda.streams import StreamStandIn, new_stream
 from torchdevice.devices.device_properties import DeviceProperties
@@ -121,6 +122,7 @@ class _DynamoPatches(Late):
             ),
             Callback(_add_constants, _remove_constants),
             *unstacked_mode.patches(),
+            *exchanges(),
             self._interfaces,
         ]
 
@@ -132,7 +134,7 @@ class _DynamoPatches(Late):
         super().remove()
 
 
-WHEN_IMPORTED = _DynamoPatches()
+WHEN_IMPORTED = LATER["torch._dynamo"] = _DynamoPatches()
 
 
 def _inline(original: Any) -> Any:

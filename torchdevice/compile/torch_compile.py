@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchdevice.compile.dynamo import WHEN_IMPORTED, obstacle, truthfully, without_modes
+from torchdevice.compile.dynamo import obstacle, truthfully, without_modes
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Patch, Replaced, original_of, replaced_function, replaced_in_importers
+from torchdevice.core.patching import Patch, Replaced, original_of
+from torchdevice.core.replacing import later, replaces
 from torchdevice.errors import NotSupportedError
 from torchdevice.foundation import torch_internals
 from torchdevice.foundation.fidelity import Fidelity
 
 
+@replaces(torch, "compile")
 def _compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     for option in () if context.runtime.makes_triton_code else _asked_of_triton(kwargs):
         context.report(f"torch.compile with {option}", "nothing: there is no Triton", Fidelity.INERT)
@@ -90,10 +91,12 @@ def _by_codegen_of_cpu(context: Context, original: Any, device: str) -> Any:
     return original("cpu" if context.runtime.compile_graph and device == context.device_type else device)
 
 
+@replaces("torch.export.pt2_archive._package:AOTICompiledModel", "__call__")
 def _run_package(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     return context.runtime.call_by_host(original, args, kwargs)
 
 
+@replaces("torch._dynamo.compiled_autograd:AutogradCompilerInstance", "begin_capture")
 def _begin_capture(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Let compiled autograd trace a graph that is compiled: with the target's devices, not the program's."""
     tracer = self.fx_tracer
@@ -119,6 +122,7 @@ def _for_compiler(owner: Any, name: str, replacement: Any) -> Replaced:
     return Replaced(owner, name, make)
 
 
+@later("torch._inductor.compile_fx")
 def _patches_of_inductor(module: ModuleType) -> list[Patch]:
     torch_internals.check("later", "torch._functorch")
     return [
@@ -128,30 +132,16 @@ def _patches_of_inductor(module: ModuleType) -> list[Patch]:
     ]
 
 
-def patches() -> list[Patch]:
-    """Return the patches of ``torch.compile``, ``torch.export``, Dynamo and the functions that ask about Triton."""
-    triton = importlib.import_module("torch.utils._triton")
-    # The functions with a cache are the ones whose answers torch keeps.
-    questions = [name for name, function in vars(triton).items() if hasattr(function, "cache_clear")]
-    return [
-        replaced_function(torch, "compile", _compile),
-        WHEN_IMPORTED,
-        WhenImported(
-            "torch._inductor.output_code",
-            lambda module: [replaced_function(module.CompiledFxGraph, "__call__", without_modes)],
-        ),
-        WhenImported(
-            "torch._dynamo.compiled_autograd",
-            lambda module: [replaced_function(module.AutogradCompilerInstance, "begin_capture", _begin_capture)],
-        ),
-        WhenImported("torch._inductor.compile_fx", _patches_of_inductor),
-        WhenImported(
-            "torch._inductor.codegen.common",
-            lambda module: [_for_compiler(module, "get_scheduling_for_device", _by_codegen_of_cpu)],
-        ),
-        WhenImported(
-            "torch.export.pt2_archive._package",
-            lambda module: [replaced_function(module.AOTICompiledModel, "__call__", _run_package)],
-        ),
-        *(replaced_in_importers(triton, name, truthfully) for name in questions),
-    ]
+@later("torch._inductor.codegen.common")
+def _patches_of_codegen(module: ModuleType) -> list[Patch]:
+    return [_for_compiler(module, "get_scheduling_for_device", _by_codegen_of_cpu)]
+
+
+replaces("torch._inductor.output_code:CompiledFxGraph", "__call__")(without_modes)
+
+_TRITON = importlib.import_module("torch.utils._triton")
+
+# The functions with a cache are the ones whose answers torch keeps.
+_QUESTIONS = [name for name, function in vars(_TRITON).items() if hasattr(function, "cache_clear")]
+
+replaces(_TRITON, *_QUESTIONS, by_value=True)(truthfully)

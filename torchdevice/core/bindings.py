@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import TORCHS_OWN, Guarded, Patch, replaced_function, without_original
+from torchdevice.core.patching import TORCHS_OWN, Guarded, Patch, without_original
+from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 
@@ -143,10 +144,11 @@ def _answers(context: Context, family: str, denied: str) -> bool:
     return name in vars(importlib.import_module(module))
 
 
-def imported_by_value(module: ModuleType, names: str) -> list[Patch]:
-    """Return the patches of supplied names of ``torch._C`` that a module of torch imports by value."""
-    functions: dict[str, Any] = {name: SUPPLIED[_C + name].function for name in names.split()}
-    return [replaced_function(module, name, without_original(each)) for name, each in functions.items()]
+def imported_by_value(module: ModuleType, names: str) -> None:
+    """Replace supplied names of ``torch._C`` in a module of torch that imports them by value."""
+    for name in names.split():
+        function: Any = SUPPLIED[_C + name].function
+        replaces(module, name)(without_original(function))
 
 
 def add(supplied: Supplied) -> None:

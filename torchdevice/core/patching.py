@@ -309,13 +309,6 @@ def _importers() -> Mapping[str, list[ModuleType]]:
     return _searched[1]
 
 
-def replaced_in_importers(
-    owner: ModuleType, name: str, replacement: Callable[..., Any], *, native_to: str | None = None
-) -> ReplacedInImporters:
-    """Return the patch that routes a function of torch to ``replacement`` in each module that has imported it."""
-    return ReplacedInImporters(owner, name, routed(owner, replacement, native_to))
-
-
 def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:
     """Return a subclass of an immutable class of torch that can take its place under its name.
 

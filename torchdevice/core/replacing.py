@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 REPLACED: list[Patch] = []
 """The patches of what is there when this package is imported."""
 
-LATER: dict[str, WhenImported] = {}
+LATER: dict[str, Any] = {}
 """Full name of a module -> its patches, put in once a program has imported it."""
 
 
@@ -32,7 +32,7 @@ def replaces(
 
     Args:
         owner: The module or class with the functions or other attributes. One that programs import themselves is given
-            as a text: ``"package.module"``, or ``"package.module:Class"``.
+            as a text: ``"package.module"``, or ``"package.module:Class"``. None for one that this torch lacks.
         names: Their names.
         native_to: See :func:`per_context`.
         makes: Whether the function is called with what is there, and returns what takes its place.
@@ -47,6 +47,8 @@ def replaces(
             make = function if makes else routed(within, function, native_to)
             return [kind(within, name, make) for name in names if not optional or hasattr(within, name)]
 
+        if owner is None:
+            return function
         if isinstance(owner, str):
             module, _, inner = owner.partition(":")
             of_inner = operator.attrgetter(inner) if inner else lambda module: module

@@ -13,7 +13,7 @@ import torch.cuda.comm
 
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_in_importers
+from torchdevice.core.replacing import replaces
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.interrupt_safe_exit import block
 
@@ -201,14 +201,8 @@ def comm_gather_out(context: Context, tensors: Sequence[torch.Tensor], out: torc
     return out
 
 
+@replaces(torch.nn.parallel.comm, "reduce_add", native_to="cuda", by_value=True)
 def _reduce_add(context: Context, original: Any, inputs: Any, destination: Any = None) -> torch.Tensor:
     if not context.runtime.shares_host_memory:
         return original(inputs, destination)
     return sum(inputs[1:], inputs[0])  # torch's own function refuses CPU tensors
-
-
-def patches() -> list[Patch]:
-    """Return the patches of ``reduce_add``."""
-    return [
-        replaced_in_importers(torch.nn.parallel.comm, "reduce_add", _reduce_add, native_to="cuda"),
-    ]

@@ -10,7 +10,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced
+from torchdevice.core.replacing import replaces
 from torchdevice.cuda.memory import mem_get_info
 from torchdevice.cuda.streams import create_external, destroy_external
 from torchdevice.foundation import data_files
@@ -37,6 +37,7 @@ _TEXTS: dict[str, str] = data_files.read(__file__, "cudart_errors.json")
 _INVALID_HANDLE, _ALREADY_REGISTERED, _NOT_REGISTERED = CudaError(400), CudaError(712), CudaError(713)
 
 
+@replaces(torch.cuda, "_cudart", makes=True)
 class Cudart:
     """The CUDA runtime module, as ``torch.cuda.cudart()`` returns it.
 
@@ -104,8 +105,3 @@ _CUDART: dict[str, Callable[..., Any]] = {
     "cudaStreamCreate": _stream_create,
     "cudaStreamDestroy": _stream_destroy,
 }
-
-
-def patches() -> list[Patch]:
-    """Return the patch of ``torch.cuda.cudart()``."""
-    return [Replaced(torch.cuda, "_cudart", Cudart)]

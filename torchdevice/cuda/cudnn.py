@@ -9,7 +9,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 
@@ -52,15 +52,16 @@ for _kernel in ("cudnn", "flash", "mem_efficient"):
     _asks_of(_kernel)
 
 
-def patches() -> list[Patch]:
-    """Return the patches of ``torch.backends.cudnn``."""
-    cudnn = type(torch.backends.cudnn)
-    lacks_limit = vars(cudnn).get("benchmark_limit") is None
-    return [
-        *([Replaced(cudnn, "benchmark_limit", lambda _: _BenchmarkLimit())] if lacks_limit else []),
-        # False also for a tensor that reports a CUDA device: no cuDNN could compute with it.
-        replaced_function(
-            torch.backends.cudnn, "is_acceptable", lambda context, original, tensor: False, native_to="cuda"
-        ),
-        replaced_function(torch.backends.cudnn, "version", lambda context, original: CUDNN, native_to="cuda"),
-    ]
+if vars(type(torch.backends.cudnn)).get("benchmark_limit") is None:
+    replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: _BenchmarkLimit())
+
+
+@replaces(torch.backends.cudnn, "is_acceptable", native_to="cuda")
+def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> bool:
+    """Return False also for a tensor that reports a CUDA device: no cuDNN could compute with it."""
+    return False
+
+
+@replaces(torch.backends.cudnn, "version", native_to="cuda")
+def _version(context: Context, original: Any) -> int:
+    return CUDNN

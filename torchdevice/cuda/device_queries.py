@@ -15,15 +15,8 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import (
-    Callback,
-    Patch,
-    Replaced,
-    replaced_function,
-    replaced_in_importers,
-    without_cache,
-    without_original,
-)
+from torchdevice.core.patching import Callback, replaced_function, without_cache
+from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda import memory, sleeping
 from torchdevice.devices.accelerators import of_module
 from torchdevice.devices.device_properties import DeviceProperties
@@ -239,6 +232,7 @@ def get_device_index(
     raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
 
 
+@replaces(torch.cuda, "init")
 def _init(context: Context, original: Any) -> None:
     """``torch.cuda.init``, which returns at once where ``_initialized`` is true."""
     context.initialize()
@@ -250,6 +244,7 @@ def _device_properties(context: Context, original: Any, index: int) -> DevicePro
     return properties_of(context, index)
 
 
+@replaces(torch, "get_device_module", native_to="cuda")
 def _get_device_module(context: Context, original: Any, device: Any = None) -> Any:
     """``torch.get_device_module``: the module of the accelerator that the program spelled, not of the target.
 
@@ -263,30 +258,26 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
     return without_cache(context, original, device)
 
 
-def _ordinal(context: Context) -> int:
+@replaces(torch._utils, "_get_current_device_index", native_to="cuda")
+def _ordinal(context: Context, original: Any) -> int:
     return context.thread.device_index
 
 
-def patches_of(module: Any, properties: Callable[..., Any]) -> list[Patch]:
-    """Return the patches of an accelerator's module: its flag, the properties of its devices, and their ordinals."""
-    return [
-        Replaced(module, "_initialized", lambda original: InitializedFlag(original, module)),
-        # There only once torch has initialised the accelerator.
-        replaced_function(module, "_get_device_properties", properties, may_be_absent=True),
-        replaced_in_importers(module._utils, "_get_device_index", get_device_index),
-    ]
+@replaces(torch.cuda, "_is_in_bad_fork")
+def _is_in_bad_fork(context: Context, original: Any) -> bool:
+    return context.is_in_bad_fork
 
 
-def patches() -> list[Patch]:
-    """Return the patches of globals and functions of ``torch.cuda`` that call no supplied name."""
-    return [
-        Callback(lambda: None, lazy_initialization.forget),
-        *patches_of(torch.cuda, _device_properties),
-        Replaced(torch.cuda, "_cached_device_count", lambda _: None),  # device_count() asks again in a scope
-        # Its cached answers are those of the target, so they are dropped with the last scope.
-        Callback(lambda: None, torch.cuda._check_bf16_tensor_supported.cache_clear),
-        replaced_function(torch.cuda, "_is_in_bad_fork", lambda context, _: context.is_in_bad_fork),
-        replaced_function(torch.cuda, "init", _init),
-        replaced_function(torch._utils, "_get_current_device_index", without_original(_ordinal), native_to="cuda"),
-        replaced_function(torch, "get_device_module", _get_device_module, native_to="cuda"),
-    ]
+def replaces_functions(module: Any, properties: Callable[..., Any]) -> None:
+    """Replace functions of an accelerator's module: its flag, the properties of its devices, and their ordinals."""
+    replaces(module, "_initialized", makes=True)(lambda original: InitializedFlag(original, module))
+    # There only once torch has initialised the accelerator.
+    REPLACED.append(replaced_function(module, "_get_device_properties", properties, may_be_absent=True))
+    replaces(module._utils, "_get_device_index", by_value=True)(get_device_index)
+
+
+replaces_functions(torch.cuda, _device_properties)
+replaces(torch.cuda, "_cached_device_count", makes=True)(lambda _: None)  # device_count() asks again in a scope
+REPLACED.append(Callback(lambda: None, lazy_initialization.forget))
+# Its cached answers are those of the target, so they are dropped with the last scope.
+REPLACED.append(Callback(lambda: None, torch.cuda._check_bf16_tensor_supported.cache_clear))

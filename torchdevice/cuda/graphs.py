@@ -7,7 +7,6 @@ import functools
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -15,8 +14,8 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import imported_by_value, supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.importing import WhenImported
-from torchdevice.core.patching import Callback, Patch, replaced_function
+from torchdevice.core.patching import Callback
+from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
 from torchdevice.devices.private_pools import PrivatePools, new_id
@@ -234,6 +233,7 @@ class GraphStandIn:
     raw_cuda_graph_exec = get_graph_data = raw_cuda_graph
 
 
+@replaces(torch.cuda.CUDAGraph, "__new__")
 def _new_graph(context: Context, original: Any, cls: type, keep_graph: bool = False) -> GraphStandIn:
     return GraphStandIn(context)
 
@@ -242,16 +242,11 @@ def _forget_stream() -> None:
     torch.cuda.graph.default_capture_stream = None  # type: ignore[assignment]
 
 
-def patches() -> list[Patch]:
-    """Return the patches of graphs."""
-    return [
-        Callback(_forget_stream, _forget_stream),
-        *imported_by_value(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing _graph_pool_handle"),
-        replaced_function(torch.cuda.CUDAGraph, "__new__", _new_graph),
-        WhenImported("torch.cuda._graph_annotations", _patches_of_annotations),
-    ]
+REPLACED.append(Callback(_forget_stream, _forget_stream))
+imported_by_value(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing _graph_pool_handle")
 
 
-def _patches_of_annotations(module: ModuleType) -> list[Patch]:
+@replaces("torch.cuda._graph_annotations", "_is_tools_id_unavailable", native_to="cuda")
+def _is_tools_id_unavailable(context: Context, original: Any) -> bool:
     # torch 2.14 takes any answer of the package cuda-bindings but one for the driver's, also where there is no driver.
-    return [replaced_function(module, "_is_tools_id_unavailable", lambda context, original: True, native_to="cuda")]
+    return True

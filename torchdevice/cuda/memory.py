@@ -17,7 +17,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_in_importers
+from torchdevice.core.replacing import replaces
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import MEMORY_FRACTION, Stat
 from torchdevice.engines.error_texts import class_for_out_of_memory
@@ -221,9 +221,5 @@ _ONE_FIGURE = {
 }
 """Function of torch -> the field of a runtime's figures that it reads."""
 
-
-def patches() -> list[Patch]:
-    """Return the patches of the functions that read one figure, or ask NVIDIA's management library for figures."""
-    return [
-        *(replaced_in_importers(torch.cuda.memory, name, _figure(field)) for name, field in _ONE_FIGURE.items()),
-    ]
+for _name, _field in _ONE_FIGURE.items():
+    replaces(torch.cuda.memory, _name, by_value=True)(_figure(_field))

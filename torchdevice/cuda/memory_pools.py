@@ -12,7 +12,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import imported_by_value, supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.cuda import streams
 from torchdevice.cuda.unsupported import POINTER, POOL
 from torchdevice.devices.private_pools import PoolId, PrivatePools, new_id
@@ -62,6 +62,7 @@ def _pools(context: Context, device: int) -> PrivatePools:
     return found if found is not None else thread_state.refuse(f"torch.{context.program}.MemPool", POOL)
 
 
+@replaces(torch.cuda.MemPool, "__new__")
 def new_pool(
     context: Context,
     original: Any,
@@ -179,10 +180,4 @@ def storage_at(context: Context, data_ptr: int, device: torch.device, size_bytes
 
 _BY_VALUE = "_cuda_beginAllocateCurrentThreadToPool _cuda_beginAllocateToPool _cuda_endAllocateToPool _cuda_releasePool"
 
-
-def patches() -> list[Patch]:
-    """Return the patches of pools."""
-    return [
-        replaced_function(torch.cuda.MemPool, "__new__", new_pool),
-        *imported_by_value(torch.cuda.memory, _BY_VALUE),
-    ]
+imported_by_value(torch.cuda.memory, _BY_VALUE)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 
@@ -19,10 +19,6 @@ def processor_utilization(context: Context, name: str) -> float:
     return psutil.cpu_percent()
 
 
+@replaces(torch.cuda, "utilization")
 def _utilization(context: Context, original: Any, device: Any = None) -> int:
     return round(processor_utilization(context, "torch.cuda.utilization"))
-
-
-def patches() -> list[Patch]:
-    """Return the patch of the reading that has an equivalent."""
-    return [replaced_function(torch.cuda, "utilization", _utilization)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.cuda.nccl
 
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 NCCL = 2 << 32 | 27 << 16 | 3
@@ -25,6 +27,7 @@ def nccl_version_suffix(context: Context) -> bytes:
     return b""
 
 
-def patches() -> list[Patch]:
-    """Return the patch by which torch sums the tensors of several devices without NCCL."""
-    return [replaced_function(torch.cuda.nccl, "is_available", lambda *_: False)]
+@replaces(torch.cuda.nccl, "is_available")
+def _is_available(*_: Any) -> bool:
+    """Return False, so that torch sums the tensors of several devices without NCCL."""
+    return False

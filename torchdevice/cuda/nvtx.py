@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.patching import Patch, Replaced
+from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 _profiler_enabled = torch._C._autograd._profiler_enabled
@@ -69,6 +69,7 @@ def _end(profiled: Any) -> None:
         profiled.__exit__(None, None, None)
 
 
+@replaces(torch.cuda.nvtx, "_nvtx", makes=True)
 class _NvtxByScope:
     """``torch.cuda.nvtx._nvtx``: the stand-in in threads that are in a scope, torch's own object in the others."""
 
@@ -82,8 +83,3 @@ class _NvtxByScope:
             return getattr(self._original, name)
         context.report(f"nvtx.{name}", "what torch.profiler shows as record_function", Fidelity.INERT)
         return getattr(self._ours, name)
-
-
-def patches() -> list[Patch]:
-    """Return the patch of ``torch.cuda.nvtx``."""
-    return [Replaced(torch.cuda.nvtx, "_nvtx", _NvtxByScope)]

@@ -8,7 +8,7 @@ import torch
 
 from torchdevice.core.bindings import supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_in_importers
+from torchdevice.core.replacing import replaces
 
 
 @supplied_value("torch.cuda.default_generators")
@@ -21,6 +21,7 @@ _CUDA_STATE_BYTES = 16
 """The size of a CUDA generator's state: seed and offset of Philox, 8 bytes each."""
 
 
+@replaces(torch.cuda.random, "set_rng_state", by_value=True)
 def _set_rng_state(context: Context, original: Any, new_state: torch.Tensor, device: Any = "cuda") -> None:
     own = context.runtime.default_generator(context.target.index or 0).get_state().numel()
     if new_state.numel() == _CUDA_STATE_BYTES != own:
@@ -29,8 +30,3 @@ def _set_rng_state(context: Context, original: Any, new_state: torch.Tensor, dev
             f"{context.family!r} cannot continue it. Use torch.manual_seed() instead of restoring the state."
         )
     original(new_state, device)
-
-
-def patches() -> list[Patch]:
-    """Return the patch of ``torch.cuda.set_rng_state``."""
-    return [replaced_in_importers(torch.cuda.random, "set_rng_state", _set_rng_state)]

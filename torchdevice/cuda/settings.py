@@ -13,7 +13,8 @@ import torch
 
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Patch
+from torchdevice.core.patching import ReplacedItem
+from torchdevice.core.replacing import REPLACED
 from torchdevice.engines.rewriters import rewrites
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
@@ -99,15 +100,4 @@ class _PlanCaches(list[Any]):
         return super().__getitem__(index)
 
 
-def patches() -> list[Patch]:
-    """Return the patch of the caches that ``torch.backends.cuda.cufft_plan_cache`` keeps."""
-    attributes = vars(torch.backends.cuda.cufft_plan_cache)
-    before = attributes["caches"]
-
-    def install() -> None:
-        attributes["caches"] = _PlanCaches()
-
-    def remove() -> None:
-        attributes["caches"] = before
-
-    return [Callback(install, remove)]
+REPLACED.append(ReplacedItem(vars(torch.backends.cuda.cufft_plan_cache), "caches", lambda _: _PlanCaches()))

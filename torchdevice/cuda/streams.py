@@ -21,13 +21,8 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.patching import (
-    Patch,
-    ReplacedInImporters,
-    original_of,
-    replaced_function,
-    subclass_in_place_of,
-)
+from torchdevice.core.patching import original_of, replaced_function, subclass_in_place_of
+from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda import device_queries
 from torchdevice.cuda.sleeping import busy_until
 from torchdevice.devices.accelerators import conventional_modules
@@ -471,6 +466,7 @@ def _remembered(context: Context, stream: StreamStandIn) -> StreamStandIn:
 _KNOWN_STREAMS = 64
 
 
+@replaces(torch.cuda.ExternalStream, "__new__")
 def _new_external_stream(
     context: Context, original: Any, cls: type, stream_ptr: int = 0, device: Any = None, **kwargs: Any
 ) -> StreamStandIn:
@@ -509,9 +505,10 @@ _GenericStream = _generic(
 _GenericEvent = _generic(torch.Event, lambda context, device, **named: EventStandIn(context, **named))
 
 
-def patches_of(stream: type[StreamStandIn], event: type[EventStandIn]) -> list[Patch]:
-    """Return the patches of an accelerator's stream and event classes, by their stand-ins."""
+def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> None:
+    """Let stand-ins be made by an accelerator's stream and event classes."""
 
+    @replaces(stream.module.Stream, "__new__")
     def make_stream(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> StreamStandIn:
         # `torch.cuda.current_stream` names the stream that it wants, which programs ask for all the time.
         known = context.streams.get((stream, kwargs.get("stream_id", -1), kwargs.get("device_index", -1)))
@@ -520,24 +517,14 @@ def patches_of(stream: type[StreamStandIn], event: type[EventStandIn]) -> list[P
     def range_of_priorities(*_: Any) -> tuple[int, int]:
         return stream.priority_range()
 
+    @replaces(stream.module.Event, "__new__")
     def make_event(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> EventStandIn:
         return event(context, *args, **kwargs)
 
-    return [
-        replaced_function(stream.module.Stream, "__new__", make_stream),
-        replaced_function(stream.module.Event, "__new__", make_event),
-        # Torch's class may lack it without a driver.
-        replaced_function(
-            stream.module.Stream, "priority_range", lambda *_: stream.priority_range(), may_be_absent=True
-        ),
-    ]
+    # Torch's class may lack it without a driver.
+    REPLACED.append(replaced_function(stream.module.Stream, "priority_range", range_of_priorities, may_be_absent=True))
 
 
-def patches() -> list[Patch]:
-    """Return the patches of the stream and event classes."""
-    return [
-        ReplacedInImporters(torch, "Stream", lambda _: _GenericStream),
-        ReplacedInImporters(torch, "Event", lambda _: _GenericEvent),
-        replaced_function(torch.cuda.ExternalStream, "__new__", _new_external_stream),
-        *patches_of(StreamStandIn, EventStandIn),
-    ]
+replaces_classes(StreamStandIn, EventStandIn)
+replaces(torch, "Stream", makes=True, by_value=True)(lambda _: _GenericStream)
+replaces(torch, "Event", makes=True, by_value=True)(lambda _: _GenericEvent)

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, replaced_function, without_original
+from torchdevice.core.patching import without_original
+from torchdevice.core.replacing import replaces
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
@@ -34,11 +35,6 @@ def _refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-for _name, _remedy, _family in _rows():
-    if _name.startswith("torch._C."):
-        supplied_function(_name, Fidelity.UNSUPPORTED, note=_remedy, native_to=_family)(_refusing(_name, _remedy))
-
-
 @supplied_value("torch._C._has_gds")
 def has_gds(context: Context) -> bool:
     """Return False: files cannot be read into storages."""
@@ -53,13 +49,10 @@ def _found(dotted: str) -> Any:
         return None
 
 
-def patches() -> list[Patch]:
-    """Return the patches of the functions of torch's Python, as far as the installed torch has them."""
-    found: list[Patch] = []
-    for dotted, remedy, family in _rows():
-        path, _, name = dotted.rpartition(".")
-        owner = None if path == "torch._C" else _found(path)
-        if owner is not None and hasattr(owner, name):
-            refuse = without_original(_refusing(dotted, remedy))
-            found.append(replaced_function(owner, name, refuse, native_to=family))
-    return found
+for _name, _remedy, _family in _rows():
+    _refuse = _refusing(_name, _remedy)
+    _path, _, _attribute = _name.rpartition(".")
+    if _path == "torch._C":
+        supplied_function(_name, Fidelity.UNSUPPORTED, note=_remedy, native_to=_family)(_refuse)
+    else:
+        replaces(_found(_path), _attribute, native_to=_family, optional=True)(without_original(_refuse))

@@ -15,7 +15,6 @@ from torchdevice.journal.discrepancies import merged as merged_findings
 from torchdevice.journal.journal import Journal
 from torchdevice.options import Options
 from torchdevice.report import reading
-from torchdevice.report.predicted import Comparison
 from torchdevice.report.rows import Group, Row, merged, rows_of
 from torchdevice.version import versions
 
@@ -76,7 +75,6 @@ class Content:
         rows: What happened, the most important first.
         processes: The processes it happened in.
         left_out: How many calls were not told apart because there were too many different ones.
-        comparison: What was predicted from the source beside what happened; None where nobody asked.
         findings: What ``verify=`` found.
         verified: How many calls ``verify=`` compared: ``"compared"``, ``"random"`` (shapes, dtypes and ranges only) and
             ``"unknown"`` (the CPU cannot make them) -> operator -> number. Empty without ``verify=``.
@@ -89,7 +87,6 @@ class Content:
     rows: tuple[Row, ...]
     processes: tuple[Process, ...]
     left_out: int = 0
-    comparison: Comparison | None = None
     findings: tuple[Finding, ...] = ()
     verified: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 

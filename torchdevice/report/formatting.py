@@ -8,7 +8,6 @@ import shlex
 from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.report import source
 from torchdevice.report.content import Content, Totals
-from torchdevice.report.predicted import Comparison, Line
 from torchdevice.report.rows import Group, Row
 
 EXPLANATIONS = {
@@ -101,20 +100,6 @@ def processes(row: Row, report: Content) -> str:
         return ""
     first = ", ".join(row.processes[:4])
     return first if len(row.processes) <= 4 else f"{first} and {len(row.processes) - 4} more"
-
-
-PREDICTED = "What the source predicted:"
-
-
-def place(line: Line) -> str:
-    """Return the place of a line that was predicted."""
-    return source.place(line.file, line.line)
-
-
-def untraced(comparison: Comparison) -> list[str]:
-    """Return a sentence on the findings that no report shows, if there are any."""
-    count = comparison.untraced
-    return [f"{plural(count, 'finding')} more leave no trace in a report, such as branches."] if count else []
 
 
 def missing(report: Content) -> list[str]:

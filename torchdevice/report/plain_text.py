@@ -24,7 +24,7 @@ def rendered(report: Content) -> list[Line]:
     """Return the lines of a report."""
     first, *rest = heading(report)
     found: list[Line] = [((line, "" if line.startswith(" ") else "red"),) for line in findings(report)]
-    return [((first, "bold"),), *rest, *found, *_rows(report), *_comparison(report)]
+    return [((first, "bold"),), *rest, *found, *_rows(report)]
 
 
 def heading(report: Content) -> list[str]:
@@ -70,15 +70,3 @@ def _row(row: Row, report: Content) -> Line:
     parts.append(f"in {where}" if where else "")
     fidelity = (f"[{row.fidelity.value}]", _COLOURS.get(row.fidelity, "dim"))
     return (f"{row.count:>8,} x {row.asked} -> {row.done} ", ""), fidelity, ("".join(f"  {p}" for p in parts if p), "")
-
-
-def _comparison(report: Content) -> list[Line]:
-    if report.comparison is None:
-        return []
-    lines: list[Line] = ["", ((formatting.PREDICTED, "bold"),)]
-    for title, group in report.comparison.groups.items():
-        lines.append(f"  {title}: {formatting.plural(len({(each.file, each.line) for each in group}), 'line')}")
-        for (place, line), same in groupby(group, key=lambda each: (formatting.place(each), each.source)):
-            lines.append(((f"    {place}", "cyan"), (f"  {line}".rstrip(), "")))
-            lines.extend(f"        {each.said}" for each in same)
-    return [*lines, *(f"  {sentence}" for sentence in formatting.untraced(report.comparison))]

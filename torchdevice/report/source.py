@@ -19,12 +19,6 @@ def remember(file: str, text: str) -> None:
     _given[file] = text.splitlines()
 
 
-def remembered(file: str) -> str | None:
-    """Return the text of a program that is in no file; None for other names."""
-    lines = _given.get(file)
-    return None if lines is None else "\n".join(lines)
-
-
 def around(file: str, line: int) -> tuple[int, list[str]]:
     """Return the number of the first line of a passage, and the passage around a line, without blank lines at its ends.
 

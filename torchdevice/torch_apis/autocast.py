@@ -22,7 +22,7 @@ from torch.amp.autocast_mode import autocast
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.core.replacing import replaces
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import float64_policy
 from torchdevice.foundation.fidelity import Fidelity
@@ -127,6 +127,7 @@ class _Companion:
             other.__exit__(None, None, None)
 
 
+@replaces(autocast, "__enter__", makes=True)
 def _enter(original: Any) -> Any:
     @functools.wraps(original)
     def __enter__(self: autocast) -> Any:
@@ -141,6 +142,7 @@ def _enter(original: Any) -> Any:
     return __enter__
 
 
+@replaces(autocast, "__exit__", makes=True)
 def _exit(original: Any) -> Any:
     @functools.wraps(original)
     def __exit__(self: autocast, exc_type: Any, exc_val: Any, exc_tb: Any) -> Any:
@@ -178,6 +180,7 @@ def _companion(context: Context | None, requested: autocast) -> _Companion | Non
     return _Companion(context, requested, others) if others else None
 
 
+@replaces(autocast, "__init__", makes=True)
 def _init_in_graph(original: Any) -> Any:
     """``autocast.__init__``: let autocast of the target be in the dtype that the scope chose.
 
@@ -218,16 +221,7 @@ def _is_what_is_computed_in(context: Context, device_type: Any, dtype: Any) -> b
     return dtype_on_target(context, torch.float16, enabled=False) is torch.float32
 
 
+@replaces(torch, "clear_autocast_cache")
 def _clear_cache(context: Context, original: Any) -> None:
     original()
     autocast_lists.clear_cache()
-
-
-def patches() -> list[Patch]:
-    """Return the patches of ``torch.autocast``."""
-    return [
-        Replaced(autocast, "__enter__", _enter),
-        Replaced(autocast, "__exit__", _exit),
-        Replaced(autocast, "__init__", _init_in_graph),
-        replaced_function(torch, "clear_autocast_cache", _clear_cache),
-    ]

@@ -6,7 +6,6 @@ a tensor on the target, and ``isinstance`` tests for a tensor of its dtype and l
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import Any
 
@@ -15,7 +14,8 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Installation, Patch, Replaced, per_context
+from torchdevice.core.patching import Installation, Replaced, per_context
+from torchdevice.core.replacing import replaces
 from torchdevice.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.engines import moves
 from torchdevice.engines.rewriters import convert, move, rewrites
@@ -94,20 +94,16 @@ for _name, _class in STAND_INS.items():
     supplied_value(_name)(_class.answer)
 
 
-def _set_default_tensor_type(original: Any) -> Any:
-    @functools.wraps(original)
-    def set_default_tensor_type(kind: Any) -> None:
-        context = thread_state.current()
-        dtype = legacy_dtype(kind, context.families) if context is not None else None
-        if context is not None and dtype is not None:
-            torch.set_default_dtype(dtype)
-            _DefaultType.of(context).begin()
-            return None
-        if context is not None and DEFAULT_TYPE in context.settings:
-            context.settings.pop(DEFAULT_TYPE).end()
-        return original(kind)
-
-    return set_default_tensor_type
+@replaces(torch._C, "_set_default_tensor_type")
+def _set_default_tensor_type(context: Context, original: Any, kind: Any) -> None:
+    dtype = legacy_dtype(kind, context.families)
+    if dtype is not None:
+        torch.set_default_dtype(dtype)
+        _DefaultType.of(context).begin()
+        return
+    if DEFAULT_TYPE in context.settings:
+        context.settings.pop(DEFAULT_TYPE).end()
+    original(kind)
 
 
 class _DefaultType:
@@ -178,11 +174,6 @@ _NAMES_OF_PLACED = frozenset({"other", "storage", "cdata"})
 _CONSTRUCTOR = Installation(
     lambda: [Replaced(torch.Tensor, "__new__", lambda original: staticmethod(per_context(original, _new_tensor)))]
 )
-
-
-def patches() -> list[Patch]:
-    """Return the patches of the legacy types."""
-    return [Replaced(torch._C, "_set_default_tensor_type", _set_default_tensor_type)]
 
 
 @rewrites(torch.Tensor.type)
