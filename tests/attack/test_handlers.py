@@ -7,6 +7,7 @@ did is right, the training has the values that it has without it, and so have th
 from __future__ import annotations
 
 import _thread
+import functools
 import gc
 import io
 import os
@@ -300,6 +301,103 @@ def test_a_destructor_at_any_step(scope: None, engine: str, way: str, event: str
     visitor = Visitor()
     WAYS[way](visitor)
     check_at_steps(visitor, lambda: WAYS[way](visitor), event, sweep, 20)
+
+
+class Keeps(torch.autograd.Function):
+    """Its node of the graph holds an object of the program."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kept: Any) -> torch.Tensor:
+        ctx.kept = kept
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * 2, None
+
+
+class Ends:
+    """The visitor comes at the end of this, which no garbage collection waits for."""
+
+    def __init__(self, visitor: Visitor) -> None:
+        self.visitor = visitor
+
+    def __del__(self) -> None:
+        self.visitor()
+
+
+def parameter() -> torch.nn.Parameter:
+    made = torch.nn.Parameter(torch.ones(3, device="cuda"))
+    made.grad = torch.ones(3, device="cuda")
+    return made
+
+
+def a_gradient_is_set(visitor: Visitor) -> None:
+    held = parameter()
+    visitor.references.append(weakref.ref(held.grad, visitor))
+    held.grad = None
+
+
+def a_gradient_is_deleted(visitor: Visitor) -> None:
+    held = parameter()
+    held.grad.kept = Ends(visitor)  # type: ignore[union-attr]
+    del held.grad
+
+
+def gradients_are_zeroed(visitor: Visitor) -> None:
+    held = parameter()
+    weakref.finalize(held.grad, visitor)
+    torch.optim.SGD([held], lr=0.1).zero_grad()
+
+
+def a_graph_is_dropped(visitor: Visitor) -> None:
+    Keeps.apply(parameter(), Ends(visitor)).detach_()
+
+
+def a_graph_is_dropped_by_the_function(visitor: Visitor) -> None:
+    torch.detach_(Keeps.apply(parameter(), Ends(visitor)))
+
+
+def a_graph_has_been_used(visitor: Visitor) -> None:
+    Keeps.apply(parameter(), Ends(visitor)).sum().backward()
+
+
+def hooks_are_dropped(visitor: Visitor) -> None:
+    held = parameter()
+    held.register_hook(functools.partial(print, Ends(visitor)))
+    held._backward_hooks = None
+
+
+def an_argument_is_dropped(visitor: Visitor) -> None:
+    made = torch.ones(3, device="cuda")
+    made.kept = Ends(visitor)  # type: ignore[attr-defined]
+    arguments = [made]
+    del made
+    torch.add(arguments.pop(), 1)
+
+
+CALLS_THAT_DROP = [
+    a_gradient_is_set,
+    a_gradient_is_deleted,
+    gradients_are_zeroed,
+    a_graph_is_dropped,
+    a_graph_is_dropped_by_the_function,
+    a_graph_has_been_used,
+    hooks_are_dropped,
+    an_argument_is_dropped,
+]
+
+
+@pytest.mark.parametrize("call", CALLS_THAT_DROP, ids=lambda call: call.__name__)
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_destructor_of_what_a_call_drops(scope: None, engine: str, call: Callable[[Visitor], None]) -> None:
+    visitor = Visitor()
+    visitor()  # it reserves memory
+    before = figures()
+    call(visitor)
+    assert visitor.errors == [] and visitor.came == 2
+    visitor.references.clear()
+    assert figures() == before
 
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])

@@ -30,7 +30,7 @@ def _native(options: argparse.Namespace) -> int:
         from torchdevice.simulation.native import building
 
         if options.step == "clean":
-            print(*(f"removed {path}" for path in building.clean()), sep="\n")
+            print("".join(f"removed {path}\n" for path in building.clean()), end="")
             return 0
         if not building.path().is_file():
             print("compiling, which takes half a minute to two minutes ...", flush=True)

@@ -107,8 +107,7 @@ def _for_compiler(owner: Any, name: str, replacement: Any) -> Replaced:
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            state = thread_state.state
-            context = thread_state.innermost() if state.compiling else state.context
+            context = thread_state.answering()
             if context is None:
                 return original(*args, **kwargs)
             # A backward graph may be compiled where it first runs, in the program's scope and mode.

@@ -164,6 +164,11 @@ def current() -> Context | None:
     return state.context
 
 
+def answering() -> Context | None:
+    """Return the context that answers in this thread, or for whose program a compiler works meanwhile."""
+    return innermost() if state.compiling else state.context
+
+
 def innermost() -> Context:
     """Return the context of this thread's innermost entry that has one, also while torch answers for itself."""
     return next(entry.context for entry in reversed(state.entries) if entry.context is not None)

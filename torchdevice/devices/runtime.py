@@ -193,6 +193,10 @@ class Runtime(abc.ABC):
         """
         return "" if self.compiles else f"Inductor makes no code for {self.device_type!r}"
 
+    def runs_on_host(self) -> bool:
+        """Return whether this thread runs compiled code with the host's tensors in the place of the device's."""
+        return False
+
     def call_by_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a function that Inductor has compiled for CPU tensors, with tensors of the device."""
         return function(*args, **kwargs)

@@ -1,7 +1,8 @@
 """The mode for functions that a garbage collection calls: destructors, callbacks of weak references, ``gc.callbacks``.
 
 Python collects garbage at any time, also while the mode handles a call and is off. A destructor that uses the device
-would then reach torch itself. The mode is therefore lent for the time of the collection.
+would then reach torch itself. The mode is therefore lent for the time of the collection, and to the end of an object
+that a tensor drops in a call.
 
 Python loses what is raised in these callbacks, so they are in place only while ``signals.py`` lets handlers
 of signals wait for their end.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,7 +20,9 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.engines.mode import DeviceMode, of_this_thread
+from torchdevice.core.context import Context
+from torchdevice.engines.mode import DeviceMode, of_this_thread, with_mode
+from torchdevice.engines.rewriters import DROPS, rewrites
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
 
@@ -79,3 +83,28 @@ def remove() -> None:
     """Lend it no more. May be called again, and by a destructor that a collection runs."""
     _leave()
     gc.callbacks[:] = [each for each in gc.callbacks if each is not _begin and each is not _end]
+
+
+_HELD: dict[Any, Any] = {
+    torch.Tensor.grad.__set__: torch.Tensor.grad.__get__,  # type: ignore[union-attr]
+    torch.Tensor.grad.__delete__: torch.Tensor.grad.__get__,  # type: ignore[union-attr]
+    torch.Tensor._backward_hooks.__set__: torch.Tensor._backward_hooks.__get__,  # type: ignore[union-attr]
+    torch.Tensor.detach_: torch.Tensor.grad_fn.__get__,  # type: ignore[union-attr]
+    torch.detach_: torch.Tensor.grad_fn.__get__,  # type: ignore[union-attr]
+}
+"""A function by which a tensor drops an object, and the one that returns the object."""
+
+
+@rewrites(*_HELD, table=DROPS)
+def dropping(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function that drops an object with a destructor, perhaps, which then runs with the mode."""
+    held = [_HELD[func](args[0] if args else kwargs["input"])]
+    result = func(*args, **kwargs)
+    # A gradient usually ends without a function in Python.
+    if held[0] is not None and not (type(held[0]) is torch.Tensor and _ends_quietly(held[0])):
+        with_mode(context, held.clear)
+    return result
+
+
+def _ends_quietly(tensor: torch.Tensor) -> bool:
+    return not weakref.getweakrefcount(tensor) and not vars(tensor)

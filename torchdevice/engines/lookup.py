@@ -42,7 +42,7 @@ def table_of(context: Context) -> rewriters.Table:
         products = half_precision_matmul.TABLE if context.product_dtypes else {}
         copies = rewriters.COPIES if blocks else {}
         # The later ones take the place of the earlier ones: a runtime knows its device best.
-        found = _tables[kind] = {**rewriters.REGISTERED, **reads, **copies, **products, **own}
+        found = _tables[kind] = {**rewriters.REGISTERED, **rewriters.DROPS, **reads, **copies, **products, **own}
         # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.
         NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
     return found

@@ -40,6 +40,9 @@ READS: Table = {}
 COPIES: Table = {}
 """The copies into tensors that are there, which only a scope on a target whose copies must block rewrites."""
 
+DROPS: Table = {}
+"""Rewriters of functions by which a tensor drops what it holds. Wrappers need none: they leave the mode on."""
+
 
 def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter], Rewriter]:
     """Return a decorator that registers the rewriter of these torch functions.

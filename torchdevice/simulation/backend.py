@@ -40,6 +40,9 @@ class Module:
         """Return whether a scope on the simulated device is active in this thread."""
         return _scope() is not None
 
+    is_initialized = is_available
+    """Also while a compiler works, whose fake tensors are then on the current device, and not on the first."""
+
     def device_count(self) -> int:
         """Return the number of devices of the active scope, 0 without one."""
         context = _scope()
@@ -73,7 +76,7 @@ class Module:
 
 
 def _scope() -> Context | None:
-    context = thread_state.state.context
+    context = thread_state.answering()
     return context if context is not None and context.device_type == DEVICE_TYPE else None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -58,6 +59,8 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
         return compiled  # a file
     (outputs,) = gm.graph.output_node().args
     indices = [_index(getattr(each, "meta", {}).get("val")) for each in outputs]  # type: ignore[union-attr]
+    if any("c10d" in str(node.target) for node in nodes):
+        compiled = _communicating(compiled)
     drawn = next(iter(_devices(node for node in nodes if _draws(node.target))), _CPU)
 
     @without_mode
@@ -70,6 +73,28 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
         return results
 
     run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+class _Thread(threading.local):
+    """The calls of compiled code in this thread that have not returned."""
+
+    calls = 0
+
+
+thread = _Thread()
+
+
+def _communicating(compiled: Compiled) -> Compiled:
+    """Return compiled code during which process groups take CPU tensors."""
+
+    def run(given: list[Any]) -> Any:
+        before, thread.calls = thread.calls, thread.calls + 1
+        try:
+            return compiled(given)
+        finally:
+            thread.calls = before
+
     return run
 
 

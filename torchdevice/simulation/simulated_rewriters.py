@@ -12,6 +12,7 @@ from torch.utils.dlpack import DLDeviceType
 from torchdevice.core.context import Context
 from torchdevice.devices import parameter_data
 from torchdevice.engines import rewriters
+from torchdevice.engines.destructors import dropping
 from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.simulation import device_generators, policy, printing
@@ -135,7 +136,6 @@ _DRAWING = (
 _NAMING_DEVICES = (
     torch.Tensor.numpy,
     torch.Tensor.set_,
-    torch.Tensor.grad.__set__,  # type: ignore[union-attr]
     torch.Tensor.tensor_split,
     torch.tensor_split,
     torch.lstm,
@@ -150,6 +150,7 @@ TABLE = {
     torch.Tensor.__repr__: _repr,
     printing.formatted: _repr,
     **dict.fromkeys(_NAMING_DEVICES, _seen),
+    torch.Tensor.grad.__set__: dropping,  # type: ignore[union-attr]
     **parameter_data.REWRITERS,
     **dict.fromkeys(_DRAWING, _drawn),
     _interface.__get__: _array_interface,

@@ -108,6 +108,9 @@ class SimulatedRuntime(Runtime):
             return f"Inductor's code has what {self.profile.name!r} lacks"
         return inductor.obstacle(gm)
 
+    def runs_on_host(self) -> bool:
+        return inductor.thread.calls > 0
+
     def call_by_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return CpuAliases(function).call(args, kwargs)
 

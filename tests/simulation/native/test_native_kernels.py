@@ -351,3 +351,26 @@ def test_races_and_recorders_run_in_python() -> None:
             x.add_(1)
         with pytest.raises(RaceError):
             x.add_(1)
+
+
+def test_a_kernel_that_a_scope_registered_ends_with_it() -> None:
+    """An operator whose first call comes while a scope has its own kernel before the simulated device's."""
+    script = """
+import torch, torchdevice
+
+def step():
+    x = torch.arange(6.0).reshape(2, 3).to("cuda").requires_grad_()
+    torch.nn.functional.layer_norm(x, (3,)).square().sum().backward()
+    return x.cumsum(0).tolist(), x.grad.tolist(), torch.combinations(x.detach()[0]).tolist()
+
+found = []
+for _ in range(2):
+    with torchdevice.simulate("mps", written_for="mps", native="always"), torchdevice.portable("mps"):
+        found.append(step())
+for native in ("always", "always", "never"):
+    with torchdevice.simulate(native=native):
+        found.append(step())
+print(all(each == found[0] for each in found))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr[-2000:]

@@ -714,7 +714,7 @@ class Kernel : public c10::OperatorKernel {
       }
     } catch (const c10::Error& error) {
       // The kernel in Python gives the error that CUDA gives, or what CUDA has a kernel for. A list may be half written.
-      if (facts_.counts_writes && std::string(error.what()).find("not implemented for '") == std::string::npos) {
+      if (facts_.counts_writes && std::string(error.what_without_backtrace()).find("not implemented for '") == std::string::npos) {
         throw;
       }
       stack->resize(base);
@@ -900,20 +900,32 @@ struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
+// Whether the kernel of an operator is that of `backend.py`. Scopes and programs put theirs before it, for a while.
+bool has_own_kernel(const OperatorHandle& op) {
+  return op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1).debug().find("backend.py") != std::string::npos;
+}
+
 void put(const Registered& each) {
+  if (!has_own_kernel(c10::Dispatcher::singleton().findSchemaOrThrow(each.name.name.c_str(), each.name.overload_name.c_str()))) {
+    return;
+  }
   Silence silence;
   c10::WarningUtils::WarningHandlerGuard guard(&silence);
   in_place.push_back(c10::Dispatcher::singleton().registerImpl(
       each.name, each.key, each.kernel, std::nullopt, nullptr, "torchdevice"));
 }
 
-// Keep a kernel for an operator, by name and overload, and put it in place where kernels are.
-void offer(const std::string& name, const std::string& overload, Facts facts) {
+// Keep a kernel for an operator, by name and overload, and put it in place where kernels are. Return false where the
+// operator has another kernel for a while.
+bool offer(const std::string& name, const std::string& overload, Facts facts) {
   const auto key = name + "." + overload;
   if (registered.count(key) != 0) {
-    return;
+    return true;
   }
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  if (!has_own_kernel(op)) {
+    return false;
+  }
   c10::KernelFunction kernel;
   if (key == "aten::view.") {
     kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::view);
@@ -935,6 +947,7 @@ void offer(const std::string& name, const std::string& overload, Facts facts) {
   if (is_in_place) {
     put(found->second);
   }
+  return true;
 }
 
 // ---- the device guard ------------------------------------------------------------------------------------------------
@@ -1027,7 +1040,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("stream_changed", [] { thread.changes_streams = true; });
   m.def("offer", [](const std::string& name, const std::string& overload, bool is_view, bool accepts_scalars, bool mixes,
                     bool counts_writes, bool copies, std::vector<int> given, std::vector<at::ScalarType> refused) {
-    offer(name, overload, {is_view, accepts_scalars, mixes, counts_writes, copies, std::move(given), std::move(refused)});
+    return offer(name, overload, {is_view, accepts_scalars, mixes, counts_writes, copies, std::move(given), std::move(refused)});
   });
   m.def("install", &install);
   m.def("uninstall", &uninstall);

@@ -28,7 +28,7 @@ _contexts: set[Context] = set()
 """The contexts that the kernels serve. They are in place while there is one."""
 
 _offers: dict[Any, frozenset[torch.dtype] | None] = {}
-"""Operator -> the dtypes of its first tensor that Python must serve; None where nothing is refused."""
+"""Operator that C++ does not know yet -> the dtypes of its first tensor that Python must serve; None for none."""
 
 
 def begin(context: Context) -> None:
@@ -42,6 +42,8 @@ def begin(context: Context) -> None:
         module = building.load()
         if storages.native is None:
             _connect(module)
+        for op in list(_offers):
+            _register(op)
         context.policy.native = module.Context()
         _contexts.add(context)
         module.install()
@@ -85,8 +87,6 @@ def _connect(module: Any) -> None:
     storages.native = SimpleNamespace(Device=NativeDevice, devices=devices, fresh=_fresh, known=known, disown=disown)
     thread_state.on_context = follow
     current_streams.on_change = module.stream_changed
-    for op in list(_offers):
-        _register(op)
 
 
 def _release(number: int) -> None:
@@ -127,4 +127,5 @@ def _register(op: Any) -> None:
     name, refused, results = op.name(), _offers[op], cpu_kernels.Results(op)
     scalars = name not in HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op)
     facts = cpu_kernels.is_view(op), scalars, refused is None, results.counts_writes, name in _COPIES
-    building.load().offer(op._schema.name, op._schema.overload_name, *facts, results.positions, list(refused or ()))
+    if building.load().offer(op._schema.name, op._schema.overload_name, *facts, results.positions, list(refused or ())):
+        _offers.pop(op, None)

@@ -31,9 +31,8 @@ _DISPATCH = "torch.distributed.tensor._dispatch"
 
 _TRACKER = f"{_DISPATCH}:random.OffsetBasedRNGTracker"
 
-# Both make tensors on the device of the mesh, which says cuda. The mode is off where torch calls them.
-replaces(f"{_DISPATCH}:ShardingPropagator", "_propagate_tensor_meta_non_cached")(with_mode)
-replaces(f"{_DISPATCH}:OpDispatcher", "_dispatch_fast_path_python_tail")(with_mode)
+# Called without a mode, where the mesh says the target's device: torch refuses the CPU.
+replaces(_DISPATCH, "is_rng_supported_mesh", native_to="cuda")(with_mode)
 
 
 @replaces(_TRACKER, "__init__", native_to="cuda")

@@ -83,9 +83,9 @@ class NcclGroup(dist.ProcessGroup):
             raise ValueError("Tensors must be CUDA and dense")
         alias = self.runtime.host_alias(tensor)
         # `host_alias` returns a CPU tensor itself.
-        is_on_cpu = alias is tensor
-        if not (self._takes_cpu if is_on_cpu else tensor.device.type == self.runtime.device_type):
-            raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
+        on_cpu, kind = alias is tensor, tensor.device.type
+        if not (self._takes_cpu or self.runtime.runs_on_host() if on_cpu else kind == self.runtime.device_type):
+            raise RuntimeError(f"No backend type associated with device type {kind}")
         if between_two and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             raise ValueError("Tensors for P2P must be non-overlapping and dense")
         if not between_two and not tensor.is_contiguous(memory_format=_memory_format_of(tensor)):

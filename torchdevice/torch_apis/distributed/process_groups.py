@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Replaced, per_context
 from torchdevice.core.replacing import REPLACED, replaces
+from torchdevice.engines.mode import of_this_thread
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
 # As a text, nothing waits for it in a build without it.
 _C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distributed.distributed_c10d"
@@ -247,3 +250,18 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     if of_accelerator and not chosen and index < count:
         context.thread.select(index)
     return group
+
+
+@replaces("torch.distributed.device_mesh:DeviceMesh", "device_type", makes=True)
+def _device_type(original: Any) -> property:
+    """Replace ``DeviceMesh.device_type``: torch's own code, where no mode rewrites devices, gets the target's."""
+
+    def device_type(mesh: Any) -> str:
+        found: str = original.fget(mesh)
+        context = thread_state.answering()
+        if context is None or found not in context.families:
+            return found
+        of_program = of_this_thread() is not None and not is_torch_function_all_disabled()
+        return found if of_program else context.device_type
+
+    return property(device_type, doc=original.__doc__)

@@ -1,0 +1,47 @@
+"""Compiled programs of two ranks, compared with plain gloo on the CPU: every way to distribute with every backend."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sweeping
+import torch
+from conftest import run_command, run_python
+from places import PROGRAMS
+
+PROGRAM = PROGRAMS / "compiled_parallel.py"
+
+WAYS = (
+    "ddp_compiled",
+    "compiled_in_ddp",
+    "fsdp",
+    "tensor_parallel",
+    "dtensor",
+    "functional_collectives",
+    "calls_of_dist",
+    "compiled_autograd",
+)
+
+RUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("device", ["cpu", "simulated:cuda:2"])
+def test_results_are_those_of_plain_gloo(device: str, engine: str, sweep: tuple[bool, int], tmp_path: Path) -> None:
+    matrix = [f"{way}:{backend}" for way, backend in itertools.product(WAYS, ("inductor", "aot_eager", "eager"))]
+    chosen = sweeping.choose(matrix, sweep, 4)
+    plain = run_python(*RUN, str(tmp_path / "plain"), *chosen, PLAIN="1")
+    assert plain.returncode == 0, plain.stderr[-3000:]
+    options = ("--target", device, "--engine", engine)
+    done = run_command("run", *options, *RUN, str(tmp_path / "found"), *chosen)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(2):
+        expected: dict[str, Any] = torch.load(tmp_path / f"plain.{rank}")
+        found: dict[str, Any] = torch.load(tmp_path / f"found.{rank}")
+        for name in chosen:
+            pairs = zip(found[name], expected[name], strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs), (name, rank)
