@@ -248,10 +248,7 @@ def settle() -> None:
         # A copy, to compare with at the end.
         entries = list(state.entries)
         _answer_for(entries[-1] if entries else None)
-        for mode in list(state.stacked):
-            _serve_or_retire(mode)
-        if state.lifted:
-            _put_back_lifted()
+        put_back_lost()
         if state.mode is not None:
             state.mode.serve(_served_by(state.mode))
         # By content: a handler that entered and left a scope meanwhile has settled by itself.

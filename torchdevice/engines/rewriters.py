@@ -214,7 +214,7 @@ def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 @rewrites(torch.Tensor.cpu)
-def _tensor_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def to_host(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.cpu``, which is ``Tensor.to("cpu")``."""
     result = func(*args, **kwargs)
     if context.runtime.shares_host_memory:

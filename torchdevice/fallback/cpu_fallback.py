@@ -49,14 +49,9 @@ def counted(context: Context | None, name: str, call: Callable[[], Any], given: 
     result = call()
     if entry is not None:
         entry.seconds += (time.perf_counter_ns() - start) / 1e9
-        entry.bytes += _bytes_of((given, result))
+        dense = (torch.strided, torch.jagged)
+        entry.bytes += sum(each.nbytes for each in tensors((given, result)) if each.layout in dense)
     return result
-
-
-def _bytes_of(values: Any) -> int:
-    """Return the bytes of the tensors among some values."""
-    dense = (torch.strided, torch.jagged)
-    return sum(value.nbytes for value in tensors(values) if value.layout in dense)
 
 
 class CpuFallback(Converted):

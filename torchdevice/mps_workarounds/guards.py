@@ -6,6 +6,7 @@ meet the fault, which the kernel then gets as it is, and otherwise the results.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torchdevice.fallback.cpu_fallback import run
+from torchdevice.foundation.stand_ins import tensors
 
 Kernel = Callable[..., Any]
 
@@ -38,8 +40,7 @@ def contiguous_output(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: di
 
 def contiguous_arguments(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make the tensors among the arguments contiguous."""
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-    if all(tensor.is_contiguous() for tensor in tensors):
+    if all(tensor.is_contiguous() for tensor in tensors((args, kwargs))):
         return HARMLESS
     args, kwargs = tree_map(_contiguous, (args, kwargs))
     return kernel(*args, **kwargs)
@@ -64,11 +65,9 @@ def one_dtype(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
     That is the dtype of the input, for the statistics the widest, and for a gradient the dtype of what it belongs to.
     """
-    tensors = [value for value in args if isinstance(value, torch.Tensor)]
-    widest = tensors[0].dtype
-    for tensor in tensors[1:]:
-        widest = torch.promote_types(widest, tensor.dtype)
-    if all(tensor.dtype is widest for tensor in tensors):
+    given = {each.dtype for each in tensors(args)}
+    widest = functools.reduce(torch.promote_types, given)
+    if given == {widest}:
         return HARMLESS
     wide = [value.to(widest) if isinstance(value, torch.Tensor) else value for value in args]
     results = kernel(*wide, **kwargs)
@@ -82,8 +81,7 @@ def one_dtype(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def on_the_cpu(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the operator on the CPU."""
-    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-    return run(op._schema.name, op, args, kwargs, next(tensors).device.type)
+    return run(op._schema.name, op, args, kwargs, next(tensors((args, kwargs))).device.type)
 
 
 MOST_ELEMENTS = 1 << 32

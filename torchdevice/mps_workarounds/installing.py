@@ -12,7 +12,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Installation
+from torchdevice.core.patching import Installation
 from torchdevice.fallback.kernel_registration import Registrations
 from torchdevice.fallback.missing_operators import overload
 from torchdevice.foundation.fidelity import Fidelity
@@ -69,7 +69,7 @@ def _guarded(name: str, key: str, fault: Fault) -> Callable[..., Any]:
 def installation(key: str, faults: Callable[[], Iterable[Fault]] = here) -> Installation:
     """Return the installation of the guards under a dispatch key."""
     registrations = Registrations(key, lambda: kernels(key, faults()))
-    return Installation(lambda: [Callback(registrations.install, registrations.remove)])
+    return Installation(lambda: [registrations])
 
 
 _of_key = functools.cache(installation)

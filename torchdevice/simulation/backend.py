@@ -19,13 +19,7 @@ from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import installing
 from torchdevice.simulation import device_guard, policy, printing, sharing, storage_resizing
 from torchdevice.simulation.allocator import storages
-from torchdevice.simulation.kernels import (
-    handwritten_kernels,
-    nested,
-    quantized,
-    recurrent_networks,
-    sparse,
-)
+from torchdevice.simulation.kernels import handwritten_kernels, nested, quantized, recurrent_networks, sparse
 from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
 from torchdevice.simulation.kernels.pipeline import Fallback, Pipeline, kernel_of, refusals_of
 from torchdevice.simulation.policy import DEVICE_TYPE
@@ -153,12 +147,10 @@ def _register_kernels() -> None:
         aten.impl(name, Pipeline(overload_of(name), kernel).run, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
-        for name in recurrent_networks.OPERATORS:
+        for name in (*recurrent_networks.OPERATORS, *COMPOSED):
             op = overload_of(name)
-            aten.impl(name, guarded(refusals_of(op), recurrent_networks.kernel_of(op)), key)
-        for name in COMPOSED:
-            op = overload_of(name)
-            aten.impl(name, guarded(refusals_of(op), op.decompose), key)
+            kernel = op.decompose if name in COMPOSED else recurrent_networks.kernel_of(op)
+            aten.impl(name, guarded(refusals_of(op), kernel), key)
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in sorted(_named().difference(handwritten_kernels.SPECIAL, quantized.MAKING, nested.MAKING)):

@@ -263,12 +263,7 @@ def _from_position(place: int, run: Callable[..., Any], index: int, args: list[A
 
 
 def from_default(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Run a kernel that takes no generator and draws from the CPU's."""
-    return drawing(index, run, *args, **kwargs)
-
-
-def drawing(index: int, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function that draws from the CPU's generator, and let it draw the device's next numbers.
+    """Run a kernel that takes no generator and draws from the CPU's, and let it draw the device's next numbers.
 
     The CPU's generator has the state of the device's during the call, and its own state afterwards.
     """

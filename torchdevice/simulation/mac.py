@@ -81,9 +81,8 @@ def _delegated(name: str) -> Any:
 
 
 # What the machine's own runtime does of its tensors, threads and generators.
-for _name in ("host_alias", "enter_thread", "leave_thread", "after_backward"):
-    setattr(MacRuntime, _name, _delegated(_name))
-for _name in ("serve_reducer", "generator", "numbers_of", "new_storage"):
+_OF_MACHINE = "host_alias enter_thread leave_thread after_backward serve_reducer generator numbers_of new_storage"
+for _name in _OF_MACHINE.split():
     setattr(MacRuntime, _name, _delegated(_name))
 
 _runtimes: weakref.WeakKeyDictionary[Context, MacRuntime] = weakref.WeakKeyDictionary()

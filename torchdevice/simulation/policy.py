@@ -317,11 +317,8 @@ def _record(looking: Sequence[Any], op: Any, kernel: Any, args: Any, kwargs: Any
     """Run a kernel under recorders. Kernels that it calls belong to it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        _thread.recorded = True
-        try:
+        with _being("recorded"):
             return kernel(*args, **kwargs)
-        finally:
-            _thread.recorded = False
 
     for each in looking:
         run = _under(each, op, run)

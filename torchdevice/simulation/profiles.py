@@ -65,7 +65,7 @@ class Profile:
     def missing(self, op: Any) -> str | None:
         """Return an operator's name, as the device's error spells it, if the device lacks the operator, else None."""
         name = op._schema.name.removeprefix("aten::")
-        overload = f"{name}.{op._overloadname}" if op._overloadname != "default" else name
+        overload = op.name().removeprefix("aten::")
         if self.operators and not self.operators.isdisjoint((name, overload)):
             return f"aten::{overload}"
         for backend in self.backends:

@@ -16,7 +16,6 @@ from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps_runtime import says_refused
-from torchdevice.devices.private_pools import PrivatePools
 from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Memory, Runtime
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
@@ -79,6 +78,14 @@ class SimulatedRuntime(Runtime):
     draws_on_cpu = True
     raw_memory = raw_memory
     compile_graph = staticmethod(inductor.compile_graph)
+    copy_outside = staticmethod(storages.copy_of)
+    default_generator = staticmethod(device_generators.default_generator)
+    kernels = staticmethod(building.said)
+    numbers_of = staticmethod(device_generators.numbers_of)
+    private_pools = staticmethod(storages.device)
+    same_memory = staticmethod(storages.twin)
+    serve_reducer = staticmethod(page_locked.serve)
+    watch_host_waits = staticmethod(host_waits.begin)
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None):
         self.profile = profile
@@ -183,9 +190,6 @@ class SimulatedRuntime(Runtime):
     def device_count(self) -> int:
         return self._count
 
-    def kernels(self, option: str) -> str:
-        return building.said(option)
-
     def name(self, index: int) -> str:
         return f"simulated {self.profile.name} device {index}"
 
@@ -219,9 +223,6 @@ class SimulatedRuntime(Runtime):
     def watch_allocations(self, observer: Observer, context: Any) -> Callable[[], None]:
         return storages.observe(observer, context.machine)
 
-    def watch_host_waits(self, context: Any) -> None:
-        host_waits.begin(context)
-
     def reset_peak_memory(self, index: int) -> None:
         storages.device(index).reset_peak()
 
@@ -232,15 +233,6 @@ class SimulatedRuntime(Runtime):
         for index in range(self._count):
             storages.device(index).empty_cache()
 
-    def private_pools(self, index: int) -> PrivatePools:
-        return storages.device(index)
-
-    def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        return storages.twin(tensor)
-
-    def copy_outside(self, tensor: torch.Tensor) -> torch.Tensor:
-        return storages.copy_of(tensor)
-
     def set_allocator(self, text: str) -> bool:
         settings = allocator_settings.parsed(text)
         for index in range(self._count):
@@ -250,20 +242,11 @@ class SimulatedRuntime(Runtime):
     def allocator_settings(self) -> Mapping[str, Any]:
         return storages.device(0).settings.shown()
 
-    def default_generator(self, index: int) -> torch.Generator:
-        return device_generators.default_generator(index)
-
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         return device_generators.Generator(index) if cls is torch._C.Generator else device_generators.own(cls, index)
 
-    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
-        return device_generators.numbers_of(generator)
-
     def random_state(self, generator: torch.Generator) -> torch.Tensor:
         return device_generators.upcoming(generator).get_state()
-
-    def serve_reducer(self, model: Any) -> None:
-        page_locked.serve(model)
 
     def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
         return backend.new_storage(original, *args, device=device, **kwargs)

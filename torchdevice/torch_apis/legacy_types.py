@@ -18,7 +18,7 @@ from torchdevice.core.patching import Installation, Replaced, per_context
 from torchdevice.core.replacing import replaces
 from torchdevice.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.engines import moves
-from torchdevice.engines.rewriters import convert, move, rewrites
+from torchdevice.engines.rewriters import convert, move, rewrites, to_host
 from torchdevice.torch_apis.default_device import DEFAULT_TYPE
 
 
@@ -190,10 +190,7 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
     dtype = legacy_dtype(wanted, context.families)
     if dtype is not None:
         return move(context, torch.Tensor.to, (args[0], context.current_spelling(context.program)), {"dtype": dtype})
-    result = func(*args, **kwargs)  # a CPU type
-    if context.runtime.shares_host_memory:
-        return moves.moved(context, args[0], result, moves.Side.HOST)
-    return result
+    return to_host(context, func, args, kwargs)  # a CPU type
 
 
 class _TypeName(str):

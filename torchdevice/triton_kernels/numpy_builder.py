@@ -18,13 +18,7 @@ from torchdevice.lowlevel import memory_windows
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.triton_kernels import libdevice
 from torchdevice.triton_kernels.memory_checks import Memory
-from torchdevice.triton_kernels.triton_internals import (
-    InterpreterBuilder,
-    TensorHandle,
-    ir,
-    numpy_dtype,
-    tl,
-)
+from torchdevice.triton_kernels.triton_internals import InterpreterBuilder, TensorHandle, ir, numpy_dtype, tl
 
 _SMALL_FLOATS = {
     tl.bfloat16: torch.bfloat16,

@@ -49,6 +49,7 @@ class Call:
         self._context = context
         self._lines = lines
         self._args, self._kwargs = args, kwargs
+        self._given = operator.arguments(args, kwargs)
         self._alias = context.runtime.host_alias
         self._wide = context.runtime.shares_host_memory
         self._draws = operator.draws(args, kwargs)
@@ -79,7 +80,7 @@ class Call:
         if self._draws and self._can_replay:
             generator = self._kwargs.get("generator")
             if generator is None:
-                generator = self._context.runtime.default_generator(self._index())
+                generator = self._context.runtime.default_generator(self.inputs.index_on(self._context.device_type))
             self._state = self._context.runtime.random_state(generator)
 
     @property
@@ -91,11 +92,6 @@ class Call:
     def is_by_range(self) -> bool:
         """Whether only shapes, dtypes and ranges are compared, because the CPU cannot draw the same numbers."""
         return self._draws and not self._can_replay
-
-    def _index(self) -> int:
-        devices = [native_device(each) for each in tensors((self._args, self._kwargs))]
-        devices += [each for each in (self._kwargs.get("device"),) if each is not None]
-        return next(each.index or 0 for each in devices if each.type == self._context.device_type)
 
     # ---- after the call ----------------------------------------------------------------------------------------------
 
@@ -126,8 +122,7 @@ class Call:
             reference_ = place(expected, copies)
             found = tolerances.of_properties(actual, reference_, wide=self._wide)
             if found is None and self.operator.has_values:
-                given = self.operator.arguments(self._args, self._kwargs)
-                found = ranges.outside(self.operator, given, on_cpu(actual, self._alias), reference_)
+                found = ranges.outside(self.operator, self._given, on_cpu(actual, self._alias), reference_)
             if found is not None:
                 yield name, found
 
@@ -155,9 +150,8 @@ class Call:
                     part = f"{name}[{position}]" if isinstance(value, (list, tuple)) else name
                     yield _Compared(part, leaf, _result(number))
                 number += 1
-        given = self.operator.arguments(self._args, self._kwargs)
         for name in self.operator.written:
-            for tensor in tensors(given.get(name)):
+            for tensor in tensors(self._given.get(name)):
                 yield _Compared(f"the argument {name!r}", tensor, _copy_of(tensor), written=True)
 
     def _difference(self, compared: _Compared, expected: Any) -> Difference | None:
@@ -184,11 +178,10 @@ class Call:
 
     def _of_choices(self, indices: torch.Tensor, expected: torch.Tensor, found: Difference) -> Difference | None:
         """Return a difference of indices, unless they are of elements that equal the reference's, each taken once."""
-        given = self.operator.arguments(self._args, self._kwargs)
-        place = self.inputs.places[id(given["self"])]
+        place = self.inputs.places[id(self._given["self"])]
         elements = place.of(self.inputs.memories[place.memory])
-        dim, keepdim = given.get("dim", -1), indices.dim() == elements.dim()
-        if dim is None or ("dim" not in given and self.operator.name.endswith(("argmax", "argmin"))):
+        dim, keepdim = self._given.get("dim", -1), indices.dim() == elements.dim()
+        if dim is None or ("dim" not in self._given and self.operator.name.endswith(("argmax", "argmin"))):
             elements, indices, expected, dim, keepdim = elements.flatten(), indices.view(-1), expected.view(-1), 0, True
         if not elements.dim():
             return found
@@ -216,10 +209,9 @@ class Call:
 
     def _undeclared(self, copies: Copies) -> Iterator[tuple[str, Difference]]:
         """Yield the arguments that only the operator has changed or only the CPU, which the schema does not say."""
-        given = self.operator.arguments(self._args, self._kwargs)
         places = self.inputs.places
-        written = {places[id(each)].memory for name in self.operator.written for each in tensors(given.get(name))}
-        for name, value in given.items():
+        written = {places[id(each)].memory for name in self.operator.written for each in tensors(self._given.get(name))}
+        for name, value in self._given.items():
             for tensor in tensors(value):
                 place = places[id(tensor)]
                 if place.memory in written:
@@ -251,19 +243,15 @@ class Call:
                 yield "the result", Difference("not a view", "has memory of its own, and the CPU's is a view")
 
     def _finding(self, name: str, difference: Difference) -> Finding:
-        where = self._lines.here()
-        given = self.operator.arguments(self._args, self._kwargs)
-        arguments = tuple(f"{each}: {self._spelled(value)}" for each, value in given.items())
+        arguments = tuple(f"{each}: {self._spelled(value)}" for each, value in self._given.items())
         return Finding(
             operator=self.operator.name,
             kind=self._origin(difference),
             what=tolerances.named(difference, name),
-            site=where.site,
-            backward=where.backward,
-            library=where.library,
             arguments=arguments,
             error=difference.error,
             allowed=difference.allowed,
+            **self._lines.here()._asdict(),
         )
 
     def _origin(self, difference: Difference) -> str:

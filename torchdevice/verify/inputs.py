@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torchdevice.engines.rewriters import native_device
+from torchdevice.foundation.extents import extent
 from torchdevice.foundation.stand_ins import StandIns, tensors
 from torchdevice.foundation.view_bits import with_bits
 
@@ -31,13 +33,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory with strides and values, and no class of the program's."""
     plain = type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
     return plain and not (tensor.is_meta or tensor.is_nested or tensor._is_zerotensor())
-
-
-def extent(tensor: torch.Tensor) -> int:
-    """Return how many elements there are in memory from the first to the last of a tensor's."""
-    if not tensor.numel():
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def window(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
@@ -137,10 +132,21 @@ class Inputs:
         for place in self.places.values() if values else ():
             place.line(self.memories[place.memory]).copy_(window(place.like, alias))
 
+    def index_on(self, device_type: str) -> int:
+        """Return the index of the device of a type that the call is on: its tensors', or the one that it names."""
+        devices = [native_device(each) for each in tensors((self.args, self.kwargs))]
+        devices += [each for each in self.kwargs.values() if isinstance(each, torch.device)]
+        return next((each.index or 0 for each in devices if each.type == device_type), 0)
+
     def before(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the memory of an argument before the call, from its first to its last element."""
         place = self.places[id(tensor)]
         return place.line(self.memories[place.memory])
+
+    def elements(self, place: Place) -> tuple[torch.Tensor, int]:
+        """Return the memory of a place in its dtype, and how many elements come before the first that has a meaning."""
+        size, memory = place.dtype.itemsize, self.memories[place.memory]
+        return memory[: memory.numel() // size * size].view(place.dtype), -(-self.starts[place.memory] // size)
 
     def copies(self) -> Copies:
         """Return the arguments with new CPU tensors. Tensors that share memory do so here."""
@@ -166,10 +172,7 @@ class Inputs:
         return Copies(self, made, WIDE)
 
     def _wide(self, place: Place, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        size = place.dtype.itemsize
-        memory = self.memories[place.memory]
-        narrow = memory[: memory.numel() // size * size].view(place.dtype)
-        first = -(-self.starts[place.memory] // size)
+        narrow, first = self.elements(place)
         wide = torch.empty(narrow.shape, dtype=WIDE.get(place.dtype, place.dtype))
         values = narrow[first:].to(wide.dtype)
         wide[first:].copy_(change(values) if place.dtype in WIDE else values)

@@ -13,16 +13,8 @@ from typing import NamedTuple
 import torch
 
 from torchdevice.devices.stream_order import StreamObserver
-from torchdevice.journal.callers import (
-    OURS,
-    PROGRAM,
-    Site,
-    caller_frame,
-    kind_of,
-    program_frame,
-    program_line,
-    site_of,
-)
+from torchdevice.journal import callers
+from torchdevice.journal.callers import OURS, PROGRAM, Site, program_line, site_of
 
 _current_node = torch._C._current_autograd_node
 
@@ -67,13 +59,13 @@ class Lines:
 
     def here(self) -> Where:
         """Return where the operator is called that is being handled."""
-        caller = caller_frame()
+        caller = callers.caller_frame()
         node = _current_node()
         in_backward = _within_backward(sys._getframe()) if node is not None else None
         if node is None or in_backward is not None:
-            program = in_backward or program_frame(caller)[0] or caller
+            program = in_backward or callers.program_frame(caller)[0] or caller
             return Where(site_of(program), None, site_of(caller) if program is not caller else None)
-        called = program_frame(caller)[0]
+        called = callers.program_frame(caller)[0]
         backward = site_of(called) if called is not None else self._calls.last or site_of(caller)
         return Where(self._forward.get(node._sequence_nr(), backward), backward, None)
 
@@ -81,8 +73,10 @@ class Lines:
 def _within_backward(frame: FrameType) -> FrameType | None:
     """Return the innermost frame of the program that backward has called, as of a custom function or a hook."""
     current: FrameType | None = frame
-    while current is not None and (current.f_code.co_name != "_engine_run_backward" or kind_of(current) != OURS):
-        if kind_of(current) == PROGRAM:
+    while current is not None and (
+        current.f_code.co_name != "_engine_run_backward" or callers.kind_of(current) != OURS
+    ):
+        if callers.kind_of(current) == PROGRAM:
             return current
         current = current.f_back
     return None

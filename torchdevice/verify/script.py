@@ -108,13 +108,10 @@ class _Program:
                 self._names.setdefault(id(tensor), f"{named}_" if keyword.iskeyword(named) else named)
 
     def _memory(self, place: Place, name: str) -> _Memory:
-        size = place.dtype.itemsize
-        memory = self._inputs.memories[place.memory]
-        length = memory.numel() // size
-        before = -(-self._inputs.starts[place.memory] // size)
-        values = memory[: length * size].view(place.dtype)[before:].clone() if self._inputs.has_values else None
+        elements, before = self._inputs.elements(place)
+        values = elements[before:].clone() if self._inputs.has_values else None
         on_target = native_device(place.like).type == self._context.device_type
-        return _Memory(name, place.dtype, before, values, length, on_target)
+        return _Memory(name, place.dtype, before, values, elements.numel(), on_target)
 
     def rendered(self, finding: Finding) -> tuple[str, dict[str, torch.Tensor]]:
         """Return the text of the program, and the tensors that it loads."""
@@ -149,9 +146,7 @@ class _Program:
         device = self._context.device_type
         if not self._simulated:
             return device
-        used = [native_device(each) for each in tensors((self._inputs.args, self._inputs.kwargs))]
-        index = next((each.index or 0 for each in used if each.type == device), 0)
-        return f"{self._context.program}:{index}"
+        return f"{self._context.program}:{self._inputs.index_on(device)}"
 
     def _call(self) -> str:
         namespace, _, name = self._operator.name.partition("::")

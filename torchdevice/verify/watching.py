@@ -90,17 +90,17 @@ class Watcher(TorchDispatchMode):
             DivergenceError: The scope is strict.
         """
         kept = self.context.journal.findings.add(finding)
-        # One program for each operator and line; findings by range have nothing to show.
-        if kept.count == 1 and not call.is_by_range:
-            with unseen():
-                kept.script = script.write(self.context, call.operator, call.inputs, kept)
+        is_strict = self.context.options.strict
         if kept.count == 1:
+            # One program for each operator and line; findings by range have nothing to show.
+            if not call.is_by_range:
+                with unseen():
+                    kept.script = script.write(self.context, call.operator, call.inputs, kept)
             # At once, so that a program that ends by a signal leaves its findings.
             _write(self.context)
-        # In a strict scope the error says the same.
-        if kept.count == 1 and not self.context.options.strict:
-            warnings.warn_explicit(DivergenceWarning(str(kept)), DivergenceWarning, kept.site.file, kept.site.line)
-        if self.context.options.strict:
+            if not is_strict:  # there the error says the same
+                warnings.warn_explicit(DivergenceWarning(str(kept)), DivergenceWarning, kept.site.file, kept.site.line)
+        if is_strict:
             raise DivergenceError(kept)
 
 

@@ -17,19 +17,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchdevice.simulation.allocator import cache_release, expandable_segments, memory_blocks, out_of_memory
+from torchdevice.simulation.allocator import cache_release, expandable_segments, out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, MINIMUM, SMALL, Settings
 from torchdevice.simulation.allocator.allocator_stats import Statistics
-from torchdevice.simulation.allocator.memory_blocks import (
-    FREE,
-    PENDING,
-    SHIFT,
-    USED,
-    Block,
-    Pool,
-    cut,
-    joined,
-)
+from torchdevice.simulation.allocator.memory_blocks import FREE, LATE, PENDING, SHIFT, USED, Block, Pool, cut, joined
 from torchdevice.simulation.allocator.out_of_memory import Limits
 from torchdevice.simulation.allocator.pool_choice import Pools
 from torchdevice.simulation.allocator.pool_stats import Figures
@@ -107,7 +98,7 @@ class Blocks:
         # By number and not until it is empty, because the loop appends what it keeps.
         for _ in range(len(self.freed)):  # storages may end meanwhile, and append theirs
             block = self.freed.popleft()
-            if block in used and block.state != memory_blocks.LATE:
+            if block in used and block.state != LATE:
                 self.freed.append(block)
         self.pending = []
         self.pools.clear()
@@ -151,7 +142,7 @@ class Blocks:
     def allocate_meanwhile(self, requested: int, stream: int) -> Block:
         """Return a block for a request in the middle of a change of the memory, by a destructor. It changes nothing."""
         size = self.settings.rounded(requested)
-        block = Block(next(_LATE_ADDRESSES), size, self.pools.serving(stream, size <= SMALL), memory_blocks.LATE)
+        block = Block(next(_LATE_ADDRESSES), size, self.pools.serving(stream, size <= SMALL), LATE)
         block.requested = requested
         self.freed.append(block)
         return block
@@ -337,7 +328,7 @@ class Blocks:
         while self.freed:
             block = self.freed.popleft()
             if block.state != USED:  # else a checkpoint was restored, and the storage ended meanwhile
-                if block.state == memory_blocks.LATE:
+                if block.state == LATE:
                     self._place(block)
                 continue
             if self._oversized is not None:

@@ -83,7 +83,6 @@ class Pool:
         blocks: Key -> free block.
         unmapped: The parts of expandable segments that have no memory, sorted by address.
         is_usual: Whether it belongs to no private pool, and has segments of a fixed size.
-        ages: Key -> the searches before the block was freed, while garbage is collected.
     """
 
     __slots__ = ("blocks", "expands", "figures", "is_small", "is_usual", "keys", "owner", "stream", "unmapped")

@@ -7,18 +7,6 @@ from typing import Any
 
 from torchdevice.devices.runtime import Stat
 
-_FIGURES = (
-    "allocated",
-    "requested",
-    "count",
-    "pending",
-    "pending_count",
-    "inactive",
-    "inactive_count",
-    "reserved",
-    "segments",
-)
-
 
 class Figures:
     """Statistics of one kind of pool. Each has a current value, a peak (``peak_...``) and the sum of all increases.
@@ -38,26 +26,16 @@ class Figures:
         whole: Counts everything that these count; None for the figures of everything.
     """
 
-    allocated: int
-    peak_allocated: int
-    total_allocated: int
-    requested: int
-    peak_requested: int
-    total_requested: int
-    count: int
-    peak_count: int
-    total_count: int
-    pending: int
-    pending_count: int
-    inactive: int
-    peak_inactive: int
-    total_inactive: int
-    inactive_count: int
-    peak_inactive_count: int
-    total_inactive_count: int
-    reserved: int
-    peak_reserved: int
-    segments: int
+    allocated = peak_allocated = total_allocated = 0
+    requested = peak_requested = total_requested = 0
+    count = peak_count = total_count = 0
+    pending = peak_pending = total_pending = 0
+    pending_count = peak_pending_count = total_pending_count = 0
+    inactive = peak_inactive = total_inactive = 0
+    inactive_count = peak_inactive_count = total_inactive_count = 0
+    reserved = peak_reserved = total_reserved = 0
+    segments = peak_segments = total_segments = 0
+    peak_active = peak_active_count = 0
 
     def __init__(self, whole: Figures | None = None) -> None:
         """Make figures of 0. ``whole`` counts everything that they count, except sums of increases."""
@@ -66,10 +44,6 @@ class Figures:
         if whole is not None:
             # So that the whole can sum the increases of its parts, which `add` does not count twice.
             whole._parts.append(self)
-        for name in _FIGURES:
-            for each in (name, f"peak_{name}", f"total_{name}"):
-                setattr(self, each, 0)
-        self.peak_active = self.peak_active_count = 0
         self.forget_totals()
 
     def add(self, size: int, requested: int) -> None:
@@ -110,22 +84,20 @@ class Figures:
 
     def suspend(self, size: int) -> None:
         """Count a block that no tensor has any more as pending."""
-        self.allocated -= size
-        self.count -= 1
-        self.pending += size
-        self.pending_count += 1
-        self._raise_active()
-        if self.whole is not None:
-            self.whole.suspend(size)
+        self._wait(size, 1)
 
     def resume(self, size: int) -> None:
         """Count a pending block as one that a tensor has."""
-        self.pending -= size
-        self.pending_count -= 1
-        self.allocated += size
-        self.count += 1
+        self._wait(-size, -1)
+
+    def _wait(self, size: int, count: int) -> None:
+        self.allocated -= size
+        self.count -= count
+        self.pending += size
+        self.pending_count += count
+        self._raise_active()
         if self.whole is not None:
-            self.whole.resume(size)
+            self.whole._wait(size, count)
 
     def _raise_active(self) -> None:
         self.peak_active = max(self.peak_active, self.allocated + self.pending)
@@ -204,6 +176,9 @@ class Figures:
         freed = stat.freed - waiting + self._waited[pending]
         return Stat(stat.current + waiting, max(stat.peak, getattr(self, peak)), stat.allocated, freed)
 
+
+_FIGURES = tuple(name for name in vars(Figures) if f"total_{name}" in vars(Figures))
+"""The names of the current values."""
 
 _SHOWN = {
     "allocated_bytes": "allocated",

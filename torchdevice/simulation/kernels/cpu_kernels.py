@@ -19,6 +19,7 @@ from torchdevice.core.thread_state import state
 from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
+from torchdevice.foundation.extents import extent
 from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
 from torchdevice.foundation.view_bits import with_bits
 from torchdevice.simulation import device_generators as device_random
@@ -413,11 +414,7 @@ def _fits(tensor: torch.Tensor) -> bool:
 
 def _end(tensor: torch.Tensor, offset: Any) -> int:
     """Return the bytes of a storage in which a tensor of this shape just fits, ``offset`` elements from the start."""
-    if not tensor.numel():
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    # The bytes up to the end of the last element; strides are counted in elements.
-    return (offset + last + 1) * tensor.itemsize
+    return (offset + extent(tensor)) * tensor.itemsize if tensor.numel() else 0
 
 
 def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
@@ -429,12 +426,17 @@ def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
             set_storage(given, given.untyped_storage(), given.storage_offset(), own.shape, own.stride())
         return
     if given.shape != own.shape:
-        storage, offset = given.untyped_storage(), given.storage_offset()
-        if _end(own, offset) > storage.nbytes():
-            storage_resizing.resize(storage, _end(own, offset))  # every tensor that has the storage sees the change
-        set_storage(given, storage, offset, own.shape, own.stride())
+        take_shape(given, own)
     if own.numel():
         aliased(given).copy_(own)
+
+
+def take_shape(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Give a tensor of the device the shape and strides of another, and its storage the size that this needs."""
+    storage, offset = given.untyped_storage(), given.storage_offset()
+    if _end(own, offset) > storage.nbytes():
+        storage_resizing.resize(storage, int(_end(own, offset)))  # every tensor that has the storage sees the change
+    return set_storage(given, storage, offset, own.shape, own.stride())
 
 
 class Results:

@@ -71,14 +71,13 @@ def _spelled(index: int) -> str:
 
 
 def _name(op: Any) -> str:
-    name = op._schema.name.removeprefix("aten::")
-    return name if op._overloadname == "default" else f"{name}.{op._overloadname}"
+    return op.name().removeprefix("aten::")  # type: ignore[no-any-return]
 
 
 def _wrapper_name(op: Any) -> str:
     """Return the name of CUDA's wrapper: ``name_overload`` for a structured operator, else ``overload_name``."""
     name = op._schema.name.removeprefix("aten::")
-    overload = "" if op._overloadname == "default" else op._overloadname
+    overload = op._schema.overload_name
     if is_structured(_name(op)):
         return f"{name}_{overload}" if overload else name
     return f"{overload}_{name}"

@@ -18,12 +18,11 @@ from torchdevice.cuda import capture_rules
 from torchdevice.simulation import device_generators, machine, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant, set_storage
 from torchdevice.simulation.kernels import cuda_values, recurrent_cells
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula, view_of
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula, take_shape, view_of
 from torchdevice.simulation.kernels.overloads import overload_of
 from torchdevice.simulation.kernels.pipeline import Pipeline
 from torchdevice.simulation.refusals import attention
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
-from torchdevice.simulation.storage_resizing import resize
 from torchdevice.torch_apis import batch_norm
 from torchdevice.torch_apis.distributed import sharded_attention
 
@@ -151,14 +150,7 @@ def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
 def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
     """Resize a tensor, and its storage where that is too small. The storage keeps its contents."""
     layout: dict[str, Any] = {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
-    wanted = torch.empty(size, dtype=self.dtype, device="meta", **layout)
-    storage = self.untyped_storage()
-    offset = self.storage_offset()
-    last = sum((n - 1) * s for n, s in zip(wanted.shape, wanted.stride(), strict=True)) if wanted.numel() else -1
-    needed = (offset + last + 1) * self.itemsize
-    if needed > storage.nbytes():
-        resize(storage, int(needed))
-    return set_storage(self, storage, offset, wanted.shape, wanted.stride())
+    return take_shape(self, torch.empty(size, dtype=self.dtype, device="meta", **layout))
 
 
 @special("set_.source_Storage_storage_offset")

@@ -12,23 +12,11 @@ import torch
 
 Results = tuple[torch.Tensor | None, ...]
 
-FORMULAS: dict[str, Callable[..., Results]] = {}
-"""Name of an operator -> the function that computes its results."""
-
-
-def _formula(name: str) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
-    def register(formula: Callable[..., Results]) -> Callable[..., Results]:
-        FORMULAS[name] = formula
-        return formula
-
-    return register
-
 
 def _with_bias(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return gates if bias is None else gates + bias
 
 
-@_formula("_thnn_fused_lstm_cell")
 def _lstm_cell(
     of_input: torch.Tensor,
     of_hidden: torch.Tensor,
@@ -44,7 +32,6 @@ def _lstm_cell(
     return out * cy.tanh(), cy, torch.cat([ingate, forget, new, out], 1)
 
 
-@_formula("_thnn_fused_lstm_cell_backward_impl")
 def _lstm_cell_backward(
     of_hidden: torch.Tensor | None,
     of_cell: torch.Tensor | None,
@@ -72,7 +59,6 @@ def _lstm_cell_backward(
     return grad_gates, through * forget, grad_gates.sum(0) if has_bias else None
 
 
-@_formula("_thnn_fused_gru_cell")
 def _gru_cell(
     of_input: torch.Tensor,
     of_hidden: torch.Tensor,
@@ -88,7 +74,6 @@ def _gru_cell(
     return (hidden - new) * update + new, torch.cat([reset, update, new, hidden, hidden_new], 1)
 
 
-@_formula("_thnn_fused_gru_cell_backward")
 def _gru_cell_backward(gradient: torch.Tensor, saved: torch.Tensor, has_bias: bool) -> Results:
     """Return the gradients of the input's gates, the hidden state's gates, the hidden state and both biases."""
     reset, update, new, hidden, hidden_new = saved.chunk(5, 1)
@@ -99,3 +84,12 @@ def _gru_cell_backward(gradient: torch.Tensor, saved: torch.Tensor, has_bias: bo
     of_hidden = torch.cat([of_reset, of_update, of_new * reset], 1)
     of_biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
     return of_input, of_hidden, gradient * update, *of_biases
+
+
+FORMULAS: dict[str, Callable[..., Results]] = {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+}
+"""Name of an operator -> the function that computes its results."""

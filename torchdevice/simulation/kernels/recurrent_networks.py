@@ -38,28 +38,20 @@ def is_on_cudnn(input: torch.Tensor) -> bool:
 
 
 class _Backward(torch.autograd.Function):
-    """Refuses the gradients of a network in evaluation mode, and lets those of these gradients be refused."""
+    """Refuses the gradients of a network in evaluation mode, and those of gradients, for which ``train`` is None."""
 
     @staticmethod
-    def forward(ctx: Any, train: bool, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, train: bool | None, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.train = train
         return tuple(each.view_as(each) for each in given)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if ctx.train is None:
+            raise NotImplementedError(_TWICE)
         if not ctx.train:
             raise RuntimeError(_EVALUATING)
-        return None, *(_Once.apply(*gradients) if torch.is_grad_enabled() else gradients)
-
-
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(each.view_as(each) for each in gradients)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        raise NotImplementedError(_TWICE)
+        return None, *(_Backward.apply(None, *gradients) if torch.is_grad_enabled() else gradients)
 
 
 def kernel_of(op: Any) -> Callable[..., Any]:

@@ -20,16 +20,8 @@ from torchdevice.foundation.view_bits import with_bits
 from torchdevice.lowlevel.dlpack_alias import on_cpu
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import meaning, owner_of
-from torchdevice.simulation.kernels.cpu_kernels import (
-    CpuAliases,
-    Kernel,
-    aliased,
-    fresh_sparse,
-    index_of,
-    make_compressed,
-    make_coo,
-    without_mode,
-)
+from torchdevice.simulation.kernels import cpu_kernels
+from torchdevice.simulation.kernels.cpu_kernels import Kernel, aliased, index_of, make_compressed, make_coo
 from torchdevice.simulation.kernels.overloads import overload_of, shadowed
 from torchdevice.simulation.kernels.pipeline import Fallback, Pipeline, Refusals
 from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
@@ -70,7 +62,7 @@ def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: list[str], comp
     fallback.fallback(Fallback(_kernel).run, key)
     aten.impl("_to_copy", Pipeline(_aten._to_copy.default, _copy_parts, lambda op: ()).run, key)
     for name in of_parts:
-        aten.impl(name, without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
+        aten.impl(name, cpu_kernels.without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
     names = shadowed(of_cpu.name) | _RUN_WHOLE
     for name in sorted(names.difference(of_parts, composed, {"_to_copy"})):
         aten.impl(name, _kernel(overload_of(name)), key)
@@ -117,7 +109,7 @@ def _copy_parts(
         return make_coo(copied, self)
 
 
-class _SparseAliases(CpuAliases):
+class _SparseAliases(cpu_kernels.CpuAliases):
     """CPU tensors in the memory of a call's tensors, plain or sparse. Sparse ones that it writes to get new parts."""
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -152,7 +144,7 @@ def _replace(target: torch.Tensor, own: torch.Tensor, index: int) -> None:
     if not target.is_sparse:
         _replace_compressed(target, own)
         return
-    _take_parts(target, fresh_sparse(own, index))
+    _take_parts(target, cpu_kernels.fresh_sparse(own, index))
     _set_coalesced(target, own.is_coalesced())
 
 

@@ -104,7 +104,7 @@ class NativeDevice(Device):
         usual = all(head.pool.is_usual for head in blocks.segments.heads.values()) and not blocks.pools.routes
         if not usual or blocks.settings != DEFAULT:
             return False
-        figures = tuple([vars(of)[name] for name in _FIGURES] for of in statistics.counting)
+        figures = tuple([getattr(of, name) for name in _FIGURES] for of in statistics.counting)
         obtained, segments = statistics.numbers["num_device_alloc"], blocks.segments
         led: bool = self.ledger.lead(vars(self), (segments.first, segments.end, obtained, figures, rows))
         return led

@@ -125,8 +125,7 @@ def offer(op: Any, refused: Iterable[torch.dtype] | None = None) -> None:
 
 def _register(op: Any) -> None:
     name, refused, results = op.name(), _offers[op], cpu_kernels.Results(op)
-    overload = "" if op._overloadname == "default" else op._overloadname
     scalars = name not in HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op)
     facts = cpu_kernels.is_view(op), scalars, refused is None, results.counts_writes, name in _COPIES
-    if building.load().offer(op._schema.name, overload, *facts, results.positions, list(refused or ())):
+    if building.load().offer(op._schema.name, op._schema.overload_name, *facts, results.positions, list(refused or ())):
         _offers.pop(op, None)

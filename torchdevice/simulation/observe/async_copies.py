@@ -25,12 +25,10 @@ from torchdevice.simulation.observe.garbage_values import garbage_for, of_values
 from torchdevice.simulation.observe.happens_before import (
     Order,
     host_side,
-    host_waits,
     is_in_flight,
     knows,
     of_device,
     sparse_indices,
-    touched,
 )
 
 _preserve_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
@@ -132,17 +130,11 @@ class InFlight(Order):
         if self._copies:
             with torch._C.DisableTorchFunction(), self.lock:
                 self._run_needed(args, kwargs)
-        result = kernel(*args, **kwargs)
-        with torch._C.DisableTorchFunction(), self.lock:
-            indices = {index_of(tensor) for tensor, _ in touched(op, args, kwargs, result)}
-            if not indices:
-                return result
-            self.submit(indices)
-            if is_in_flight(self.context, op, args, kwargs, result):
-                self._begin(op, args, result, indices.pop())
-            elif host_waits(self.context, op, args, kwargs, result):
-                self.host_waited(indices)
-        return result
+        return super().run(op, kernel, args, kwargs)
+
+    def ran(self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]) -> None:
+        if is_in_flight(self.context, op, args, kwargs, result):
+            self._begin(op, args, result, index_of(used[0][0]))
 
     def _begin(self, op: Any, args: tuple[Any, ...], result: torch.Tensor, index: int) -> None:
         host = host_side(op, args, result)

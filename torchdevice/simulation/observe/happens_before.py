@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,6 +59,22 @@ class Order(StreamObserver):
         self._clocks: dict[Stream, Clock] = {}
         self._events: dict[int, Clock] = {}
         self.host: Clock = {}
+
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel, count it, and note whether the host has waited for it."""
+        result = kernel(*args, **kwargs)
+        with torch._C.DisableTorchFunction(), self.lock:
+            used = list(touched(op, args, kwargs, result))
+            indices = {index_of(tensor) for tensor, _ in used}
+            if indices:
+                self.submit(indices)
+                self.ran(op, args, kwargs, result, used)
+                if host_waits(self.context, op, args, kwargs, result):
+                    self.host_waited(indices)
+        return result
+
+    def ran(self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]) -> None:
+        """Look at a kernel that was counted, and at what :func:`touched` says of it."""
 
     def clock(self, stream: Stream) -> Clock:
         """Return a stream's clock, which knows what the host knows."""

@@ -18,9 +18,9 @@ from torchdevice.devices.stream_order import StreamObserver
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.stand_ins import StandIns, given_to, tensors, written
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import forget_values, fresh, has_no_values, meta_of, set_storage
+from torchdevice.simulation.allocator.storages import forget_values, has_no_values, meta_of
 from torchdevice.simulation.kernels import device_mismatch, recurrent_cells
-from torchdevice.simulation.kernels.cpu_kernels import NUMBERS, Results, index_of
+from torchdevice.simulation.kernels.cpu_kernels import NUMBERS, Results, index_of, take_shape
 
 _META = torch.device("meta")
 
@@ -100,8 +100,9 @@ def _elsewhere(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _run(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> Any:
     index = _index(op, args, kwargs)
-    given = given_to(op, args, kwargs)
-    shapes = _Shapes(op, {id(each) for name in _resizable(op) for each in tensors(given.get(name))})
+    named = given_to(op, args, kwargs)
+    resizable = [named.get(argument.name) for argument in op._schema.arguments if argument.is_out]
+    shapes = _Shapes(op, set(map(id, tensors(resizable))))
     try:
         result = _shapes(op, *shapes.take((args, kwargs)))
     except NoValueError:
@@ -115,8 +116,9 @@ def _run(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     for each in written(op, args, kwargs):
         if index_of(each) >= 0 and each.numel():
             forget_values(each.untyped_storage())
-    for key in shapes.outs:
-        _take_shape(*shapes.pairs[key], index)
+    for given, own in map(shapes.pairs.__getitem__, shapes.outs):
+        if given.shape != own.shape:
+            take_shape(given, own)
     return _results(op).of(result, index, args, kwargs)
 
 
@@ -151,15 +153,7 @@ def _tensors(op: Any) -> list[int]:
     return [at for at, argument in enumerate(op._schema.arguments) if str(argument.type) == "Tensor"]
 
 
-@functools.cache
-def _resizable(op: Any) -> list[str]:
-    """Return the names of the arguments that an operator may resize."""
-    return [a.name for a in op._schema.arguments if a.is_out]
-
-
-@functools.cache
-def _results(op: Any) -> Results:
-    return Results(op)
+_results = functools.cache(Results)
 
 
 def _index(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -176,13 +170,6 @@ def _index(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the meta device that the operator may resize."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
-
-
-def _take_shape(given: torch.Tensor, own: torch.Tensor, index: int) -> None:
-    """Give an ``out`` argument the shape of ``own``, the tensor of the meta device in its place."""
-    if given.shape != own.shape:
-        new = fresh(own, index)
-        set_storage(given, new.untyped_storage(), new.storage_offset(), new.shape, new.stride())
 
 
 def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -11,7 +11,6 @@ not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,9 +19,10 @@ from torchdevice.core.context import Context
 from torchdevice.devices.allocation_events import Block
 from torchdevice.devices.stream_order import COLLECTIVES, Stream
 from torchdevice.errors import Access, RaceError, RaceWarning
+from torchdevice.foundation.extents import extent
 from torchdevice.journal.callers import program_line, site_of, warn_at
 from torchdevice.simulation.kernels.cpu_kernels import index_of
-from torchdevice.simulation.observe.happens_before import Clock, Order, host_waits, knows, touched
+from torchdevice.simulation.observe.happens_before import Clock, Order, knows
 
 _LARGE = 1 << 20
 """``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to another pool."""
@@ -102,24 +102,21 @@ class Races(Order):
 
     # ---- kernels -----------------------------------------------------------------------------------------------------
 
-    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a kernel, and look whether what it reads and writes is ordered after the accesses before.
+    def ran(self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]) -> None:
+        """Look whether what a kernel reads and writes is ordered after the accesses before.
 
         Raises:
             RaceError: It is not, and the option says ``"error"``.
         """
-        result = kernel(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            tensors = list(touched(op, args, kwargs, result))
-            if not tensors:
-                return result
-            indices = {index_of(tensor) for tensor, _ in tensors}
-            with self.lock:
-                self.submit(indices)
-                self._note_all(op._schema.name.removeprefix("aten::"), tensors)
-                if host_waits(self.context, op, args, kwargs, result):
-                    self.host_waited(indices)
-        return result
+        # Writes first: a kernel that reads and writes a tensor does not race with itself.
+        for tensor, writes in sorted(used, key=lambda each: not each[1]):
+            memory = self._memory.get(tensor.untyped_storage().data_ptr())
+            if memory is not None:
+                stream = self.current(index_of(tensor))
+                if self.context.thread.streams.follows_nodes:  # torch's engine calls record_stream for gradients
+                    memory.used_by.add(stream)
+                name = op._schema.name.removeprefix("aten::")
+                self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
 
     def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
         """Look whether what a collective reads or writes is ordered after the accesses before.
@@ -131,17 +128,6 @@ class Races(Order):
             memory = self._memory.get(tensor.untyped_storage().data_ptr())
             if memory is not None:
                 stream = self.begin_collective(index_of(tensor))
-                self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
-
-    def _note_all(self, name: str, tensors: list[tuple[torch.Tensor, bool]]) -> None:
-        """Note the reads and writes of a kernel, the writes first."""
-        # Writes first: a kernel that reads and writes a tensor does not race with itself.
-        for tensor, writes in sorted(tensors, key=lambda each: not each[1]):
-            memory = self._memory.get(tensor.untyped_storage().data_ptr())
-            if memory is not None:
-                stream = self.current(index_of(tensor))
-                if self.context.thread.streams.follows_nodes:  # torch's engine calls record_stream for gradients
-                    memory.used_by.add(stream)
                 self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
 
     def _access(self, name: str, stream: Stream, writes: bool, start: int, end: int) -> Access:
@@ -209,5 +195,4 @@ def _wait_for(earlier: Stream, later: Stream) -> str:
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first byte of a tensor in its block, and the byte after its last."""
     start = tensor.storage_offset() * tensor.itemsize
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(start), int(start + (last + 1) * tensor.itemsize)
+    return int(start), int(start + extent(tensor) * tensor.itemsize)

@@ -37,7 +37,7 @@ _ASSERTING = frozenset(_TABLES["asserting"])
 def rules_of(op: Any) -> Iterator[Rule]:
     """Yield the rules of an operator: those of the table, and those derived from torch's own tables."""
     name = name_of(op)
-    if _lacks(op):
+    if op.name().removeprefix("aten::") in cpu_only_operators():
         yield Rule(
             name, lambda *args, **kwargs: missing_on_cuda(op.name()), "native_functions.yaml", NotImplementedError
         )
@@ -50,13 +50,6 @@ def rules_of(op: Any) -> Iterator[Rule]:
     if found is not None:
         refuses = functools.partial(_undetermined, found, op)
         yield Rule(name, refuses, "torch.use_deterministic_algorithms", holds=_wants_determinism)
-
-
-def _lacks(op: Any) -> bool:
-    """Return whether CUDA has no kernel for an operator, in any dtype."""
-    name = op._schema.name.removeprefix("aten::")
-    overload = f"{name}.{op._overloadname}" if op._overloadname != "default" else name
-    return overload in cpu_only_operators()
 
 
 def _undetermined(found: nondeterminism.Nondeterministic, op: Any, *args: Any, **kwargs: Any) -> str | None:
@@ -77,18 +70,9 @@ def _lacked(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any
     return f"\"{kernel}\" not implemented for '{scalar_type(dtype_of(first))}'"
 
 
-def _convolution(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> str:
+def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> str:
     """Return the name of the kernel that torch chooses on CUDA without cuDNN (aten/src/ATen/native/Convolution.cpp)."""
+    dilation, transposed, _, groups = rest[3:]
     dims = 3 if input.dim() == 5 else 2
     if transposed:
         return f"slow_conv_transpose{dims}d_out_cuda"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchdevice.foundation.stand_ins import tensors
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.kernels.recurrent_networks import is_on_cudnn
@@ -27,22 +28,14 @@ def _type(tensor: torch.Tensor) -> str:
     return f"torch.{'cuda.' if tensor.get_device() >= 0 else ''}{scalar_type(dtype_of(tensor))}Tensor"
 
 
-def _parameters(input: torch.Tensor, *parameters: torch.Tensor | None) -> str:
+def _parameters(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
     """Refuse parameters of another dtype than the input's: the kernels of norms take one dtype."""
-    other = next((each for each in parameters if each is not None and dtype_of(each) != dtype_of(input)), None)
+    other = next((each for each in tensors(parameters) if dtype_of(each) != dtype_of(input)), None)
     return (
         ""
         if other is None
         else f"expected scalar type {scalar_type(dtype_of(input))} but found {scalar_type(dtype_of(other))}"
     )
-
-
-def _layer_norm(input: torch.Tensor, shape: Any, weight: Any = None, bias: Any = None, *rest: Any, **out: Any) -> str:
-    return _parameters(input, weight, bias)
-
-
-def _group_norm(input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: Any, **out: Any) -> str:
-    return _parameters(input, weight, bias)
 
 
 def _convolution(input: torch.Tensor, weight: torch.Tensor, bias: Any = None, *rest: Any, **out: Any) -> str:
@@ -151,8 +144,8 @@ def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> An
 RULES = by_operator(
     (
         Rule("convolution", _convolution, "Convolution.cpp: check_input_same_type_as_parameters"),
-        Rule("native_layer_norm", _layer_norm, "cuda/layer_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
-        Rule("native_group_norm", _group_norm, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
+        Rule("native_layer_norm", _parameters, "cuda/layer_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
+        Rule("native_group_norm", _parameters, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
         Rule("_int_mm", _int_mm, "cuda/Blas.cpp: _int_mm_out_cuda"),
         Rule("_scaled_mm _scaled_mm_v2", _scaled_mm, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda"),
         Rule("_scaled_mm _scaled_mm_v2", _two_e5m2, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda", ValueError),
