@@ -84,8 +84,7 @@ checks `paths`, and writes SARIF for code scanning:
 ## What it does not find
 
 The check does not find a device or a dtype that comes from the command line or from data, a method of an object of
-unknown type, and calls within a library. `torchdevice run --check` runs the program, and its [report](report.md)
-compares the findings with the run.
+unknown type, and calls within a library. The [report](report.md) of a run shows these too.
 """
 
 _RULES = """
