@@ -217,7 +217,9 @@ def test_commands_of_the_pages_run(command: str, project: Path) -> None:
         (scripts / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (scripts / name).chmod(0o755)
     path = os.pathsep.join([str(scripts), os.environ["PATH"]])
-    environ = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    # Kernels that a command builds belong to the project, not to whoever runs the tests.
+    cache = {"XDG_CACHE_HOME": str(project / "cache")}
+    environ = {**os.environ, **cache, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, shell=True, cwd=project, env=environ, capture_output=True, text=True, timeout=300)
     # `check`, also as `doctor FILE`, ends with 1 where something must be changed, as in examples/.
     expected = {0, 1} if command.startswith(("torchdevice check", "torchdevice doctor train")) else {0}
