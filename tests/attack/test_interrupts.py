@@ -131,7 +131,8 @@ def assert_inside_and_outside(make: Callable[[], torchdevice.Scope]) -> None:
         assert torch.ones(2, device="cuda").sum().item() == 2
         assert torch.zeros(1).cuda().get_device() in (-1, 0)
         assert torchdevice.current() is scope
-    for installation in (installed.INSTALLATION, wrap._FOR_EVERY_SCOPE, wrap._READS, *wrap._OF_RUNTIMES.values()):
+    wrapped = (wrap._FOR_EVERY_SCOPE, *wrap._INSTALLATIONS.values(), *wrap._OF_RUNTIMES.values())
+    for installation in (installed.INSTALLATION, *wrapped):
         assert not installation._holders and installation._in_place is False
 
 

@@ -204,14 +204,6 @@ class TestTheEndOfARun:
             sys.excepthook(type(value), value, before)
             assert shown.pop() == (value, before if kept else None) and sys.excepthook is hook
 
-    def test_where_in_the_program_it_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run, "_ended", [])
-        run._note_end(SyntaxError("of the program itself, which has no frame"))
-        assert run._ended == []
-        run._note_end(self.raised())
-        (event,) = run._ended
-        assert event[:1] + event[2:] == (__file__, 'raise ValueError("two\\nlines")', "ValueError: two", True)
-
     def raised(self) -> BaseException:
         try:
             raise ValueError("two\nlines")

@@ -55,4 +55,8 @@ for _name, _remedy, _family in _rows():
     if _path == "torch._C":
         supplied_function(_name, Fidelity.UNSUPPORTED, note=_remedy, native_to=_family)(_refuse)
     else:
-        replaces(_found(_path), _attribute, native_to=_family, optional=True)(without_original(_refuse))
+        # What lies in a module of memory is imported from there by the accelerator's module.
+        _imported = _path.endswith(".memory")
+        replaces(_found(_path), _attribute, native_to=_family, optional=True, by_value=_imported)(
+            without_original(_refuse)
+        )

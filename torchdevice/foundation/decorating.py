@@ -68,18 +68,14 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
         return coroutine
 
     if inspect.isgeneratorfunction(runs):
-
-        def generator(*args: Any, **kwargs: Any) -> Any:
-            return (yield from _stepwise(scope, function(*args, **kwargs)))
-
-        return generator
+        return _stepwise(scope, function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with scope:
             result = function(*args, **kwargs)
         # An ordinary function may return a generator or coroutine, none of whose steps has run yet.
         if inspect.isgenerator(result):
-            return _stepwise(scope, result)
+            return _stepwise(scope, lambda: result)()
         return _awaited(scope, result) if inspect.iscoroutine(result) else result
 
     return call
@@ -89,21 +85,30 @@ async def _awaited(scope: AbstractContextManager[Any], awaitable: Awaitable[Any]
     return await _Steps(scope, awaitable)
 
 
-def _stepwise(scope: AbstractContextManager[Any], steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Run each step of a generator inside ``scope``, with what is sent or thrown in; return the generator's result."""
-    step = functools.partial(steps.send, None)
-    try:
-        while True:
-            with scope:
-                item = step()
-            del step  # it may hold an error, whose traceback holds this frame
-            try:
-                step = functools.partial(steps.send, (yield item))
-            except BaseException as error:  # also GeneratorExit, which a generator may handle
-                step = functools.partial(steps.throw, error)
-    except StopIteration as stop:
-        # A generator's return value is the value of `StopIteration`.
-        return stop.value
+def _stepwise(scope: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a generator function that runs each step of the generator of ``function`` inside ``scope``.
+
+    It passes on what is sent or thrown in, GeneratorExit included, and returns the generator's result.
+    """
+
+    # Not by ``yield from``, which closes the inner generator where GeneratorExit is thrown in.
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        steps = function(*args, **kwargs)
+        step = functools.partial(steps.send, None)
+        try:
+            while True:
+                with scope:
+                    item = step()
+                del step  # it may hold an error, whose traceback holds this frame
+                try:
+                    step = functools.partial(steps.send, (yield item))
+                except BaseException as error:  # also GeneratorExit, which a generator may handle
+                    step = functools.partial(steps.throw, error)
+        except StopIteration as stop:
+            # A generator's return value is the value of `StopIteration`.
+            return stop.value
+
+    return generator
 
 
 class _Steps:
@@ -113,4 +118,4 @@ class _Steps:
         self._scope, self._awaitable = scope, awaitable
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return _stepwise(self._scope, self._awaitable.__await__())
+        return _stepwise(self._scope, self._awaitable.__await__)()
