@@ -93,6 +93,7 @@ class Context:
         simulated_by: The context that answers for these names, on a simulated machine; None where torch itself does.
         program: The accelerator that the program is written for.
         families: The accelerators whose names and devices are there for the program.
+        stood_for: Those of them that are not the target's own.
         is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
         unsupported_dtypes: Dtypes that the target cannot hold.
         keeps_doubles: Whether tensors in those dtypes are kept on the CPU.
@@ -135,6 +136,7 @@ class Context:
         anyone = options.written_for == "any"
         self.program = "cuda" if anyone else options.written_for
         self.families = frozenset(FAMILIES if anyone else (options.written_for,))
+        self.stood_for = self.families - {self.family}
         self.is_native = runtime.family == options.written_for
         self.shown_as = self.program if options.identity == "program" else runtime.shown_as
         self.unsupported_dtypes = runtime.unsupported_dtypes
@@ -260,7 +262,7 @@ class Context:
 
     def stands_for(self, family: str) -> bool:
         """Return whether the target stands in for an accelerator: the program may use it, and it is not the target."""
-        return family in self.families and family != self.family
+        return family in self.stood_for
 
     def is_targets(self, device: torch.device) -> bool:
         """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""

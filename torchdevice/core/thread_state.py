@@ -287,10 +287,11 @@ def _answer_for(entry: Entry | None) -> None:
     state.answers = False
     state.context = context
     state.compiling = compiling
-    state.for_cuda = context if context is not None and context.stands_for("cuda") else None
+    stood_for = context.stood_for if context is not None else frozenset()
+    state.for_cuda = context if "cuda" in stood_for else None
     # In a thread that says it is initialising, torch neither initialises CUDA nor looks for NVIDIA's library.
     for family, of_accelerator in _initializing.items():
-        if context is not None and context.stands_for(family) and not context.is_in_bad_fork:
+        if family in stood_for and context is not None and not context.is_in_bad_fork:
             of_accelerator.is_initializing = True
         else:
             # Removed instead of set to False, because torch asks `hasattr`.
@@ -352,7 +353,9 @@ def put_back_lost() -> None:
     """Put modes back that an interrupt in torch's own block around a call has lost."""
     for mode in list(state.stacked):
         _serve_or_retire(mode)
-    _put_back_lifted()
+    # Rarely any, and each entry comes here.
+    if state.lifted:
+        _put_back_lifted()
 
 
 def _put_back(mode: ContextMode) -> None:

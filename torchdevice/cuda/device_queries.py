@@ -278,6 +278,7 @@ def replaces_functions(module: Any, properties: Callable[..., Any]) -> None:
 
 replaces_functions(torch.cuda, _device_properties)
 replaces(torch.cuda, "_cached_device_count", makes=True)(lambda _: None)  # device_count() asks again in a scope
-REPLACED.append(Callback(lambda: None, lazy_initialization.forget))
+_nothing: Callable[[], None] = type(None)  # without a frame of Python
+REPLACED.append(Callback(_nothing, lazy_initialization.forget))
 # Its cached answers are those of the target, so they are dropped with the last scope.
-REPLACED.append(Callback(lambda: None, torch.cuda._check_bf16_tensor_supported.cache_clear))
+REPLACED.append(Callback(_nothing, torch.cuda._check_bf16_tensor_supported.cache_clear))

@@ -28,11 +28,21 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torchdevice").expanduser()
 
 
-def path() -> Path:
-    """Return the file of the kernels for this Python, the installed torch and this package's source."""
+@functools.cache
+def _file_name() -> str:
     built_for = (torch.__version__, str(torch.version.git_version), sysconfig.get_platform(), sys.version)
     digest = hashlib.sha256("\n".join(built_for).encode() + _SOURCE.read_bytes()).hexdigest()
-    return folder() / f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    return f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+
+
+def path() -> Path:
+    """Return the file of the kernels for this Python, the installed torch and this package's source."""
+    return folder() / _file_name()
+
+
+def is_built() -> bool:
+    """Return whether there are kernels, loaded or in their file."""
+    return load.cache_info().currsize > 0 or path().is_file()
 
 
 def said(option: str) -> str:
@@ -40,7 +50,7 @@ def said(option: str) -> str:
     if option == "never":
         return "Python"
     return (
-        "native" if path().is_file() else "Python ('torchdevice native build' makes native ones, several times as fast)"
+        "native" if is_built() else "Python ('torchdevice native build' makes native ones, several times as fast)"
     )
 
 

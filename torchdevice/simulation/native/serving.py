@@ -38,7 +38,7 @@ def begin(context: Context) -> None:
         NativeKernelsError: They are not built, and the option demands them.
     """
     option = context.options.native
-    if option != "never" and building.path().is_file():
+    if option != "never" and building.is_built():
         module = building.load()
         if storages.native is None:
             _connect(module)
