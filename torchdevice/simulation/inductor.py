@@ -153,6 +153,11 @@ def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.Grap
     for node in gm.graph.nodes:
         copied = copies[node] = graph.node_copy(node, copies.__getitem__)
         copied.args, copied.kwargs = pytree.tree_map(_on_cpu, (copied.args, copied.kwargs))
+        if node.target is torch.ops.higher_order.flex_attention and all(user.args[1] == 0 for user in node.users):
+            # torch clears this flag itself where tensors are on the CPU, whose code returns no logarithms of sums.
+            arguments: Any = copied.args
+            *given, flags, score_buffers, mask_buffers = arguments
+            copied.args = (*given, {**flags, "OUTPUT_LOGSUMEXP": False}, score_buffers, mask_buffers)
         if node.target in _MOVES and _devices([node]) != _devices(node.all_input_nodes):
             # On one device it would be no copy, and what is written to one tensor would be in the other.
             with graph.inserting_before(copied):
