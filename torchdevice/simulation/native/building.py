@@ -49,9 +49,7 @@ def said(option: str) -> str:
     """Return which kernels run in scopes on simulated devices with this option, in a few words."""
     if option == "never":
         return "Python"
-    return (
-        "native" if is_built() else "Python ('torchdevice native build' makes native ones, several times as fast)"
-    )
+    return "native" if is_built() else "Python ('torchdevice native build' makes native ones, several times as fast)"
 
 
 def _command(result: Path) -> list[str]:
