@@ -19,6 +19,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("TORCHDEVICE_TARGET", None)
 
+import warnings
+
 import pytest
 import snapshot
 import sweeping
@@ -164,6 +166,16 @@ def _on_their_targets(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
     few = rehearsed.intersection(sweeping.few_of("target", REHEARSED, items, seed, REHEARSALS))
     kept = few.union(sweeping.on_one_target([item for item in items if item not in rehearsed], seed))
     return [item for item in items if item in kept]
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing is compiled before the test or after it, and torch's warnings of a compilation are not errors."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,18 @@ def end_group() -> None:
 _BACKEND = dist.distributed_c10d._backend
 
 
+def error_of(program: Callable[[bool], Any], correct: bool) -> BaseException | None:
+    """Run a program or its twin, and return the error with which it ended."""
+    try:
+        program(correct)
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # which hold tensors
+        return error
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return None
+
+
 class Planted(NamedTuple):
     """A bug and its twin.
 
@@ -63,14 +75,9 @@ class Planted(NamedTuple):
         """Run the program or its twin in a scope of its own, and return the error with which it ended."""
         with torchdevice.simulate(**{"count": 2, **self.options}):
             try:
-                self.program(correct)
-            except Exception as error:
-                traceback.clear_frames(error.__traceback__)  # which hold tensors
-                return error
+                return error_of(self.program, correct)
             finally:
-                torch.use_deterministic_algorithms(False)
                 end_group()
-        return None
 
 
 BUGS: list[Planted] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,10 @@ from torchdevice.devices import cpu as cpu_runtime
 from torchdevice.devices import module as module_runtime
 from torchdevice.errors import NotSupportedError, UnknownTargetError
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 STREAMS_IN_GRAPHS = torch.__version__ >= "2.11"
 """torch 2.10 makes no streams or events in a graph, on CUDA neither."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch._dynamo.reset()
 
 
 def factory(x: torch.Tensor) -> torch.Tensor:

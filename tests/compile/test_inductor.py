@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,16 +24,9 @@ from torch.utils.checkpoint import checkpoint
 
 import torchdevice
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 ENGINES = ("mode", "wrap")
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch._dynamo.reset()
 
 
 def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

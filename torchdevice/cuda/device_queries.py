@@ -192,9 +192,9 @@ class InitializedFlag:
         self._device_count = inspect.unwrap(module.device_count).__code__
 
     def __bool__(self) -> bool:
-        context, family = thread_state.state.context, self._family
+        context = thread_state.state.context
         # As `stands_for` says it, without its frame: `torch.cuda` asks in most of its functions.
-        if context is None or family not in context.families or family == context.family:
+        if context is None or self._family not in context.stood_for:
             return bool(self._original)
         return sys._getframe(1).f_code is not self._device_count
 

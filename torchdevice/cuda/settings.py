@@ -93,11 +93,10 @@ def _clear_plan_cache(context: Context, func: Any, args: tuple[Any, ...], kwargs
 
 
 class _PlanCaches(list[Any]):
-    """The caches of all devices. Torch keeps as many as the scope has devices that asks first."""
+    """The caches of all devices. Torch makes as many as the scope has devices that asks first, and so none is kept."""
 
     def __getitem__(self, index: Any) -> Any:
-        self.extend(torch.backends.cuda.cuFFTPlanCache(each) for each in range(len(self), index + 1))
-        return super().__getitem__(index)
+        return torch.backends.cuda.cuFFTPlanCache(index)
 
 
 REPLACED.append(ReplacedItem(vars(torch.backends.cuda.cufft_plan_cache), "caches", lambda _: _PlanCaches()))

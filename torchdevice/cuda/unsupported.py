@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NoReturn
 
 from torchdevice.core import thread_state
@@ -55,8 +56,7 @@ for _name, _remedy, _family in _rows():
     if _path == "torch._C":
         supplied_function(_name, Fidelity.UNSUPPORTED, note=_remedy, native_to=_family)(_refuse)
     else:
-        # What lies in a module of memory is imported from there by the accelerator's module.
-        _imported = _path.endswith(".memory")
-        replaces(_found(_path), _attribute, native_to=_family, optional=True, by_value=_imported)(
-            without_original(_refuse)
-        )
+        _owner = _found(_path)
+        # Modules import functions by value; methods are found by their class.
+        _of_module = isinstance(_owner, ModuleType)
+        replaces(_owner, _attribute, native_to=_family, optional=True, by_value=_of_module)(without_original(_refuse))

@@ -17,7 +17,7 @@ from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.allocator.memory_blocks import Block
 from torchdevice.simulation.kernels import cpu_kernels, device_mismatch
 from torchdevice.simulation.native import building
-from torchdevice.simulation.native.memory import NativeDevice, devices
+from torchdevice.simulation.native.native_device import NativeDevice, devices
 
 _COPIES = ("aten::copy_", "aten::_to_copy")
 

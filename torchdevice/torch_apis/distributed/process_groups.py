@@ -26,6 +26,8 @@ _C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distribute
 _replaces = functools.partial(replaces, _C10D, native_to="cuda", by_value=True)
 _replaces("is_nccl_available")(lambda context, original: True)
 
+_NCCL_TIMEOUT = datetime.timedelta(minutes=10)  # `kProcessGroupNCCLDefaultTimeout` of ProcessGroupNCCL.hpp
+
 
 class _Asked(NamedTuple):
     """What the program asked for when it made a group.
@@ -123,8 +125,8 @@ def _get_backend_config(context: Context, original: Any, group: Any = None) -> s
 
 @_replaces("_get_default_timeout")
 def _get_default_timeout(context: Context, original: Any, backend: Any) -> datetime.timedelta:
-    """NCCL's time is not in builds without NCCL: ``kProcessGroupNCCLDefaultTimeout`` in ``ProcessGroupNCCL.hpp``."""
-    return datetime.timedelta(minutes=10) if backend == "nccl" else original(backend)
+    """Builds without NCCL lack its time-out."""
+    return _NCCL_TIMEOUT if backend == "nccl" else original(backend)
 
 
 @_replaces("split_group")
@@ -190,7 +192,7 @@ class ProcessGroupNCCL:
         from torchdevice.torch_apis.distributed import nccl_on_gloo
 
         given = options if isinstance(options, datetime.timedelta) else timeout
-        return nccl_on_gloo.create("nccl", store, rank, size, given or datetime.timedelta(minutes=10))
+        return nccl_on_gloo.create("nccl", store, rank, size, given or _NCCL_TIMEOUT)
 
 
 # For the functions of torch, and programs, that name the class where NCCL is available.
