@@ -6,6 +6,7 @@ of torch 2.15.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -92,11 +93,14 @@ def _clear_plan_cache(context: Context, func: Any, args: tuple[Any, ...], kwargs
     """Do nothing: there is no cache to clear."""
 
 
+_plan_cache = functools.cache(torch.backends.cuda.cuFFTPlanCache)  # which is an index, and two settings of the scope
+
+
 class _PlanCaches(list[Any]):
-    """The caches of all devices. Torch makes as many as the scope has devices that asks first, and so none is kept."""
+    """The caches of all devices. Torch makes as many as the scope has devices that asks first."""
 
     def __getitem__(self, index: Any) -> Any:
-        return torch.backends.cuda.cuFFTPlanCache(index)
+        return _plan_cache(index)
 
 
 REPLACED.append(ReplacedItem(vars(torch.backends.cuda.cufft_plan_cache), "caches", lambda _: _PlanCaches()))

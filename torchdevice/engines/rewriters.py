@@ -108,7 +108,23 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if context.runtime.shares_host_memory and moves.spells_host(context, args[0] if args else kwargs.get("type")):
         return moves.host_device(made.type, made.index)
     redirected = context.redirect(made, _ABOVE) if made.type == context.program else None
-    return made if redirected is None else context.shown(redirected)
+    if redirected is None:
+        return made
+    shown = context.shown(redirected)
+    # By a key that no device argument has: a tuple. A folded ordinal is reported each time.
+    if type(lone) is str and context.thread.redirects.get(made) is not None:
+        context.thread.redirects[args] = shown, str(made), str(shown)
+    return shown
+
+
+def made_before(context: Any, args: tuple[str]) -> torch.device | None:
+    """Return the device that ``torch.device`` made of this argument before, and count the call; None for none."""
+    known = context.thread.redirects.get(args)
+    if known is None:
+        return None
+    device, requested, done = known
+    context.journal.record(requested, done, Fidelity.EXACT, above=2)  # this function, and the constructor
+    return device
 
 
 def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

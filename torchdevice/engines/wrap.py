@@ -195,6 +195,10 @@ def _new_device(original: Call) -> Any:
         mode = _state.mode
         if mode is None or _stack_length() or is_torch_function_all_disabled():
             return original(cls, args, kwargs)  # the program's modes call the class again
+        if len(args) == 1 and args[0].__class__ is str and not kwargs:
+            device = rewriters.made_before(mode.context, args)
+            if device is not None:
+                return device
         return _ask(mode, cls, args, kwargs)
 
     return __new__

@@ -59,6 +59,7 @@ class Journal:
         self._max_entries = max_entries
         # Keyed by the id of the code object, whose own hash reads all of its bytecode. ``_codes`` keeps the ids valid.
         self._entries: dict[tuple[int | str, ...], Entry] = {}
+        self._of_program: dict[tuple[int | str, ...], Entry] = {}  # of calls that no library made
         self._codes: dict[int, CodeType] = {}
         self._distances: dict[tuple[int, int], int] = {}
 
@@ -76,6 +77,11 @@ class Journal:
         """
         above += 1
         frame = sys._getframe(above)
+        key: tuple[int | str, ...] = (id(frame.f_code), frame.f_lasti, requested, done)
+        entry = self._of_program.get(key)
+        if entry is not None:
+            entry.count += 1
+            return entry
         while True:
             kind = KINDS.get(frame.f_code.co_filename)
             if kind is None:
@@ -85,17 +91,17 @@ class Journal:
             above += 1
             frame = frame.f_back
         program: FrameType | None = frame if kind is PROGRAM else self._program_of(frame, above)
-        key: tuple[int | str, ...]
-        if program is frame or program is None:
-            key = (id(frame.f_code), frame.f_lasti, requested, done)
-        else:
-            key = (id(frame.f_code), frame.f_lasti, requested, done, id(program.f_code), program.f_lasti)
+        key = (id(frame.f_code), frame.f_lasti, requested, done)
+        if program is not frame and program is not None:
+            key = (*key, id(program.f_code), program.f_lasti)
         entry = self._entries.get(key)
         if entry is None:
             if len(self._entries) >= self._max_entries:
                 self.overflow += 1
                 return None
             entry = self._new(key, frame, program, Entry(site_of(program or frame), requested, done, fidelity))
+        if program is frame:
+            self._of_program[key] = entry
         entry.count += 1
         return entry
 
@@ -134,6 +140,7 @@ class Journal:
     def clear(self) -> None:
         """Forget everything: a forked process counts what it does itself."""
         self._entries.clear()
+        self._of_program.clear()
         self.findings.clear()
         self.overflow = 0
 
