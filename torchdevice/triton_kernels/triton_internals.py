@@ -1,4 +1,4 @@
-"""The private names of Triton that this folder uses, listed in ``triton_names.json``, and an error for other versions."""
+"""The private names of Triton that this folder uses, from ``triton_names.json``, and an error for other versions."""
 
 from __future__ import annotations
 
