@@ -29,7 +29,6 @@ torchdevice check src notebooks --target mps
 torchdevice check . --target mps --json              # a list of findings
 torchdevice check . --target mps --sarif=out.sarif   # SARIF 2.1.0, which code hosts take
 torchdevice check . --select operator,dtype --ignore device
-torchdevice doctor train.py                          # the same for the device that would be chosen
 ```
 
 Your code is parsed, not run or imported, and names are followed through imports and aliases to those of torch. The

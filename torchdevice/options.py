@@ -131,15 +131,8 @@ def _truth(text: str) -> bool:
 def _capability(value: Any) -> tuple[int, int]:
     numbers = isinstance(value, (tuple, list)) and len(value) == 2
     if not numbers or not all(is_number(n, least=0) for n in value):
-        raise ValueError(f"capability={value!r} is not a compute capability. Use a pair such as (8, 0).")
+        raise ValueError(f"capability={value!r} is not a compute capability. Use a pair such as (8, 0), in a text 8.0.")
     return value[0], value[1]
-
-
-def _parse_capability(text: str) -> tuple[int, ...]:
-    parts = text.split(".")
-    if len(parts) != 2 or not all(part.isdecimal() and part.isascii() for part in parts):
-        raise ValueError(f"{text!r} is not a compute capability. Use two numbers such as 8.0.")
-    return tuple(map(int, parts))
 
 
 def _memory(value: Any) -> int | None:
@@ -158,13 +151,6 @@ def _bytes(text: str) -> int:
     return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
 
 
-def _parse_properties(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError(f'{text!r} is not JSON. Use an object such as {{"name": "a GPU"}}.') from None
-
-
 def _verify(value: Any) -> bool | str | None:
     if value is None or isinstance(value, bool):
         return value or None
@@ -181,13 +167,6 @@ def _verify_sample(value: Any) -> float:
     return float(value)
 
 
-def _parse_fraction(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number. Use a fraction such as 0.1.") from None
-
-
 def _verify_only(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
@@ -197,13 +176,19 @@ def _verify_only(value: Any) -> tuple[str, ...] | None:
     return tuple(each.strip() for each in names) or None
 
 
-def _parse_number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{text!r} is not a number. Use a number of 1 or more.")
-    return int(text)
+def _literal(text: str) -> Any:
+    """Return the value that a text spells in JSON. Another text is left as it is, for the check to refuse."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 # ---- the record ------------------------------------------------------------------------------------------------------
+
+
+_OF_SIMULATED = ("memory", "races", "asynchronous", "compute")
+"""Options that need simulated devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +212,7 @@ class Options:
         "The number of accelerators that the program sees; a higher ordinal raises CUDA's 'invalid device ordinal'. "
         "Left out, the number of the target's devices, and a higher ordinal means device 0.",
         _devices,
-        parse=_parse_number,
+        parse=_literal,
     )
     identity: Literal["target", "program"] | None = _option(
         None,
@@ -262,20 +247,19 @@ class Options:
         (8, 0),
         "The CUDA compute capability that torch.cuda.get_device_capability() returns.",
         _capability,
-        parse=_parse_capability,
+        parse=lambda text: tuple(map(_literal, text.split("."))),
         show=lambda value: "{}.{}".format(*value),
     )
     memory: int | str | None = _option(
         None,
         "Memory of each simulated device, in bytes or as a text such as 8GiB. Left out, no limit.",
         _memory,
-        parse=_bytes,
     )
     properties: Mapping[str, Any] | None = _option(
         None,
         "Fields of torch.cuda.get_device_properties() and the values to return; on the command line a JSON object.",
         lambda value: None if value is None else device_properties.checked(value),
-        parse=_parse_properties,
+        parse=_literal,
         show=lambda value: json.dumps(value, default=str, sort_keys=True),
     )
     written_for: Family | Literal["any"] = _option(  # noqa: RUF009, as of the other options
@@ -322,7 +306,7 @@ class Options:
         1.0,
         "The fraction of the calls of each operator that verify looks at: 0.1 for every tenth, and the first.",
         _verify_sample,
-        parse=_parse_fraction,
+        parse=_literal,
     )
     verify_only: str | tuple[str, ...] | None = _option(
         None,
@@ -368,40 +352,27 @@ class Options:
         Raises:
             ValueError: An option that the call gave contradicts the target.
         """
-        of_simulated = {
-            "memory": "limits",
-            "races": "looks at the streams of",
-            "asynchronous": "is about",
-            "compute": "is about",
-        }
-        contradictions = {
-            **{
-                name: getattr(self, name) not in (None, False)
-                and not simulated
-                and f"{name}={getattr(self, name)!r} {does} simulated devices, and {self.target!r} is not one. Use a "
-                f"target such as 'simulated:cuda', or leave {name} out."
-                for name, does in of_simulated.items()
-            },
-            "identity": self.identity == "program"
-            and shares_host_memory
-            and f"identity={self.identity!r} needs a target whose tensors can be told from CPU tensors, and those of "
-            f"{self.target or 'cpu'!r} cannot. Use identity='target', or a simulated device such as "
-            f"target='simulated:cuda'.",
-            "devices": self.devices is not None
-            and names_count
-            and f"devices={self.devices!r} contradicts target={self.target!r}, which contains the number of devices. "
-            f"Leave devices out.",
-        }
-        for name in ("asynchronous", "verify"):
-            if simulated and self.compute == "meta" and getattr(self, name):
-                contradictions[name] = (
-                    f"{name}={getattr(self, name)!r} is about values, and there are none with compute='meta'. Leave "
-                    f"one of the two out."
+        found: dict[str, str] = {}
+        for name in _OF_SIMULATED:
+            if getattr(self, name) and not simulated:
+                found[name] = (
+                    f"needs a simulated device, and {self.target!r} is not one. Use a target such as 'simulated:cuda', "
+                    f"or leave {name} out."
                 )
-        said = {name: message for name, message in contradictions.items() if message}
-        for message in (message for name, message in said.items() if name not in self.implied):
-            raise ValueError(message)
-        left_out: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(self) if each.name in said}
+        for name in ("asynchronous", "verify"):
+            if getattr(self, name) and simulated and self.compute == "meta":
+                found[name] = "is about values, and there are none with compute='meta'. Leave one of the two out."
+        if self.identity == "program" and shares_host_memory:
+            found["identity"] = (
+                f"needs a target whose tensors can be told from CPU tensors, and those of {self.target or 'cpu'!r} "
+                f"cannot. Use identity='target', or a simulated device such as target='simulated:cuda'."
+            )
+        if self.devices is not None and names_count:
+            found["devices"] = f"contradicts target={self.target!r}, which contains the number. Leave devices out."
+        for name, why in found.items():
+            if name not in self.implied:
+                raise ValueError(f"{name}={getattr(self, name)!r} {why}")
+        left_out: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(self) if each.name in found}
         return dataclasses.replace(self, **left_out) if left_out else self
 
 

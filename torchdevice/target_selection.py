@@ -138,6 +138,13 @@ def target_names() -> tuple[str, ...]:
     return (*FAMILIES, "cpu", *dict.fromkeys([*registered(), *conventional]))
 
 
+def known_targets() -> tuple[str, ...]:
+    """Return the names of devices that can be targets, available here or not: real ones, and profiles and models."""
+    from torchdevice.simulation import profiles
+
+    return (*target_names(), *(f"{SIMULATED}:{each}" for each in (*profiles.PROFILES, *device_models.MODELS)))
+
+
 def _name_of(target: str | torch.device | None) -> str | None:
     return target.type if isinstance(target, torch.device) else target
 
@@ -182,15 +189,12 @@ _OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", 
 
 
 def _unknown(target: object, name: str) -> UnknownTargetError:
-    from torchdevice.simulation import profiles
-
-    simulated = (*profiles.PROFILES, *device_models.MODELS)
-    known = (*target_names(), *(f"{SIMULATED}:{each}" for each in simulated))
+    known = known_targets()
     lowered = name.strip().lower()
     lowered = _OTHER_NAMES.get(lowered, lowered)
     near = difflib.get_close_matches(lowered, known, n=1)
     found = device_models.TARGET.fullmatch(lowered)
-    exists = lowered in known or (found is not None and found[1] in (None, *simulated))
+    exists = lowered in known or (found is not None and f"{SIMULATED}:{found[1] or 'cuda'}" in known)
     return UnknownTargetError(target, known, lowered if exists else near[0] if near else None)
 
 

@@ -109,7 +109,7 @@ class TestRun:
         ("options", "message"),
         [
             (["--identity", "program", "--target", "cpu"], "identity='program' needs a target whose tensors"),
-            (["--memory", "8GiB", "--target", "cpu"], "memory=8589934592 limits simulated devices"),
+            (["--memory", "8GiB", "--target", "cpu"], "memory=8589934592 needs a simulated device"),
             (["--target", "simulated:cuda:2", "--devices", "3"], "devices=3 contradicts target='simulated:cuda:2'"),
             (["--target", "abacus"], "'abacus' is not a target"),
         ],
@@ -178,7 +178,7 @@ class TestActivation:
             ("1 / 0", {}, "ZeroDivisionError: division by zero."),
             (None, {"TORCHDEVICE_DEVICES": "many"}, "ValueError: TORCHDEVICE_DEVICES='many': 'many' is not a number"),
             (None, {"TORCHDEVICE_TARGET": "abacus"}, "UnknownTargetError: 'abacus' is not a target."),
-            (None, {"TORCHDEVICE_TARGET": "cpu", "TORCHDEVICE_MEMORY": "1G"}, "ValueError: memory=1073741824 limits"),
+            (None, {"TORCHDEVICE_TARGET": "cpu", "TORCHDEVICE_MEMORY": "1G"}, "ValueError: memory=1073741824 needs"),
             (None, {"TORCHDEVICE_LOG": "loud"}, "ValueError: TORCHDEVICE_LOG='loud' is not a level."),
         ],
     )

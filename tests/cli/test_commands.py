@@ -15,9 +15,10 @@ import torch
 from conftest import run_command, run_python
 
 import torchdevice
+from torchdevice.check import Target
 from torchdevice.cli import diagnostics, main, programs, run
 
-COMMANDS = ("run", "check", "doctor", "report", "devices", "coverage")
+COMMANDS = ("run", "check", "doctor", "report")
 
 MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
 
@@ -309,6 +310,12 @@ class TestDoctor:
         assert result.stderr == ""
         assert "TORCHDEVICE_TARGET says so" in run_command("doctor", TORCHDEVICE_TARGET="cpu").stdout
 
+    def test_it_lists_the_targets(self) -> None:
+        (listed,) = findings(TORCHDEVICE="1")[1]["targets"]
+        named = listed["said"].removeprefix("--target takes ").split(", ")
+        assert {"cpu", "cuda", "mps", "simulated:mps", "simulated:t4"} <= set(named)
+        assert [Target.named(each).name for each in named] == named
+
     def test_data_and_variables(self) -> None:
         code, subjects = findings(TORCHDEVICE_DEVICES="many", TORCHDEVICE_TRAGET="cpu", TORCHDEVICE_LOG="loud")
         said = [(each["status"], each["said"], each["remedy"]) for each in subjects["variables"]]
@@ -498,10 +505,9 @@ class TestExaminations:
         assert seen == [torch.float32, torch.bfloat16, torch.bfloat16]
 
     @pytest.mark.parametrize("width", [20, 80, 200])
-    @pytest.mark.parametrize("command", [("doctor", "--target", "mps"), ("devices",), ("coverage", "nvtx")])
-    def test_no_word_is_cut_in_two(self, command: tuple[str, ...], width: int) -> None:
-        narrow = run_command(*command, COLUMNS=str(width)).stdout
-        whole = run_command(*command, COLUMNS="500").stdout
+    def test_no_word_is_cut_in_two(self, width: int) -> None:
+        narrow = run_command("doctor", "--target", "mps", COLUMNS=str(width)).stdout
+        whole = run_command("doctor", "--target", "mps", COLUMNS="500").stdout
         still = {"GiB", "times"}  # figures of the moment stand beside these
         assert [word for word in whole.split() if word.isalpha() and word not in still] == [
             word for word in narrow.split() if word.isalpha() and word not in still
@@ -510,30 +516,6 @@ class TestExaminations:
 
 
 # ---- the other commands ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled(4, of="commands")
-def test_devices() -> None:
-    rows = {row["target"]: row for row in json.loads(run_command("devices", "--json").stdout)}
-    assert rows["cpu"]["available"] and rows["simulated:mps"]["available"] and "cuda" in rows
-    lines = run_command("devices", TORCHDEVICE="1", COLUMNS="200").stdout.splitlines()
-    assert len(lines) == len(rows) and any(line.startswith("cpu ") and " available " in line for line in lines)
-
-
-@pytest.mark.sampled(4, of="commands")
-def test_coverage() -> None:
-    rows = json.loads(run_command("coverage", "torch.cuda.mem", "--json", "--target", "cpu").stdout)
-    kinds = {row["name"]: row["fidelity"] for row in rows}
-    assert kinds["torch.cuda.memory_allocated"] == "approximate" and kinds["torch.cuda.MemPool"] == "unsupported"
-    simulated = json.loads(run_command("coverage", "memory_allocated", "--json", "--target", "simulated").stdout)
-    assert {row["fidelity"] for row in simulated} == {"exact"}
-    only = run_command("coverage", "--fidelity", "unsupported").stdout.splitlines()
-    assert len(only) > 10 and all("  unsupported  " in line for line in only)
-    assert any(
-        line.startswith("torch.cuda ") and "exact" in line for line in run_command("coverage").stdout.splitlines()
-    )
-    nothing = run_command("coverage", "memory_alocated")
-    assert nothing.returncode == 2 and "did you mean 'memory_allocated'" in nothing.stderr
 
 
 @pytest.mark.sampled(4, of="commands")

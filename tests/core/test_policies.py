@@ -73,8 +73,8 @@ class TestProperties:
         ("variable", "value", "message"),
         [
             ("TORCHDEVICE_CAPABILITY", "nine", "is not a compute capability"),
-            ("TORCHDEVICE_PROPERTIES", "{", "is not JSON"),
-            pytest.param("TORCHDEVICE_PROPERTIES", '{"name": ' + "[" * 100_000, "is not JSON", id="nested"),
+            ("TORCHDEVICE_PROPERTIES", "{", "is not a mapping"),
+            pytest.param("TORCHDEVICE_PROPERTIES", '{"name": ' + "[" * 100_000, "is not a mapping", id="nested"),
             ("TORCHDEVICE_PROPERTIES", '{"name": {"a": 1}}', "is not of type str"),
             ("TORCHDEVICE_MEMORY", "much", "is not a size"),
         ],

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch._dynamo  # torch imports it in the middle of some first call, and so keeps the frames of that call
 from torch.cuda import _memory_viz
-from torch.utils.viz import _cycles
 
 import torchdevice
 from torchdevice.cuda import allocation_stacks
@@ -91,20 +90,6 @@ def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) ->
         assert any(frame["name"] == "_allocate" for frame in block["frames"])
         assert torch._C._cuda_allocationTraceback(tensor.untyped_storage().data_ptr()) == block["frames"]
     assert torch._C._cuda_allocationTraceback(1) is None
-
-
-def test_torchs_view_of_cycles_finds_the_lines_that_allocated(recording: torchdevice.Scope, target: str) -> None:
-    kept = _allocate(2)
-    lines_of = _cycles.cuda_allocation_context()
-    if target == "cpu":  # tensors are the CPU's, which the view leaves out
-        assert lines_of(kept[0]) is None
-        return
-    for tensor in kept:
-        assert "_allocate" in lines_of(tensor) and __file__ in lines_of(tensor[1:])
-    assert lines_of("no tensor") is None and lines_of(torch.ones(1)) is None
-    cycle: list[Any] = [kept[0]]
-    cycle.append(cycle)
-    assert "_allocate" in _cycles.to_html(_cycles.create_graph([cycle, kept[0]]))
 
 
 def test_the_history_has_stacks_of_torchscript(cuda: torchdevice.Scope) -> None:

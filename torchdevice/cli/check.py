@@ -10,8 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchdevice.cli.parsing import did_you_mean
+from torchdevice.cli.parsing import add_command, did_you_mean
 from torchdevice.cli.progress import track
+from torchdevice.cli.reports import output_file
 from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation import styled_text
 from torchdevice.foundation.environment import switched_off
@@ -35,24 +36,12 @@ examples:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    parser = commands.add_parser(
-        "check",
-        help="report what will differ on a target, from the source alone",
-        description="Report, line by line, what will differ on the target. Your code is parsed, not run.",
-        epilog=_EXAMPLES,
-    )
+    what = "Report, line by line, what will differ on a target. Your code is parsed, not run."
+    parser = add_command(commands, "check", what, _EXAMPLES, lambda options: _check(parser, options))
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks, and folders of them")
     parser.add_argument("--rules", action="store_true", help="list the rules")
     parser.add_argument("--write-baseline", action="store_true", help="write what is found to the baseline")
-    add_flags(parser, "cpu")
-    parser.set_defaults(action=lambda options: _check(parser, options))
-
-
-def add_flags(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Add the flags that say what is looked for, and how it is shown."""
-    said = f"default: {default}" if default else "left out, the one that would be chosen"
-    parser.add_argument("--target", help=f"mps, cpu, cuda, simulated:mps and such; {said}")
-    parser.set_defaults(default_target=default, write_baseline=False)
+    parser.add_argument("--target", help="mps, cpu, cuda, simulated:mps and such; default: cpu")
     parser.add_argument("--all", action="store_true", help="also show what runs as it is, and what is approximate")
     parser.add_argument("--baseline", metavar="FILE", help="leave out what this file says is known")
     for flag, said in (("--select", "apply only these rules"), ("--ignore", "do not apply these rules")):
@@ -63,15 +52,9 @@ def add_flags(parser: argparse.ArgumentParser, default: str | None) -> None:
         nargs="?",
         const=True,  # a text would be checked as a path
         metavar="FILE",
-        type=_sarif_file,
+        type=output_file(".sarif", ".json"),
         help="print SARIF 2.1.0, which code hosts take; with =FILE write it to a file",
     )
-
-
-def _sarif_file(path: str) -> str:
-    if not path.endswith((".sarif", ".json")):
-        raise argparse.ArgumentTypeError(f"{path!r} is neither FILE.sarif nor FILE.json")
-    return path
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -97,7 +80,7 @@ def check(paths: Sequence[str], options: argparse.Namespace) -> int:
 
     with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
         project = configuration.of_project(Path.cwd())
-        options.target = options.target or project.target or options.default_target
+        options.target = options.target or project.target or "cpu"
         target, rules = Target.named(options.target), _chosen_rules(options, project)
         files = [file for file in sources.found(paths) if not project.excludes(file)]
         findings = [
@@ -146,16 +129,11 @@ def _show(findings: list[Finding], shown: list[Finding], files: int, options: ar
         from torchdevice.check import sarif
 
         document = json.dumps(sarif.document(shown), indent=1)
-        _write(document, options.sarif)
+        if isinstance(options.sarif, str):
+            Path(options.sarif).write_text(document, encoding="utf-8")
+        else:
+            print(document)
     else:
         from torchdevice.check import listing
 
         styled_text.show(listing.rendered(findings, shown, files, options.target))
-
-
-def _write(document: str, file: str | bool) -> None:
-    if not isinstance(file, str):
-        print(document)
-        return
-    with open(file, "w", encoding="utf-8") as stream:
-        stream.write(document)

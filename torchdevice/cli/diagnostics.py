@@ -69,6 +69,10 @@ def _device(target: str | None) -> list[Finding]:
     return [Finding("device", "ok", said)]
 
 
+def _targets() -> list[Finding]:
+    return [Finding("targets", "ok", f"--target takes {', '.join(target_selection.known_targets())}")]
+
+
 def _build() -> list[Finding]:
     version = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if version and (int(version[1]), int(version[2])) < (2, 10):
@@ -230,6 +234,7 @@ def _unknown(name: str, known: set[str]) -> Finding:
 
 
 _EXAMINATIONS: tuple[Callable[[], list[Finding]], ...] = (
+    _targets,
     _build,
     _memory,
     _speed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from torchdevice.cli.parsing import add_command
 from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation.environment import switched_off
 
@@ -18,11 +19,10 @@ examples:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    what = "Build or remove the kernels of simulated devices in C++."
-    help = what[0].lower() + what[1:-1]
-    parser = commands.add_parser("native", help=help, description=what, epilog=_EXAMPLES)
+    parser = add_command(
+        commands, "native", "Build or remove the kernels of simulated devices in C++.", _EXAMPLES, _native
+    )
     parser.add_argument("step", choices=("build", "clean"), help="what to do")
-    parser.set_defaults(action=_native)
 
 
 def _native(options: argparse.Namespace) -> int:

@@ -46,6 +46,22 @@ class CommandParser(argparse.ArgumentParser):
         super().error(message)
 
 
+def add_command(commands: Any, name: str, description: str, epilog: str, action: Callable[[Any], int]) -> CommandParser:
+    """Add a command to a command line.
+
+    Args:
+        commands: The commands of the command line.
+        name: The command.
+        description: What it does, in sentences. The list of commands shows the first one.
+        epilog: What its help says last.
+        action: Runs it with what was parsed, and returns the exit status.
+    """
+    help = (description[0].lower() + description[1:]).partition(". ")[0].rstrip(".")
+    parser: CommandParser = commands.add_parser(name, help=help, description=description, epilog=epilog)
+    parser.set_defaults(action=action)
+    return parser
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``" (did you mean ...?)"`` for a word that resembles a known one, else ``""``."""
     names = {name.lower(): name for name in known}

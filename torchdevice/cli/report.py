@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torchdevice.cli.parsing import add_command
 from torchdevice.cli.usage_errors import refusals
 
 _EXAMPLES = """examples:
@@ -16,16 +17,11 @@ _EXAMPLES = """examples:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    parser = commands.add_parser(
-        "report",
-        help="show what 'run --report=FILE.json' wrote",
-        description="Show what 'torchdevice run --report=FILE.json' wrote; several files as one report.",
-        epilog=_EXAMPLES,
-    )
+    what = "Show what 'torchdevice run --report=FILE.json' wrote; several files as one report."
+    parser = add_command(commands, "report", what, _EXAMPLES, _report)
     parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that 'run --report=FILE.json' wrote")
     parser.add_argument("--html", metavar="FILE", help="write one page instead of printing")
     parser.add_argument("--json", metavar="FILE", help="write data instead of printing")
-    parser.set_defaults(action=_report)
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,18 +17,21 @@ if TYPE_CHECKING:
     from torchdevice.report import Report
 
 
-def report_file(path: str) -> str:
-    """Return a path that a report can be written to.
+def output_file(*endings: str) -> Callable[[str], str]:
+    """Return what argparse calls for the name of a file that is to be written, and that has one of two endings."""
 
-    Raises:
-        argparse.ArgumentTypeError: It cannot.
-    """
-    if not path.endswith((".html", ".json")):
-        raise argparse.ArgumentTypeError(f"{path!r} is neither FILE.html nor FILE.json")
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise argparse.ArgumentTypeError(f"{path!r}: there is no folder {folder!r}")
-    return os.path.abspath(path)
+    def checked(path: str) -> str:
+        if not path.endswith(endings):
+            raise argparse.ArgumentTypeError(f"{path!r} is neither FILE{' nor FILE'.join(endings)}")
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder):
+            raise argparse.ArgumentTypeError(f"{path!r}: there is no folder {folder!r}")
+        return os.path.abspath(path)
+
+    return checked
+
+
+report_file = output_file(".html", ".json")
 
 
 def show_report(file: str | bool, report: Report) -> None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdevice import options as _options
 from torchdevice.cli import programs, ranks
-from torchdevice.cli.parsing import CommandParser
+from torchdevice.cli.parsing import CommandParser, add_command
 from torchdevice.cli.programs import Program
 from torchdevice.cli.reports import report_file, show_report, show_verified
 from torchdevice.cli.usage_errors import refusals
@@ -60,13 +60,9 @@ examples:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    parser = commands.add_parser(
-        "run",
-        help="run a Python program in a scope",
-        description="Run a program as python runs it, in a scope: what it asks of CUDA is done by another device.",
-        usage=_USAGE,
-        epilog=_EXAMPLES,
-    )
+    what = "Run a program as python runs it, in a scope: what it asks of CUDA is done by another device."
+    parser = add_command(commands, "run", what, _EXAMPLES, lambda options: _run(parser, options))
+    parser.usage = _USAGE
     actions = []
     _options.add_flags(lambda *names, **more: actions.append(parser.add_argument(*names, **more)))
     parser.add_argument(
@@ -81,7 +77,6 @@ def add(commands: Any) -> None:
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
     with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
     parser.split = functools.partial(_split, with_value)
-    parser.set_defaults(action=functools.partial(_run, parser))
 
 
 def _split(with_value: set[str], words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -10,21 +10,14 @@ from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import given_to, is_written
 
 _FACTS = {name: frozenset(operators) for name, operators in data_files.read(__file__, "operator_facts.json").items()}
+"""Lists of operators.
 
-_UNSEEN = _FACTS["unseen"]
-"""Operators whose call does something that must not be done twice, or that have no result to compare."""
-
-_WITHOUT_VALUES = _FACTS["without_values"]
-"""Operators whose results have no values yet."""
-
-_BY_BITS = _FACTS["by_bits"]
-"""Operators whose result depends on the dtype itself, so that float64 is no reference."""
-
-_CHOOSING = _FACTS["choosing"]
-"""Operators that return the indices of elements along a dimension; which one of equal elements is free."""
-
-_ROUNDING = _FACTS["rounding"]
-"""Operators that no rounding of their inputs excuses: they compute nothing that they would have to round."""
+    unseen: Their call does something that must not be done twice, or has no result to compare.
+    without_values: Their results have no values yet.
+    by_bits: The result depends on the dtype itself, so that float64 is no reference.
+    choosing: They return the indices of elements along a dimension; which one of equal elements is free.
+    rounding: No rounding of their inputs excuses them: they compute nothing that they would have to round.
+"""
 
 
 class Operator:
@@ -53,12 +46,12 @@ class Operator:
         self.op = op
         self.name = op.name()
         self.is_view = bool(op.is_view)
-        self.has_values = base not in _WITHOUT_VALUES
+        self.has_values = base not in _FACTS["without_values"]
         self.is_random = torch.Tag.nondeterministic_seeded in op.tags
         self.is_pointwise = torch.Tag.pointwise in op.tags
-        self.rounds_only = base in _ROUNDING or plain in _ROUNDING
-        self.chooses = base in _CHOOSING
-        self.has_wide = base not in _BY_BITS
+        self.rounds_only = not _FACTS["rounding"].isdisjoint((base, plain))
+        self.chooses = base in _FACTS["choosing"]
+        self.has_wide = base not in _FACTS["by_bits"]
         self.written = [each.name for each in filter(is_written, schema.arguments)]
         self.made = [each.alias_info is None for each in schema.returns]
 
@@ -92,7 +85,7 @@ def looked_at(op: Any, only: tuple[str, ...] | None) -> Operator | None:
     if only is not None:
         names = {base, op._schema.name, op.name(), op.name().removeprefix("aten::")}
         return Operator(op) if names.intersection(only) else None
-    if op.namespace != "aten" or base in _UNSEEN or torch.Tag.inplace_view in op.tags:
+    if op.namespace != "aten" or base in _FACTS["unseen"] or torch.Tag.inplace_view in op.tags:
         return None
     return Operator(op)
 

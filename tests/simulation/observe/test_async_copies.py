@@ -182,7 +182,7 @@ def test_the_end_of_a_scope_finishes_copies() -> None:
 def test_the_ways_in(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="asynchronous='yes' is not a bool"):
         torchdevice.simulate(asynchronous="yes")
-    with pytest.raises(ValueError, match="asynchronous=True is about simulated devices, and 'cpu' is not one"):
+    with pytest.raises(ValueError, match="asynchronous=True needs a simulated device, and 'cpu' is not one"):
         torchdevice.portable("cpu", asynchronous=True).__enter__()
     program = """
     import torch

@@ -233,7 +233,7 @@ def test_memory_comes_back() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "cpu", "compute": "meta"}, "compute='meta' is about simulated devices"),
+        ({"target": "cpu", "compute": "meta"}, "compute='meta' needs a simulated device"),
         ({"target": "simulated:cuda", "compute": "fake"}, "compute='fake' is not known. Use 'meta', or leave"),
         ({"target": "simulated:cuda", "compute": "meta", "asynchronous": True}, "asynchronous=True is about values"),
         ({"target": "simulated:cuda", "compute": "meta", "verify": True}, "verify=True is about values"),

@@ -359,7 +359,7 @@ def test_programs_without_races(cuda: torchdevice.Scope) -> None:
 def test_the_ways_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="races='no' is not known"):
         torchdevice.simulate(races="no")
-    with pytest.raises(ValueError, match="races='warn' looks at the streams of simulated devices"):
+    with pytest.raises(ValueError, match="races='warn' needs a simulated device"):
         torchdevice.portable("cpu", races="warn").__enter__()
     monkeypatch.setenv("TORCHDEVICE_RACES", "error")
     with torchdevice.portable("cpu") as scope:
