@@ -894,19 +894,6 @@ def test_an_interrupt_comes_while_somebody_is_told_of_a_segment(text: str, at: i
     assert_consistent(device, held)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_block_is_freed_once_though_a_storage_and_a_checkpoint_free_it(at_once: bool) -> None:
-    device = Device(0)
-    first, second = device.allocate(MIB), device.allocate(MIB)
-    device.freed.append(first)
-    if not at_once:
-        device.host_waited()
-    device.freed.append(first)
-    third, fourth = device.allocate(MIB), device.allocate(MIB)
-    assert len({block.address for block in (second, third, fourth)}) == 3
-    assert device.figures().allocated == 3 * MIB and device.statistics()["allocation"]["all"].current == 3
-
-
 def test_a_child_that_is_forked_in_the_middle_of_a_change_begins_anew() -> None:
     device = Device(0)
     held = [device.allocate(MIB), device.allocate(3 * MIB)]

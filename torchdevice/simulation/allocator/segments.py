@@ -29,7 +29,6 @@ class Segments:
 
     Attributes:
         heads: Address -> the first block of each segment.
-        uncached: The bytes that tensors have from the driver directly.
         first: The address at which the first segment begins.
         end: The address at which the next one does.
     """

@@ -11,7 +11,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -274,43 +274,22 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return with_bits(on_device(memory_of(tensor).clone(), index), tensor)
 
 
-def owners_of(on: Device, *, with_block: bool = True) -> list[StorageRef]:
-    """Return the storages of a device that have a block, or those that have none."""
+def owners_of(on: Device) -> list[StorageRef]:
+    """Return the storages of a device that have a block."""
     on.release_ended()
     found = []
     for owner in [each for each in list(_owners.values()) if each.on is on]:
         if owner() is None:
             # The weak reference is dead, and its callback was lost.
             owner.release()  # an interrupt came into the first attempt
-        elif (owner.block is not None) is with_block:  # the keyword chooses which of both
+        elif owner.block is not None:
             found.append(owner)
     return found
 
 
 def blocks(on: Device) -> dict[memory_blocks.Block, int]:
     """Return the blocks of a device that are in use, with the address of the values of each."""
-    of_storages = {owner.block: owner.address for owner in owners_of(on) if owner.block is not None}
-    return (
-        of_storages | dict(on.held.values()) | {each.block: address for address, each in raw.items() if each.on is on}
-    )
-
-
-class Raw(NamedTuple):
-    """A block in use that no storage has.
-
-    Attributes:
-        on: The memory of its device.
-        block: The block.
-        memory: The CPU tensor with its values; None where there are none.
-    """
-
-    on: Device
-    block: memory_blocks.Block
-    memory: torch.Tensor | None = None
-
-
-raw: dict[int, Raw] = {}
-"""Address of the values -> a block in use that no storage has."""
+    return {owner.block: owner.address for owner in owners_of(on) if owner.block is not None} | dict(on.held.values())
 
 
 def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
@@ -497,22 +476,6 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     owner.tensor, owner.view, owner.viewer = memory, memory, 0
     _own(owner, address or emptied, block)
     return old, address
-
-
-def take_memory_at(storage: Any, index: int, address: int) -> None:
-    """Register a storage that the program built from a raw pointer into a graph's storage or a raw allocation.
-
-    A pointer into the memory of a tensor needs no entry: kernels find the tensor's storage by the address.
-    """
-    device(index).release_ended()
-    known = _owners.get(address)
-    if known is None and address in raw:
-        memory = raw[address].memory
-    else:
-        # A storage with a block is a tensor's, and stays its own.
-        memory = known.tensor if known is not None and known.block is None else None
-    if memory is not None:
-        _own(_reference(storage, device(index), memory), address, None)
 
 
 def has_no_values(storage: Any) -> bool:
