@@ -766,7 +766,7 @@ class TestStatistics:
         part.add(512, 1)
         part.suspend(512)
         part.add(1024, 1)
-        part.resume(512)
+        part.suspend(-512, -1)
         part.remove(512, 1)
         for figures in (part, whole):
             assert figures.active("allocated", "pending", "peak_active") == Stat(1024, 1536, 1536, 512)
@@ -788,7 +788,7 @@ class TestStatistics:
         figures.forget_totals()
         assert figures.stat("allocated") == Stat(512, 1536, 0, 0)
         assert figures.active("allocated", "pending", "peak_active") == Stat(1024, 1536, 0, 0)
-        figures.resume(512)
+        figures.suspend(-512, -1)
         figures.remove(512, 100)
         figures.add(2048, 7)
         assert figures.stat("requested") == Stat(107, 300, 7, 100)

@@ -270,10 +270,10 @@ class Blocks:
             found = self._new(pool, size, wanted, limits)
         if found is None:
             self.release_cached()
-            self.statistics.count("num_alloc_retries")
+            self.statistics.numbers["num_alloc_retries"] += 1
             found = self._new(pool, size, wanted, limits)
         if found is None:
-            self.statistics.count("num_ooms")
+            self.statistics.numbers["num_ooms"] += 1
             total = limits.total or 0
             error = self._error(wanted, self.statistics.whole.allocated, total, limits.allowed or total)
             # An expected error: no recovery is needed after it.
@@ -293,7 +293,7 @@ class Blocks:
 
     def release_cached(self) -> None:
         """Wait for the device, and return the segments without a block in use to the driver."""
-        self.statistics.count("num_sync_all_streams")
+        self.statistics.numbers["num_sync_all_streams"] += 1
         self.host_waited()
         cache_release.release_all(self.segments, self.pools.unused(), self.settings)
 
@@ -341,7 +341,7 @@ class Blocks:
         pending, self.pending = self.pending, []
         for block in pending:
             block.uses = None
-            block.pool.figures.resume(block.size)
+            block.pool.figures.suspend(-block.size, -1)
             self.free(block)
 
     def free(self, block: Block) -> None:

@@ -284,7 +284,7 @@ class Device:
     def refusal(self, requested: int, total: int) -> str:
         """Count a request that this machine's memory cannot serve, and return the text of CUDA's error."""
         blocks = self._blocks
-        blocks.statistics.count("num_ooms")
+        blocks.statistics.numbers["num_ooms"] += 1
         # CUDA refuses such a request before it computes a size, with another text.
         if requested >= out_of_memory.EXBIBYTE:
             return out_of_memory.OF_EXBIBYTES
@@ -296,13 +296,13 @@ class Device:
 _in_use: dict[int, weakref.ref[Device]] = {}
 """Number -> device, of all machines: each device has addresses of its own."""
 
-_numbering = threading.RLock()
+_lock = forks.lock(globals())
 
 
 def _take_number(device: Device) -> int:
     """Return the least number that no living device has."""
     # On one line: see `changing`.
-    with _numbering: return _numbered(device)  # noqa: E701  # fmt: skip
+    with _lock: return _numbered(device)  # noqa: E701  # fmt: skip
 
 
 def _numbered(device: Device) -> int:
@@ -312,8 +312,6 @@ def _numbered(device: Device) -> int:
 
 
 def _begin_in_child() -> None:
-    global _numbering
-    _numbering = threading.RLock()
     for each in filter(None, [known() for known in _in_use.values()]):
         each.begin_in_child()
 

@@ -204,7 +204,7 @@ def forget(observer: object, on: Machine) -> None:
     on.observers[:] = [each for each in on.observers if each is not observer]
 
 
-def _found(storage: Any, dtype: torch.dtype = torch.uint8) -> StorageRef | None:
+def owner_of(storage: Any, dtype: torch.dtype = torch.uint8) -> StorageRef | None:
     """Return the reference to a storage, also to one that C++ made; None where it has no memory of a device."""
     owner = _owners.get(storage.data_ptr())
     known = native.known(storage._cdata, dtype) if owner is None and native is not None else None
@@ -240,25 +240,20 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     index = tensor.get_device()
     # A negative index is the CPU's; sparse and quantized tensors have no single storage.
     plain = index >= 0 and tensor.layout is torch.strided
-    owner = _found(tensor.untyped_storage()) if plain else None
+    owner = owner_of(tensor.untyped_storage()) if plain else None
     if owner is None or owner.on.index != index or isinstance(owner, MetaRef):
         return tensor.detach()
-    storage = _twin_storage(owner)
+    known = _twins.get(owner.address)
+    storage: Any = known() if known is not None else None
+    if storage is None:
+        storage = on_device(owner.tensor, index).untyped_storage()
+        new = _twins[owner.address] = _reference(storage, owner.on, owner.tensor, AliasRef)
+        new.address = owner.address
     # The twin is an inference tensor where the tensor is one.
     with torch.inference_mode(tensor.is_inference()):
         other = on_device(torch.empty(0, dtype=tensor.dtype, device="cpu"), index)
         other = set_storage(other, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     return with_bits(other, tensor)
-
-
-def _twin_storage(owner: StorageRef) -> Any:
-    known = _twins.get(owner.address)
-    storage = known() if known is not None else None
-    if storage is None:
-        storage = on_device(owner.tensor, owner.on.index).untyped_storage()
-        new = _twins[owner.address] = _reference(storage, owner.on, owner.tensor, AliasRef)
-        new.address = owner.address
-    return storage
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -297,11 +292,6 @@ def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
     return Block(index, address, block.size, block.requested, block.address)
 
 
-def owner_of(storage: Any) -> StorageRef | None:
-    """Return the reference to a storage; None where it has no memory of a device."""
-    return _found(storage)
-
-
 class _Meant(threading.local):
     """The device that C++ means where it names none: while it makes a sparse tensor, that of the tensor."""
 
@@ -337,7 +327,9 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     requested = result.nbytes
     if not requested:
         # Nothing to count, and no memory whose address could be looked up.
-        return on_device(_emptied(result) if result.is_meta else result, index)
+        if result.is_meta:
+            result = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="cpu")
+        return on_device(result, index)
     if result.is_meta:
         return _fresh_without_values(result, index)
     address = result.data_ptr()
@@ -373,10 +365,6 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     except BaseException:
         _free_unowned(on, block)
         raise
-
-
-def _emptied(meta: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device="cpu")
 
 
 def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
@@ -450,7 +438,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     device(index).release_ended()  # a storage that ended may have had this one's negative number
     emptied = -storage._cdata
     # An empty storage has the address 0.
-    owner = _found(storage) if storage.data_ptr() else _owners.get(emptied)
+    owner = owner_of(storage) if storage.data_ptr() else _owners.get(emptied)
     on = device(index) if owner is None else owner.on
     # Allocated first: if memory runs out, nothing has changed.
     block = on.allocate(memory.nbytes, stream(index)) if memory.nbytes else None
@@ -487,7 +475,7 @@ def has_no_values(storage: Any) -> bool:
 def forget_values(storage: Any) -> None:
     """Let a storage of the device have no values from now on."""
     address = storage.data_ptr()
-    owner = _found(storage)
+    owner = owner_of(storage)
     if owner is None or isinstance(owner, MetaRef):
         return
     new = _reference(storage, owner.on, _NOTHING, MetaRef)
@@ -522,7 +510,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
         if own.dtype is dtype and own.shape == shape and own.stride() == stride:
             return own
     else:
-        owner = _found(tensor.untyped_storage(), dtype)
+        owner = owner_of(tensor.untyped_storage(), dtype)
         if owner is None:  # a storage without memory
             return on_cpu(tensor)
     view = owner.view
@@ -563,22 +551,18 @@ def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
     :data:`CANNOT_GROW`.
     """
     tensor = without_disguise(tensor)
-    owner = _found(tensor.untyped_storage(), tensor.dtype)
+    owner = owner_of(tensor.untyped_storage(), tensor.dtype)
     if owner is None:
         # A tensor without memory gets memory of its own, which the caller gives to the storage.
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    _fix(owner)
+    # torch never resizes imported memory.
+    if owner.tensor.untyped_storage().resizable():
+        _import_again(owner)
     return _view(owner, tensor)
 
 
 CANNOT_GROW = "Trying to resize storage that is not resizable"
 """The beginning of torch's error for a resize of memory that cannot be resized."""
-
-
-def _fix(owner: StorageRef) -> None:
-    """Make the memory of a block impossible to resize, by a DLPack import: torch never resizes imported memory."""
-    if owner.tensor.untyped_storage().resizable():
-        _import_again(owner)
 
 
 def _import_again(owner: StorageRef) -> None:
