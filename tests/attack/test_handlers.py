@@ -409,7 +409,7 @@ def test_a_handler_while_a_compiler_has_suspended_the_scope(scope: None, engine:
             modes = torch.overrides._get_current_function_mode_stack()
             signal.raise_signal(NUMBER)
             assert torch.overrides._get_current_function_mode_stack() == modes
-            assert thread_state.current() is None and thread_state.state.compiling
+            assert thread_state.state.context is None and thread_state.state.compiling
     finally:
         signal.signal(NUMBER, before)
     assert visitor.came == 1 and visitor.errors == []

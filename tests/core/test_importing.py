@@ -25,7 +25,7 @@ NAME = "a_late_module"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     tmp_path.joinpath(f"{NAME}.py").write_text(
-        "from torchdevice.core import thread_state\nnumber, loader = 1, __loader__\ncontext = thread_state.current()\n"
+        "from torchdevice.core.thread_state import state\nnumber, loader = 1, __loader__\ncontext = state.context\n"
     )
     finders = list(sys.meta_path)
     yield tmp_path
@@ -76,7 +76,7 @@ def test_the_text_of_a_module_runs_in_the_scope_where_it_is_a_programs(sees_scop
         late = LateModules([WhenImported(NAME, patches, sees_scope=sees_scope)])
         late.install()
         try:
-            assert (importlib.import_module(NAME).context is thread_state.current()) is sees_scope
+            assert (importlib.import_module(NAME).context is thread_state.state.context) is sees_scope
         finally:
             late.remove()
 

@@ -17,11 +17,8 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import TORCHS_OWN
 from torchdevice.core.replacing import replaces
 from torchdevice.cuda import device_queries, memory, streams
-from torchdevice.devices.device_strings import ACCELERATORS
+from torchdevice.devices.runtime import device_of
 from torchdevice.foundation.fidelity import Fidelity
-
-_ACCELERATORS = {accelerator: torch.device(accelerator) for accelerator in ACCELERATORS}
-"""Made at import, where no mode rewrites them."""
 
 
 def _supplies(name: str, function: Callable[..., Any]) -> None:
@@ -35,7 +32,7 @@ def _supplies(name: str, function: Callable[..., Any]) -> None:
 
 def get_accelerator(context: Context, check: bool | None = None) -> torch.device:
     """Return the accelerator that the program is written for, as a device without an index."""
-    return _ACCELERATORS[context.program]
+    return device_of(context.program, None)
 
 
 def get_stream(context: Context, index: int) -> torch.Stream:

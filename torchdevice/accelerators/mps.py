@@ -196,22 +196,6 @@ def profiler_start_trace(context: Context, mode: str, wait_until_completed: bool
     """Do nothing: there are no OS signposts."""
 
 
-@supplied_function("_mps_profilerStopTrace", Fidelity.INERT, note="there are no OS signposts", native_to=_MPS)
-def profiler_stop_trace(context: Context) -> None:
-    """Do nothing: no trace was started."""
-
-
-@supplied_function(["_mps_isCaptureEnabled", "_mps_isCapturing"], native_to=_MPS)
-def is_capturing(context: Context) -> bool:
-    """Return False: there is no Metal to capture."""
-    return False
-
-
-@supplied_function("_mps_stopCapture", Fidelity.INERT, note="there is no Metal to capture", native_to=_MPS)
-def stop_capture(context: Context) -> None:
-    """Do nothing: no capture was started."""
-
-
 @replaces(torch.mps.Event, "__del__")
 def _delete_event(context: Context, original: Any, self: torch.mps.Event) -> None:
     release_event(context, vars(self).get("_Event__eventId", 0))

@@ -40,11 +40,6 @@ def synchronize(context: Context, index: int) -> None:
     context.runtime.synchronize(context.target_index(context.ordinal(Spelling(XPU, index))))
 
 
-@supplied_function("_xpu_getArchFlags", native_to=XPU)
-def get_arch_flags(context: Context) -> None:
-    """Return None: no code for a GPU was compiled."""
-
-
 supplied_value("torch.xpu.default_generators", native_to=XPU)(random.default_generators)
 
 _LIKE_CUDA = """

@@ -100,7 +100,7 @@ class _DynamoPatches(Late):
 
     def _make(self) -> list[Patch]:
         torch_internals.check("later", "torch._dynamo")
-        output_graph = sys.modules["torch._dynamo.output_graph"]
+        output_graph, tensor = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables.tensor.TensorVariable
         return [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
             replaced_function(output_graph.OutputGraph, "init_ambient_guards", _guard_by_key),
@@ -113,8 +113,7 @@ class _DynamoPatches(Late):
                 "create",
                 lambda original: staticmethod(per_context(original, _traced_autocast)),
             ),
-            replaced_function(torch._dynamo.variables.tensor.TensorVariable, "method_attr_device", _read_device),
-            replaced_function(torch._dynamo.variables.tensor.TensorVariable, "method_attr_is_cuda", _read_is_cuda),
+            *(replaced_function(tensor, name, _read) for name in ("method_attr_device", "method_attr_is_cuda")),
             replaced_function(
                 torch._dynamo.variables.torch_function.SymbolicTorchFunctionState,
                 "call_torch_function_mode",
@@ -221,20 +220,14 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
     return found
 
 
-def _read_device(context: Context, original: Any, self: Any, tx: Any) -> Any:
-    """Where compiled code reads ``x.device``: as the scope's tensors say it, which is a part of the code's key."""
+def _read(context: Context, original: Any, self: Any, tx: Any) -> Any:
+    """Where compiled code reads ``x.device`` or ``x.is_cuda``: as the scope's tensors say it, which the key covers."""
     device = self.device
     # A device of another type, or no identity of the program: torch's own answer.
     if device is None or context.shown_as is None or device.type != context.device_type:
         return original(self, tx)
-    return torch._dynamo.variables.VariableTracker.build(tx, context.shown(device))
-
-
-def _read_is_cuda(context: Context, original: Any, self: Any, tx: Any) -> Any:
-    device = self.device
-    if device is None or context.shown_as is None or device.type != context.device_type:
-        return original(self, tx)
-    return torch._dynamo.variables.VariableTracker.build(tx, context.shown_as == "cuda")
+    shown = context.shown(device) if original.__name__ == "method_attr_device" else context.shown_as == "cuda"
+    return torch._dynamo.variables.VariableTracker.build(tx, shown)
 
 
 def _call_higher_order(context: Context, original: Any, self: Any, tx: Any, fn: Any, types: Any, *call: Any) -> Any:

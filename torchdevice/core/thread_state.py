@@ -159,19 +159,14 @@ class _Lifted(NamedTuple):
         return self.position - (self.to_reach not in stacked_modes())
 
 
-def current() -> Context | None:
-    """Return the context that answers in this thread; None where torch answers for itself."""
-    return state.context
-
-
 def answering() -> Context | None:
     """Return the context that answers in this thread, or for whose program a compiler works meanwhile."""
     return innermost() if state.compiling else state.context
 
 
-def innermost() -> Context:
+def innermost() -> Any:
     """Return the context of this thread's innermost entry that has one, also while torch answers for itself."""
-    return next(entry.context for entry in reversed(state.entries) if entry.context is not None)
+    return next((entry.context for entry in reversed(state.entries) if entry.context is not None), None)
 
 
 def refuse(name: str, remedy: str) -> NoReturn:

@@ -120,21 +120,6 @@ def sleep(context: Context, cycles: int) -> None:
         time.sleep(cycles / sleeping.CYCLES_PER_SECOND)
 
 
-@supplied_function("_cuda_lock_mutex", Fidelity.INERT, note="there is no allocator to lock")
-def lock_mutex(context: Context) -> None:
-    """Do nothing: there is no allocator to lock."""
-
-
-@supplied_function("_cuda_unlock_mutex", Fidelity.INERT, note="there is no allocator to unlock")
-def unlock_mutex(context: Context) -> None:
-    """Do nothing: there is no allocator to unlock."""
-
-
-@supplied_function("_cuda_ipc_collect", Fidelity.INERT, note="no memory is shared by CUDA IPC")
-def ipc_collect(context: Context) -> None:
-    """Do nothing: no memory is shared by CUDA IPC."""
-
-
 def properties_of(context: Context, device: int) -> DeviceProperties:
     """Return the properties of the program's device with an ordinal.
 

@@ -24,8 +24,8 @@ from torchdevice.engines.error_texts import class_for_out_of_memory
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
-_KEYS: dict[str, list[str]] = data_files.read(__file__, "memory_stats.json")
-"""The keys of ``torch.cuda.memory_stats``, by the kind of their values."""
+KEYS: dict[str, Any] = data_files.read(__file__, "memory_stats.json")
+"""The keys of ``torch.cuda.memory_stats``, by the kind of their values, and the settings that a snapshot shows."""
 
 APPROXIMATE_FIGURES = {
     "cpu": (Fidelity.APPROXIMATE, "Figures of the process's heap. Counts of allocations are 0."),
@@ -78,12 +78,12 @@ def memory_stats(context: Context, device: int) -> dict[str, Any]:
     report(context, "torch.cuda.memory_stats")
     index = _target_index(context, device)
     memory = context.runtime.memory(index)
-    stats: dict[str, Any] = {name: {pool: _zeros() for pool in _KEYS["pools"]} for name in _KEYS["of pools"]}
+    stats: dict[str, Any] = {name: {pool: _zeros() for pool in KEYS["pools"]} for name in KEYS["of pools"]}
     allocated = _figures(memory.allocated, memory.peak_allocated)
     for name in ("active_bytes", "allocated_bytes", "requested_bytes"):
         stats[name]["all"] = dict(allocated)
     stats["reserved_bytes"]["all"] = _figures(memory.reserved, memory.peak_reserved)
-    stats.update({name: _zeros() for name in _KEYS["of the whole"]}, **dict.fromkeys(_KEYS["numbers"], 0))
+    stats.update({name: _zeros() for name in KEYS["of the whole"]}, **dict.fromkeys(KEYS["numbers"], 0))
     for name, kept in context.runtime.statistics(index).items():
         stats[name] = _shown(kept)
     return stats
@@ -105,30 +105,6 @@ def reset_peak_memory_stats(context: Context, device: int) -> None:
 def reset_accumulated_memory_stats(context: Context, device: int) -> None:
     """Set the sums of allocations to 0, where the target keeps such sums."""
     context.runtime.reset_accumulated_memory(_target_index(context, device))
-
-
-@supplied_function("_cuda_hostMemoryStats")
-def host_memory_stats(context: Context) -> dict[str, Any]:
-    """Return zeros: no page-locked host memory is allocated."""
-    names = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
-    times = {"total": 0, "max": 0, "min": 0, "count": 0, "avg": 0}
-    counters = {"num_host_alloc": 0, "num_host_free": 0}
-    return {
-        **{name: _zeros() for name in names},
-        **counters,
-        "host_alloc_time": dict(times),
-        "host_free_time": dict(times),
-    }
-
-
-@supplied_function("_cuda_resetPeakHostMemoryStats")
-def reset_peak_host_memory_stats(context: Context) -> None:
-    """Do nothing: the figures are always 0."""
-
-
-@supplied_function("_cuda_resetAccumulatedHostMemoryStats")
-def reset_accumulated_host_memory_stats(context: Context) -> None:
-    """Do nothing: the figures are always 0."""
 
 
 @supplied_function("_cuda_emptyCache")
@@ -173,12 +149,6 @@ def set_memory_fraction(context: Context, fraction: float | None, device: int) -
 def get_memory_fraction(context: Context, device: int) -> float:
     """Return the fraction that was set, or 1.0 if none was."""
     return context.settings.get((MEMORY_FRACTION, device), 1.0)
-
-
-@supplied_function("_cuda_getAllocatorBackend")
-def get_allocator_backend(context: Context) -> str:
-    """Return ``"native"``, the name of CUDA's default allocator."""
-    return "native"
 
 
 def total(context: Context, device: int) -> int:

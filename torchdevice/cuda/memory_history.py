@@ -16,7 +16,7 @@ from typing import Any
 
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
-from torchdevice.cuda import allocation_stacks
+from torchdevice.cuda import allocation_stacks, memory
 from torchdevice.cuda.allocation_stacks import Stack
 from torchdevice.devices.allocation_events import Block, Segment
 from torchdevice.foundation.fidelity import Fidelity
@@ -257,13 +257,7 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
         "device_traces": [] if others else history.traces(context.runtime.device_count()),
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-            "max_split_size": -1,
-            "garbage_collection_threshold": 0.0,
-            "expandable_segments": False,
-            "pinned_num_register_threads": 1,
-            "release_lock_on_cudamalloc": False,
-            "pinned_use_cuda_host_register": False,
-            "roundup_power2_divisions": {},
+            **memory.KEYS["settings of a snapshot"],
             **context.runtime.allocator_settings(),
         },
         "external_annotations": [],
@@ -291,12 +285,6 @@ def _segment(segment: Segment, history: History) -> dict[str, Any]:
 def allocation_traceback(context: Context, address: int) -> list[dict[str, Any]] | None:
     """Return the stack at the allocation of a block, or None if the block is not recorded."""
     return _history(context).frames(address)
-
-
-@supplied_function("_cuda_memoryMetadataSupported")
-def memory_metadata_supported(context: Context) -> bool:
-    """Return False: recorded events carry no labels."""
-    return False
 
 
 @supplied_function("_cuda_attach_out_of_memory_observer")

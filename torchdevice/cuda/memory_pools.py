@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -118,65 +118,33 @@ def release_pool(context: Context, device: int, mempool_id: PoolId) -> None:
     _pools(context, device).release_private(mempool_id)
 
 
-def _raw(context: Context, name: str, remedy: str) -> Any:
-    return context.runtime.raw_memory or thread_state.refuse(name, remedy)
-
-
-@supplied_function("_cuda_getCheckpointState", on=NO_POOLS)
-def get_checkpoint_state(context: Context, device: int, id: PoolId) -> object:
-    """Return which blocks of a pool are in use."""
-    memory = _raw(context, "torch._C._cuda_getCheckpointState", POOL)
-    return memory.checkpoint(context.target_index(device), id)
-
-
-@supplied_function("_cuda_setCheckpointPoolState", on=NO_POOLS)
-def set_checkpoint_pool_state(
-    context: Context,
-    device: int,
-    state: Any,
-    stale_storages: Collection[int],
-    storages_to_add_deleters_to: Collection[int] = (),
-) -> None:
-    """Use the blocks of a pool that were in use at a checkpoint, and no others."""
-    memory = _raw(context, "torch._C._cuda_setCheckpointPoolState", POOL)
-    memory.restore(context.target_index(device), state, stale_storages, storages_to_add_deleters_to)
-
-
-@supplied_function("_cuda_checkPoolLiveAllocations", on=NO_POOLS)
-def check_pool_live_allocations(
-    context: Context, device: int, mempool_id: PoolId, expected_live_allocations: Collection[int]
-) -> bool:
-    """Return whether the blocks of a pool that are in use have these addresses."""
-    memory = _raw(context, "torch._C._cuda_checkPoolLiveAllocations", POOL)
-    return memory.live(context.target_index(device), mempool_id) == set(expected_live_allocations)
-
-
 @supplied_function("_cuda_cudaCachingAllocator_raw_alloc", on=NO_ADDRESSES)
 def raw_alloc(context: Context, size: int, cuda_stream: int) -> int:
     """Return the address of new memory of this thread's current device."""
-    memory, device = _raw(context, "torch.cuda.caching_allocator_alloc", POINTER), context.thread.device_index
-    stream, _, _ = streams.get_stream_from_external(context, cuda_stream, device)
-    return memory.allocate(context.target_index(device), size, stream)
+    device = context.thread.device_index
+    if context.runtime.private_pools(context.target_index(device)) is None:
+        thread_state.refuse(f"torch.{context.program}.caching_allocator_alloc", POINTER)
+    before = streams.get_current_stream(context, device)
+    streams.set_stream(context, *streams.get_stream_from_external(context, cuda_stream, device))
+    try:
+        with torch._C.DisableTorchFunction():
+            place = torch.device(context.device_type, context.target_index(device))
+            memory = torch.empty(size, dtype=torch.uint8, device=place)
+    finally:
+        streams.set_stream(context, *before)
+    _raw[memory.data_ptr()] = memory
+    return memory.data_ptr()
 
 
 @supplied_function("_cuda_cudaCachingAllocator_raw_delete", on=NO_ADDRESSES)
 def raw_delete(context: Context, mem_ptr: int) -> None:
     """Free memory that was allocated by its address."""
-    memory = _raw(context, "torch.cuda.caching_allocator_delete", POINTER)
-    if mem_ptr and not memory.delete(mem_ptr):
+    if mem_ptr and _raw.pop(mem_ptr, None) is None:
         raise RuntimeError(f"invalid device pointer: {mem_ptr:#x}")  # CUDACachingAllocator.cpp
 
 
-@supplied_function("_construct_storage_from_data_pointer")
-def storage_at(context: Context, data_ptr: int, device: torch.device, size_bytes: int) -> Any:
-    """Return a storage with the memory at an address, as torch's trees of CUDA graphs make it."""
-    target, memory = context.redirect(device) or device, context.runtime.raw_memory
-    with thread_state.suspended():
-        original = torch._C._construct_storage_from_data_pointer
-        if memory is None or target.type != context.device_type:
-            return original(data_ptr, target, size_bytes)
-        return memory.storage_at(target.index or 0, original, data_ptr, size_bytes)
-
+_raw: dict[int, torch.Tensor] = {}
+"""Address -> the tensor that holds raw memory until the program deletes it, also after the scope."""
 
 _BY_VALUE = "_cuda_beginAllocateCurrentThreadToPool _cuda_beginAllocateToPool _cuda_endAllocateToPool _cuda_releasePool"
 

@@ -11,15 +11,6 @@ from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
-NCCL = 2 << 32 | 27 << 16 | 3
-"""NCCL 2.27.3 as ``_nccl_version`` packs it: major, minor and patch, the latter two in 16 bits each."""
-
-
-@supplied_function("_nccl_version", Fidelity.DECLARED)
-def nccl_version(context: Context) -> int:
-    """Return NCCL 2.27.3 as one packed number."""
-    return NCCL
-
 
 @supplied_function("_nccl_version_suffix", Fidelity.DECLARED)
 def nccl_version_suffix(context: Context) -> bytes:

@@ -62,11 +62,6 @@ for _name in ("CublasWorkspaceSize", "CublasLtWorkspaceSize"):
     _resets(_name)
 
 
-@supplied_function("_cuda_clearCublasWorkspaces", Fidelity.INERT, note="there are no cuBLAS workspaces")
-def clear_cublas_workspaces(context: Context) -> None:
-    """Do nothing: there are no cuBLAS workspaces."""
-
-
 _DEFAULT_PLAN_CACHE_SIZE = 4096
 """``CUFFT_DEFAULT_CACHE_SIZE`` of aten/src/ATen/native/cuda/CuFFTPlanCache.h."""
 

@@ -27,7 +27,7 @@ from torchdevice.cuda import device_queries
 from torchdevice.cuda.sleeping import busy_until
 from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling
-from torchdevice.devices.runtime import Mark
+from torchdevice.devices.runtime import Mark, device_of
 from torchdevice.devices.stream_order import Stream
 from torchdevice.lowlevel.pointers import Pointer
 
@@ -295,7 +295,7 @@ class EventStandIn(torch.Event):
     @property
     def device(self) -> torch.device | None:  # type: ignore[override]
         """The device that the event was recorded on, or None before it was recorded."""
-        return None if self._recorded_on is None else _cuda_device(self._recorded_on)
+        return None if self._recorded_on is None else device_of("cuda", self._recorded_on)
 
     @property
     def event_id(self) -> int:  # type: ignore[override]
@@ -403,11 +403,6 @@ def _identity_of(context: Context, stream: Any) -> Stream:
         index = context.thread.device_index
         return index, context.thread.streams.get(index, 0)
     return stream.device_index, stream.stream_id
-
-
-def _cuda_device(index: int) -> torch.device:
-    with torch._C.DisableTorchFunction():
-        return torch.device("cuda", index)
 
 
 def new_stream(

@@ -119,7 +119,6 @@ class Runtime(abc.ABC):
         refusing_key: The dispatch key under which operators of ``backward`` are looked at for refusals; None for none.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
-        raw_memory: What allocates the devices' memory by addresses (``raw_memory.py``); None where nothing does.
     """
 
     device_type: str
@@ -157,7 +156,6 @@ class Runtime(abc.ABC):
     kernels_refuse = False
     refusing_key: str | None = None
     degraded_notice = ""
-    raw_memory: Any = None
 
     @property
     def target(self) -> str:

@@ -104,7 +104,7 @@ def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any
 
 def as_program(function: Any, *args: Any) -> Any:
     """Call a function of the program that Python runs at any time, in the scope and with the mode of the program."""
-    context = next((entry.context for entry in reversed(thread_state.state.entries) if entry.context is not None), None)
+    context: Context | None = thread_state.innermost()
     if context is None or context.is_native:
         return function(*args)
     # The usual case, without another entry.

@@ -29,6 +29,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from torchdevice.core.context import Context
+from torchdevice.devices.runtime import device_of
 
 
 class Side(enum.Enum):
@@ -131,11 +132,8 @@ def _side_of_storage(storage: Any) -> Side | None:
 # ---- what a device argument means ------------------------------------------------------------------------------------
 
 
-@functools.cache
-def host_device(device_type: str, index: int | None) -> torch.device:
-    """Return the one object that stands for a host device which the program itself spelled."""
-    with torch._C.DisableTorchFunction():
-        return torch.device(device_type) if index is None else torch.device(device_type, index)
+host_device = functools.cache(device_of.__wrapped__)
+"""Returns the one object that stands for a host device which the program itself spelled, and no device of a runtime."""
 
 
 def spells_host(context: Context, text: Any) -> bool:

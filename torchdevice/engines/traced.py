@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchdevice.core import thread_state
 from torchdevice.core.context import Context
+from torchdevice.core.thread_state import innermost
 from torchdevice.engines import destructors, float64_policy, half_precision_matmul, lookup, moves, rewriters
 from torchdevice.engines.mode import DeviceMode
 from torchdevice.foundation import stand_ins
@@ -62,28 +62,24 @@ def files() -> frozenset[str]:
     return frozenset(paths)
 
 
-def _context() -> Context:
-    return next(entry.context for entry in reversed(thread_state.state.entries) if entry.context is not None)
-
-
 @_constant
 def _redirected(key: str, current_device: str, value: Any) -> torch.device | None:
-    return _context().redirect(value)
+    return innermost().redirect(value)
 
 
 @_constant
 def _fitting(key: str, dtype: torch.dtype) -> torch.dtype:
-    return float64_policy.fit(_context(), dtype)
+    return float64_policy.fit(innermost(), dtype)
 
 
 @_constant
 def _reported(key: str, requested: str, done: str, fidelity: str) -> bool:
-    return _context().report(requested, done, Fidelity(fidelity))
+    return innermost().report(requested, done, Fidelity(fidelity))
 
 
 @_constant
 def _number_of(key: str, func: Any) -> int:
-    return lookup.NUMBERED.index(lookup.rewriter_of(lookup.table_of(_context()), func))
+    return lookup.NUMBERED.index(lookup.rewriter_of(lookup.table_of(innermost()), func))
 
 
 @in_place_of(Context.redirect)

@@ -208,7 +208,7 @@ def _holding_doubles(composition: Any) -> Any:
     """Return torch's own composition of an operator, with tolerances in float64."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with policy.holding_doubles(), torch._C.DisableTorchFunction():
+        with policy.being("holds_doubles"), torch._C.DisableTorchFunction():
             return composition(*args, **kwargs)
 
     return kernel

@@ -5,6 +5,7 @@ Kernels are registered for the whole process, and the policy of the thread's con
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -33,6 +34,15 @@ DEVICE_TYPE = "simulated"
 
 
 class _Thread(threading.local):
+    """What the kernels of a thread do at present.
+
+    Attributes:
+        lifted: They refuse nothing: this package itself calls operators.
+        holds_doubles: They refuse no dtype: torch composes the operator differently on the real device.
+        falling_back: They run an operator that the device lacks.
+        recorded: Recorders look at the operator within which they run.
+    """
+
     lifted = False
     holds_doubles = False
     falling_back = False
@@ -43,23 +53,14 @@ _thread = _Thread()
 
 
 @block
-def _being(name: str) -> Iterator[None]:
+def being(name: str) -> Iterator[None]:
+    """Set a flag of :class:`_Thread` in this thread."""
     before = getattr(_thread, name)
     setattr(_thread, name, True)
     try:
         yield
     finally:
         setattr(_thread, name, before)
-
-
-def lifted() -> Any:
-    """Refuse nothing in this thread, for operators that this package itself calls."""
-    return _being("lifted")
-
-
-def holding_doubles() -> Any:
-    """Refuse no dtype in this thread, for operators that torch composes differently on the real device."""
-    return _being("holds_doubles")
 
 
 class Policy:
@@ -145,7 +146,7 @@ class Policy:
         context, missing = thread_state.state.context, self.profile.missing(op)
         assert context is not None and missing is not None
         context.machine.fallbacks[missing] += 1
-        with _being("falling_back"):
+        with being("falling_back"):
             if missing_operators.VARIABLE in os.environ:  # the real device's own fallback
                 return counted(context, missing, lambda: kernel(*args, **kwargs), (args, kwargs))
             return missing_operators.run_on_cpu(context, missing, op, args, kwargs)
@@ -163,7 +164,7 @@ def _simulating(context: Context) -> Context:
 
 
 def _active() -> Context | None:
-    """Return the context whose devices refuse calls of this thread: none outside scopes, and inside :func:`lifted`."""
+    """Return the context whose devices refuse calls of this thread: none outside scopes and where they are lifted."""
     context = thread_state.state.context
     return None if context is None or context.policy is None or _thread.lifted else context
 
@@ -317,13 +318,13 @@ def _record(looking: Sequence[Any], op: Any, kernel: Any, args: Any, kwargs: Any
     """Run a kernel under recorders. Kernels that it calls belong to it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _being("recorded"):
+        with being("recorded"):
             return kernel(*args, **kwargs)
 
     for each in looking:
-        run = _under(each, op, run)
+        run = functools.partial(_under, each, op, run)
     return run(*args, **kwargs)
 
 
-def _under(recorder: Any, op: Any, run: Any) -> Any:
-    return lambda *args, **kwargs: recorder.run(op, run, args, kwargs)
+def _under(recorder: Any, op: Any, run: Any, *args: Any, **kwargs: Any) -> Any:
+    return recorder.run(op, run, args, kwargs)

@@ -21,7 +21,7 @@ from torchdevice.simulation.allocator.storages import meaning
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """``Tensor.__repr__`` and ``__format__``, which compute in float64 and name the device."""
-    with policy.lifted():  # the device may lack float64
+    with policy.being("lifted"):  # the device may lack float64
         text = func(*args, **kwargs)
     named = f"device='{context.shown_as}:"
     return text.replace(f"device='{policy.DEVICE_TYPE}:", named) if context.shown_as is not None else text
@@ -68,7 +68,7 @@ def _of_batch(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     without float64 does not refuse them.
     """
     given = args[0] if args else kwargs["input"]
-    with policy.lifted() if given.numel() == 0 else contextlib.nullcontext():
+    with policy.being("lifted") if given.numel() == 0 else contextlib.nullcontext():
         return func(*args, **kwargs)
 
 

@@ -27,7 +27,7 @@ from torchdevice.simulation import (
     policy,
     simulated_rewriters,
 )
-from torchdevice.simulation.allocator import allocator_settings, raw_memory, storages, stream_uses
+from torchdevice.simulation.allocator import allocator_settings, storages, stream_uses
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, index_of
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
@@ -76,7 +76,6 @@ class SimulatedRuntime(Runtime):
     generator_type = device_generators.Generator
     has_handles = True
     draws_on_cpu = True
-    raw_memory = raw_memory
     compile_graph = staticmethod(inductor.compile_graph)
     copy_outside = staticmethod(storages.copy_of)
     default_generator = staticmethod(device_generators.default_generator)

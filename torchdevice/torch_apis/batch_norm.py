@@ -170,7 +170,7 @@ class _OnAccelerator(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        context = thread_state.current()
+        context = thread_state.state.context
         return _own_device(self) if context is None else context.program_device(context.thread.device_index)
 
 

@@ -41,7 +41,7 @@ class LegacyTensorType(type):
         return cls
 
     def __instancecheck__(cls, instance: object) -> bool:
-        context = thread_state.current()
+        context = thread_state.state.context
         return (
             context is not None
             and isinstance(instance, torch.Tensor)
@@ -52,7 +52,7 @@ class LegacyTensorType(type):
         )
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
-        context = thread_state.current()
+        context = thread_state.state.context
         if context is None:
             raise TypeError(
                 f"{cls.__module__}.{cls.__name__} makes tensors in a scope only. Call it in torchdevice.portable()."

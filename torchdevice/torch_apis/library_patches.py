@@ -68,7 +68,7 @@ class _DeviceOfState:
         if state is None or "device" not in vars(state):
             raise AttributeError("device")  # as without the attribute; Python then calls __getattr__ of a state
         device = vars(state)["device"]
-        context = thread_state.current()
+        context = thread_state.state.context
         return _as_program(context, device) if _checking.depth and context is not None else device
 
     def __set__(self, state: Any, device: Any) -> None:

@@ -33,7 +33,7 @@ def _tag(storage: Any) -> str | None:
 
     The tag names the accelerator that the device simulates, so that other machines can load the file.
     """
-    context = thread_state.current()
+    context = thread_state.state.context
     if (
         context is None
         or context.runtime.location_tag == context.device_type
@@ -45,7 +45,7 @@ def _tag(storage: Any) -> str | None:
 
 def _deserialize(storage: Any, location: str) -> Any:
     """Return the storage on the device that stands in for its tag, or None to let torch ask its next entry."""
-    context = thread_state.current()
+    context = thread_state.state.context
     if context is None:
         return None
     spelling = parse(location)

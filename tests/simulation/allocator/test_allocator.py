@@ -766,7 +766,7 @@ class TestStatistics:
         part.add(512, 1)
         part.suspend(512)
         part.add(1024, 1)
-        part.resume(512)
+        part.suspend(-512, -1)
         part.remove(512, 1)
         for figures in (part, whole):
             assert figures.active("allocated", "pending", "peak_active") == Stat(1024, 1536, 1536, 512)
@@ -788,7 +788,7 @@ class TestStatistics:
         figures.forget_totals()
         assert figures.stat("allocated") == Stat(512, 1536, 0, 0)
         assert figures.active("allocated", "pending", "peak_active") == Stat(1024, 1536, 0, 0)
-        figures.resume(512)
+        figures.suspend(-512, -1)
         figures.remove(512, 100)
         figures.add(2048, 7)
         assert figures.stat("requested") == Stat(107, 300, 7, 100)
@@ -892,19 +892,6 @@ def test_an_interrupt_comes_while_somebody_is_told_of_a_segment(text: str, at: i
     observers.clear()
     held.append(device.allocate(50 * MIB))
     assert_consistent(device, held)
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_block_is_freed_once_though_a_storage_and_a_checkpoint_free_it(at_once: bool) -> None:
-    device = Device(0)
-    first, second = device.allocate(MIB), device.allocate(MIB)
-    device.freed.append(first)
-    if not at_once:
-        device.host_waited()
-    device.freed.append(first)
-    third, fourth = device.allocate(MIB), device.allocate(MIB)
-    assert len({block.address for block in (second, third, fourth)}) == 3
-    assert device.figures().allocated == 3 * MIB and device.statistics()["allocation"]["all"].current == 3
 
 
 def test_a_child_that_is_forked_in_the_middle_of_a_change_begins_anew() -> None:

@@ -170,7 +170,7 @@ class TestGroupOfOneRank:
         """torch has it from 2.15 on."""
         attached: list[Any] = []
         for each in (group, group.gloo):
-            process_groups._attach_flight_recorder(thread_state.current(), attached.append, each)  # type: ignore[arg-type]
+            process_groups._attach_flight_recorder(thread_state.state.context, attached.append, each)  # type: ignore[arg-type]
         assert attached == [group.gloo]
 
 

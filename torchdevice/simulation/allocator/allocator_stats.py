@@ -30,10 +30,6 @@ class Statistics:
         self._oversize = {"oversize_allocations": Figures(), "oversize_segments": Figures()}
         self.numbers = dict.fromkeys(_NUMBERS, 0)
 
-    def count(self, name: str) -> None:
-        """Count a call of the driver, or what memory that ran out led to."""
-        self.numbers[name] += 1
-
     def count_oversize(self, name: str, size: int, by: int) -> None:
         """Count a block or segment of ``size`` bytes, if it is oversize."""
         if self.max_split_size is not None and size >= self.max_split_size:

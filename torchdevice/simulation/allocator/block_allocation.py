@@ -86,11 +86,6 @@ class Blocks:
         # Where every setting has its default, a request of the size of the block freed last is quickly answered.
         self._is_plain = settings == DEFAULT
 
-    def refusal(self, error: Exception) -> Exception:
-        """Mark an expected error, after which no recovery is needed, and return it."""
-        self.refused = error
-        return error
-
     def lay_out_anew(self, live: Collection[Block]) -> None:
         """Let each of the blocks that storages have be a segment of its own, and nothing be cached."""
         # A set, since the same block may be asked for several times below.
@@ -248,7 +243,10 @@ class Blocks:
                 pool.figures.split(*((0, -size) if was_split else (1, rest)))
         elif was_split and not pool.expands:
             pool.figures.split(-1, -block.size)
-        self.occupy(block, requested)
+        block.state, block.requested = USED, requested
+        pool.figures.add(block.size, requested)
+        if self._oversized is not None:
+            self.statistics.count_oversize("oversize_allocations", block.size, 1)
         return block
 
     def _splits(self, pool: Pool, size: int, rest: int) -> bool:
@@ -256,15 +254,6 @@ class Blocks:
             # CUDA keeps rests of at most 1 MiB in large pools with their block.
             return rest >= MINIMUM
         return rest > SMALL and (self._oversized is None or size < self._oversized)
-
-    def occupy(self, block: Block, requested: int) -> None:
-        """Use the whole of a block that is in no pool."""
-        block.state = USED
-        block.requested = requested
-        size = block.size
-        block.pool.figures.add(size, requested)
-        if self._oversized is not None:
-            self.statistics.count_oversize("oversize_allocations", size, 1)
 
     # ---- new segments ------------------------------------------------------------------------------------------------
 
@@ -281,13 +270,15 @@ class Blocks:
             found = self._new(pool, size, wanted, limits)
         if found is None:
             self.release_cached()
-            self.statistics.count("num_alloc_retries")
+            self.statistics.numbers["num_alloc_retries"] += 1
             found = self._new(pool, size, wanted, limits)
         if found is None:
-            self.statistics.count("num_ooms")
+            self.statistics.numbers["num_ooms"] += 1
             total = limits.total or 0
             error = self._error(wanted, self.statistics.whole.allocated, total, limits.allowed or total)
-            raise self.refusal(error or torch.OutOfMemoryError(self.out_of_memory(wanted, limits)))
+            # An expected error: no recovery is needed after it.
+            self.refused = error or torch.OutOfMemoryError(self.out_of_memory(wanted, limits))
+            raise self.refused
         return found
 
     def _new(self, pool: Pool, size: int, wanted: int, limits: Limits) -> Block | None:
@@ -302,7 +293,7 @@ class Blocks:
 
     def release_cached(self) -> None:
         """Wait for the device, and return the segments without a block in use to the driver."""
-        self.statistics.count("num_sync_all_streams")
+        self.statistics.numbers["num_sync_all_streams"] += 1
         self.host_waited()
         cache_release.release_all(self.segments, self.pools.unused(), self.settings)
 
@@ -327,9 +318,8 @@ class Blocks:
         # Not a `for` loop: storages may end meanwhile and append to the list.
         while self.freed:
             block = self.freed.popleft()
-            if block.state != USED:  # else a checkpoint was restored, and the storage ended meanwhile
-                if block.state == LATE:
-                    self._place(block)
+            if block.state == LATE:
+                self._place(block)
                 continue
             if self._oversized is not None:
                 self.statistics.count_oversize("oversize_allocations", block.size, -1)
@@ -351,7 +341,7 @@ class Blocks:
         pending, self.pending = self.pending, []
         for block in pending:
             block.uses = None
-            block.pool.figures.resume(block.size)
+            block.pool.figures.suspend(-block.size, -1)
             self.free(block)
 
     def free(self, block: Block) -> None:

@@ -17,11 +17,10 @@ from torchdevice.devices.allocation_events import Block as Place
 from torchdevice.devices.allocation_events import Observer, Segment
 from torchdevice.devices.runtime import Memory
 from torchdevice.foundation import forks
-from torchdevice.simulation.allocator import cache_release, out_of_memory, pool_checkpoints
+from torchdevice.simulation.allocator import cache_release, out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import Settings
 from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.allocator.memory_blocks import Block, Owner
-from torchdevice.simulation.allocator.pool_checkpoints import Checkpoint
 
 
 def _telling(index: int, observers: Sequence[Observer]) -> Callable[[str, int, int, int], None]:
@@ -249,39 +248,6 @@ class Device:
         """End the first route of a private pool."""
         self._blocks.pools.unroute(owner)
 
-    @changing
-    def checkpoint(self, owner: Owner, data: Mapping[Block, int]) -> Checkpoint:
-        """Return which blocks of a private pool are in use. ``data`` has the addresses of their values.
-
-        Raises:
-            RuntimeError: The pool does not exist, or has ended. The texts are CUDA's.
-        """
-        self._check_private(owner)
-        self._blocks.host_waited()
-        return pool_checkpoints.taken(self._blocks, owner, data)
-
-    @changing
-    def restore(self, checkpoint: Checkpoint) -> dict[Block, int]:
-        """Free the blocks of a private pool, and use those that were in use at a checkpoint.
-
-        Returns:
-            The blocks in use, with the address of the values of each at the checkpoint.
-        """
-        self._check_private(checkpoint.owner)
-        return pool_checkpoints.restored(self._blocks, checkpoint)
-
-    @changing
-    def in_use(self, owner: Owner) -> list[Block]:
-        """Return the blocks of a private pool that are in use."""
-        self._check_private(owner)
-        return pool_checkpoints.in_use(self._blocks, owner)
-
-    def _check_private(self, owner: Owner) -> None:
-        if not self._blocks.pools.has(owner):
-            raise self._blocks.refusal(RuntimeError("Could not find pool of id"))
-        if not self.uses_of(owner):
-            raise self._blocks.refusal(RuntimeError("Not expected to checkpoint freeable graph"))
-
     @property
     def held(self) -> Mapping[int, tuple[Block, int]]:
         """The blocks of storages that C++ made, with the address of the values, by the number of the memory."""
@@ -318,7 +284,7 @@ class Device:
     def refusal(self, requested: int, total: int) -> str:
         """Count a request that this machine's memory cannot serve, and return the text of CUDA's error."""
         blocks = self._blocks
-        blocks.statistics.count("num_ooms")
+        blocks.statistics.numbers["num_ooms"] += 1
         # CUDA refuses such a request before it computes a size, with another text.
         if requested >= out_of_memory.EXBIBYTE:
             return out_of_memory.OF_EXBIBYTES
@@ -330,13 +296,13 @@ class Device:
 _in_use: dict[int, weakref.ref[Device]] = {}
 """Number -> device, of all machines: each device has addresses of its own."""
 
-_numbering = threading.RLock()
+_lock = forks.lock(globals())
 
 
 def _take_number(device: Device) -> int:
     """Return the least number that no living device has."""
     # On one line: see `changing`.
-    with _numbering: return _numbered(device)  # noqa: E701  # fmt: skip
+    with _lock: return _numbered(device)  # noqa: E701  # fmt: skip
 
 
 def _numbered(device: Device) -> int:
@@ -346,8 +312,6 @@ def _numbered(device: Device) -> int:
 
 
 def _begin_in_child() -> None:
-    global _numbering
-    _numbering = threading.RLock()
     for each in filter(None, [known() for known in _in_use.values()]):
         each.begin_in_child()
 

@@ -36,7 +36,6 @@ def text(index: int, wanted: int, limits: Limits, figures: Figures, private: int
         wanted: The bytes that were wanted of the driver.
         limits: The limits of the device.
         figures: The figures of all pools.
-        uncached: The bytes that tensors have from the driver directly.
         private: The bytes of free blocks in private pools.
     """
     total = limits.total or 0

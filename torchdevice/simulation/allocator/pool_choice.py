@@ -70,10 +70,6 @@ class Pools:
         if owner in self._uses:
             self._uses[owner] -= 1
 
-    def has(self, owner: Owner) -> bool:
-        """Return whether a private pool was ever made."""
-        return owner in self._uses
-
     def uses_of(self, owner: Owner) -> int:
         """Return how often a private pool is in use."""
         return self._uses.get(owner, 0)

@@ -82,22 +82,15 @@ class Figures:
             whole.requested -= requested
             whole.count -= 1
 
-    def suspend(self, size: int) -> None:
-        """Count a block that no tensor has any more as pending."""
-        self._wait(size, 1)
-
-    def resume(self, size: int) -> None:
-        """Count a pending block as one that a tensor has."""
-        self._wait(-size, -1)
-
-    def _wait(self, size: int, count: int) -> None:
+    def suspend(self, size: int, count: int = 1) -> None:
+        """Count a block that no tensor has any more as pending; one of -1 and its size below 0 as one that has it."""
         self.allocated -= size
         self.count -= count
         self.pending += size
         self.pending_count += count
         self._raise_active()
         if self.whole is not None:
-            self.whole._wait(size, count)
+            self.whole.suspend(size, count)
 
     def _raise_active(self) -> None:
         self.peak_active = max(self.peak_active, self.allocated + self.pending)

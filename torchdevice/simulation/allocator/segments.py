@@ -29,7 +29,6 @@ class Segments:
 
     Attributes:
         heads: Address -> the first block of each segment.
-        uncached: The bytes that tensors have from the driver directly.
         first: The address at which the first segment begins.
         end: The address at which the next one does.
     """
@@ -75,13 +74,13 @@ class Segments:
         """Count memory that a pool gets from the driver. Return whether the driver has as much."""
         if total is not None and self._statistics.whole.reserved + size > total:
             return False
-        self._statistics.count("num_device_alloc")
+        self._statistics.numbers["num_device_alloc"] += 1
         pool.figures.change("reserved", size)
         return True
 
     def give_back(self, pool: Pool, size: int) -> None:
         """Count memory that a pool returns to the driver."""
-        self._statistics.count("num_device_free")
+        self._statistics.numbers["num_device_free"] += 1
         pool.figures.change("reserved", -size)
 
     def shown(self, data: Mapping[Block, int]) -> list[Segment]:

@@ -11,7 +11,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -204,7 +204,7 @@ def forget(observer: object, on: Machine) -> None:
     on.observers[:] = [each for each in on.observers if each is not observer]
 
 
-def _found(storage: Any, dtype: torch.dtype = torch.uint8) -> StorageRef | None:
+def owner_of(storage: Any, dtype: torch.dtype = torch.uint8) -> StorageRef | None:
     """Return the reference to a storage, also to one that C++ made; None where it has no memory of a device."""
     owner = _owners.get(storage.data_ptr())
     known = native.known(storage._cdata, dtype) if owner is None and native is not None else None
@@ -240,25 +240,20 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     index = tensor.get_device()
     # A negative index is the CPU's; sparse and quantized tensors have no single storage.
     plain = index >= 0 and tensor.layout is torch.strided
-    owner = _found(tensor.untyped_storage()) if plain else None
+    owner = owner_of(tensor.untyped_storage()) if plain else None
     if owner is None or owner.on.index != index or isinstance(owner, MetaRef):
         return tensor.detach()
-    storage = _twin_storage(owner)
+    known = _twins.get(owner.address)
+    storage: Any = known() if known is not None else None
+    if storage is None:
+        storage = on_device(owner.tensor, index).untyped_storage()
+        new = _twins[owner.address] = _reference(storage, owner.on, owner.tensor, AliasRef)
+        new.address = owner.address
     # The twin is an inference tensor where the tensor is one.
     with torch.inference_mode(tensor.is_inference()):
         other = on_device(torch.empty(0, dtype=tensor.dtype, device="cpu"), index)
         other = set_storage(other, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     return with_bits(other, tensor)
-
-
-def _twin_storage(owner: StorageRef) -> Any:
-    known = _twins.get(owner.address)
-    storage = known() if known is not None else None
-    if storage is None:
-        storage = on_device(owner.tensor, owner.on.index).untyped_storage()
-        new = _twins[owner.address] = _reference(storage, owner.on, owner.tensor, AliasRef)
-        new.address = owner.address
-    return storage
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -274,53 +269,27 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return with_bits(on_device(memory_of(tensor).clone(), index), tensor)
 
 
-def owners_of(on: Device, *, with_block: bool = True) -> list[StorageRef]:
-    """Return the storages of a device that have a block, or those that have none."""
+def owners_of(on: Device) -> list[StorageRef]:
+    """Return the storages of a device that have a block."""
     on.release_ended()
     found = []
     for owner in [each for each in list(_owners.values()) if each.on is on]:
         if owner() is None:
             # The weak reference is dead, and its callback was lost.
             owner.release()  # an interrupt came into the first attempt
-        elif (owner.block is not None) is with_block:  # the keyword chooses which of both
+        elif owner.block is not None:
             found.append(owner)
     return found
 
 
 def blocks(on: Device) -> dict[memory_blocks.Block, int]:
     """Return the blocks of a device that are in use, with the address of the values of each."""
-    of_storages = {owner.block: owner.address for owner in owners_of(on) if owner.block is not None}
-    return (
-        of_storages | dict(on.held.values()) | {each.block: address for address, each in raw.items() if each.on is on}
-    )
-
-
-class Raw(NamedTuple):
-    """A block in use that no storage has.
-
-    Attributes:
-        on: The memory of its device.
-        block: The block.
-        memory: The CPU tensor with its values; None where there are none.
-    """
-
-    on: Device
-    block: memory_blocks.Block
-    memory: torch.Tensor | None = None
-
-
-raw: dict[int, Raw] = {}
-"""Address of the values -> a block in use that no storage has."""
+    return {owner.block: owner.address for owner in owners_of(on) if owner.block is not None} | dict(on.held.values())
 
 
 def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
     """Return a block in use as observers see it."""
     return Block(index, address, block.size, block.requested, block.address)
-
-
-def owner_of(storage: Any) -> StorageRef | None:
-    """Return the reference to a storage; None where it has no memory of a device."""
-    return _found(storage)
 
 
 class _Meant(threading.local):
@@ -358,7 +327,9 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     requested = result.nbytes
     if not requested:
         # Nothing to count, and no memory whose address could be looked up.
-        return on_device(_emptied(result) if result.is_meta else result, index)
+        if result.is_meta:
+            result = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="cpu")
+        return on_device(result, index)
     if result.is_meta:
         return _fresh_without_values(result, index)
     address = result.data_ptr()
@@ -394,10 +365,6 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     except BaseException:
         _free_unowned(on, block)
         raise
-
-
-def _emptied(meta: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device="cpu")
 
 
 def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
@@ -471,7 +438,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     device(index).release_ended()  # a storage that ended may have had this one's negative number
     emptied = -storage._cdata
     # An empty storage has the address 0.
-    owner = _found(storage) if storage.data_ptr() else _owners.get(emptied)
+    owner = owner_of(storage) if storage.data_ptr() else _owners.get(emptied)
     on = device(index) if owner is None else owner.on
     # Allocated first: if memory runs out, nothing has changed.
     block = on.allocate(memory.nbytes, stream(index)) if memory.nbytes else None
@@ -499,22 +466,6 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     return old, address
 
 
-def take_memory_at(storage: Any, index: int, address: int) -> None:
-    """Register a storage that the program built from a raw pointer into a graph's storage or a raw allocation.
-
-    A pointer into the memory of a tensor needs no entry: kernels find the tensor's storage by the address.
-    """
-    device(index).release_ended()
-    known = _owners.get(address)
-    if known is None and address in raw:
-        memory = raw[address].memory
-    else:
-        # A storage with a block is a tensor's, and stays its own.
-        memory = known.tensor if known is not None and known.block is None else None
-    if memory is not None:
-        _own(_reference(storage, device(index), memory), address, None)
-
-
 def has_no_values(storage: Any) -> bool:
     """Return whether a storage of the device is one without values."""
     owner = _owners.get(storage.data_ptr() or -storage._cdata)
@@ -524,7 +475,7 @@ def has_no_values(storage: Any) -> bool:
 def forget_values(storage: Any) -> None:
     """Let a storage of the device have no values from now on."""
     address = storage.data_ptr()
-    owner = _found(storage)
+    owner = owner_of(storage)
     if owner is None or isinstance(owner, MetaRef):
         return
     new = _reference(storage, owner.on, _NOTHING, MetaRef)
@@ -559,7 +510,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
         if own.dtype is dtype and own.shape == shape and own.stride() == stride:
             return own
     else:
-        owner = _found(tensor.untyped_storage(), dtype)
+        owner = owner_of(tensor.untyped_storage(), dtype)
         if owner is None:  # a storage without memory
             return on_cpu(tensor)
     view = owner.view
@@ -600,22 +551,18 @@ def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
     :data:`CANNOT_GROW`.
     """
     tensor = without_disguise(tensor)
-    owner = _found(tensor.untyped_storage(), tensor.dtype)
+    owner = owner_of(tensor.untyped_storage(), tensor.dtype)
     if owner is None:
         # A tensor without memory gets memory of its own, which the caller gives to the storage.
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    _fix(owner)
+    # torch never resizes imported memory.
+    if owner.tensor.untyped_storage().resizable():
+        _import_again(owner)
     return _view(owner, tensor)
 
 
 CANNOT_GROW = "Trying to resize storage that is not resizable"
 """The beginning of torch's error for a resize of memory that cannot be resized."""
-
-
-def _fix(owner: StorageRef) -> None:
-    """Make the memory of a block impossible to resize, by a DLPack import: torch never resizes imported memory."""
-    if owner.tensor.untyped_storage().resizable():
-        _import_again(owner)
 
 
 def _import_again(owner: StorageRef) -> None:

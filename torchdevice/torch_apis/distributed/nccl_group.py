@@ -113,7 +113,7 @@ class NcclGroup(dist.ProcessGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         """The devices whose tensors the group takes. Object collectives use the first, or the CPU if it is one."""
-        context = thread_state.current()
+        context = thread_state.state.context
         # As torch's own code spells it, which looks for it in this list; the scope rewrites both.
         types = [self.runtime.device_type if context is None else context.program]
         if self._takes_cpu and not self.runtime.shares_host_memory:

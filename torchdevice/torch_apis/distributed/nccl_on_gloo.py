@@ -54,7 +54,7 @@ def register(kind: str) -> str:
 
 def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnGloo:
     """Return a group, see :func:`register`."""
-    context = thread_state.current()
+    context = thread_state.state.context
     assert context is not None, "this process group is asked for in scopes only"
     gloo_rendezvous.wait_at_end()
     # Torchrun's agents keep one store for all attempts.

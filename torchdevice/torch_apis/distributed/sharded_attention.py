@@ -60,7 +60,7 @@ def _in_parts(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
     given = {**dict(zip(_NAMES[op], args, strict=False)), **kwargs}
     inputs = [given[name] for name in ("query", "key", "value")]
     # Outside a scope torch's own error stands.
-    if thread_state.current() is None or given.get("attn_mask") is not None or not _are_apart(inputs):
+    if thread_state.state.context is None or given.get("attn_mask") is not None or not _are_apart(inputs):
         raise NotImplementedError(f"Operator {op} does not have a sharding strategy registered.")  # torch's words
     return _whole(op, given, op(**_parts(given)))
 
