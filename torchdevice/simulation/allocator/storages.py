@@ -515,9 +515,19 @@ def take_memory_at(storage: Any, index: int, address: int) -> None:
         _own(_reference(storage, device(index), memory), address, None)
 
 
+def owner_at(tensor: torch.Tensor) -> StorageRef | None:
+    """Return the reference to the storage of a tensor that Python made; None for one without memory of a device."""
+    # Asked of the tensor first, because a storage takes Python a new object.
+    return _owners.get(tensor.data_ptr()) or _made_here(tensor.untyped_storage())
+
+
+def _made_here(storage: Any) -> StorageRef | None:
+    return _owners.get(storage.data_ptr() or -storage._cdata)
+
+
 def has_no_values(storage: Any) -> bool:
     """Return whether a storage of the device is one without values."""
-    owner = _owners.get(storage.data_ptr() or -storage._cdata)
+    owner = _made_here(storage)
     return isinstance(owner, MetaRef) and owner() is not None
 
 
