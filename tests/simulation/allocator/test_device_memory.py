@@ -12,6 +12,7 @@ import torch
 from conftest import run_python
 
 import torchdevice
+from torchdevice.simulation.allocator import storages
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -149,3 +150,16 @@ class TestMemory:
         gc.collect()
         with scope:
             assert torch.cuda.memory_allocated() == base
+
+
+def test_a_kernel_finds_what_has_ended_released() -> None:
+    """So the CPU may give it the same memory, which is in the processor's cache."""
+    left: list[int] = []
+    with torch.library._scoped_library("growing", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: left.append(len(storages.device(0).ended)) or x * 2, "CPU")
+        with torchdevice.simulate(native="never"):
+            x = torch.ones(1000, device="cuda")
+            for _ in range(3):
+                torch.ops.growing.twice(x)
+    assert left == [0, 0, 0]

@@ -468,7 +468,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
 
 def has_no_values(storage: Any) -> bool:
     """Return whether a storage of the device is one without values."""
-    owner = _owners.get(storage.data_ptr() or -storage._cdata)
+    owner = _made_here(storage)
     return isinstance(owner, MetaRef) and owner() is not None
 
 

@@ -84,6 +84,9 @@ class Pipeline:
             if kwargs:
                 named, index, within = self._take_named(kwargs, index)
                 odd = odd or within
+            on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
+            if on is not None and on.ended:  # so that the kernel may use the memory of what has ended
+                on.release_ended()
             # The overload packet goes by the dispatcher, which wraps numbers.
             call = self._op._overloadpacket if odd and self._look_again(taken, args, kwargs, index) else self._compute
         else:

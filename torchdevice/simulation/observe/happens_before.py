@@ -31,6 +31,10 @@ _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 """Tags of the operators whose result the host has to wait for: a shape or a number that depends on values."""
 
 
+_ALL = -2
+"""The id that stands for all streams of a device, where the host has waited for the device."""
+
+
 def merge(clock: Clock, other: Mapping[Stream, int]) -> None:
     """Let a clock know what another knows."""
     for stream, number in other.items():
@@ -40,7 +44,7 @@ def merge(clock: Clock, other: Mapping[Stream, int]) -> None:
 
 def knows(clock: Clock, stream: Stream, number: int) -> bool:
     """Return whether a kernel of a stream is known to be done."""
-    return clock.get(stream, 0) >= number
+    return clock.get(stream, 0) >= number or clock.get((stream[0], _ALL), 0) >= number
 
 
 class Order(StreamObserver):
@@ -59,6 +63,7 @@ class Order(StreamObserver):
         self._clocks: dict[Stream, Clock] = {}
         self._events: dict[int, Clock] = {}
         self.host: Clock = {}
+        self._informed: set[Stream] = set()  # the streams whose clocks know what the host knows
 
     def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a kernel, count it, and note whether the host has waited for it."""
@@ -79,7 +84,9 @@ class Order(StreamObserver):
     def clock(self, stream: Stream) -> Clock:
         """Return a stream's clock, which knows what the host knows."""
         clock = self._clocks.setdefault(stream, {})
-        merge(clock, self.host)
+        if stream not in self._informed:
+            merge(clock, self.host)
+            self._informed.add(stream)
         return clock
 
     def current(self, index: int) -> Stream:
@@ -104,6 +111,11 @@ class Order(StreamObserver):
         for index in indices:
             self.stream_synchronized(self.current(index))
 
+    def _host_learns(self, clock: Mapping[Stream, int]) -> None:
+        merge(self.host, clock)
+        self._informed.clear()
+        self.host_learned()
+
     def host_learned(self) -> None:
         """Do what follows where the host has waited for something."""
 
@@ -123,24 +135,25 @@ class Order(StreamObserver):
 
     def event_synchronized(self, event: int) -> None:
         with self.lock:
-            merge(self.host, self._events.get(event, {}))
-            self.host_learned()
+            self._host_learns(self._events.get(event, {}))
 
     event_queried = event_synchronized
 
     def stream_synchronized(self, stream: Stream) -> None:
         with self.lock:
-            merge(self.host, self.clock(stream))
-            self.host_learned()
+            self._host_learns(self.clock(stream))
 
     stream_queried = stream_synchronized
 
     def device_synchronized(self, index: int) -> None:
         with self.lock:
-            for stream in list(self._clocks):
-                if stream[0] == index:
-                    merge(self.host, self.clock(stream))
-            self.host_learned()
+            # The host knows all that the streams do, so their clocks begin anew and stay short.
+            for stream in [each for each in list(self._clocks) if each[0] == index]:
+                merge(self.host, self._clocks[stream])
+                del self._clocks[stream]
+            for stream in [each for each in self.host if each[0] == index]:
+                del self.host[stream]
+            self._host_learns({(index, _ALL): self.number})
 
     def begin_collective(self, index: int) -> Stream:
         """Count a collective, which runs after the work so far of the device's current stream. Return its stream."""

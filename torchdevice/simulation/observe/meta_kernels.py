@@ -2,7 +2,8 @@
 
 A tensor of the device has a block of the device's memory, and no memory of this machine. An operator runs on tensors of
 torch's meta device in its place, by torch's own meta kernels; where there is none, on fake tensors. So views, strides,
-errors about shapes and the memory that autograd keeps are those of a real run.
+errors about shapes and the memory that autograd keeps are those of a real run. The shapes of a call serve the calls
+like it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch.utils import _pytree as pytree
 
 from torchdevice.devices.stream_order import StreamObserver
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.stand_ins import StandIns, given_to, tensors, written
+from torchdevice.foundation.extents import extent
+from torchdevice.foundation.stand_ins import StandIns, given_to, mapped, tensors, written
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import forget_values, has_no_values, meta_of
+from torchdevice.simulation.allocator.storages import forget_values, has_no_values, meta_of, owner_at
 from torchdevice.simulation.kernels import device_mismatch, recurrent_cells
 from torchdevice.simulation.kernels.cpu_kernels import NUMBERS, Results, index_of, take_shape
 
@@ -43,8 +45,15 @@ _KEPT = 16 << 20
 """Tensors of integers and bools of at most so many bytes keep their values, such as positions, masks and labels."""
 
 
+_MOST = 1 << 13
+"""How many plans a context keeps."""
+
+
 class WithoutValues(StreamObserver):
     """Runs the kernels of one context."""
+
+    def __init__(self) -> None:
+        self._plans: dict[Any, _Plan] = {}
 
     def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what an operator gives, as tensors without values.
@@ -54,12 +63,16 @@ class WithoutValues(StreamObserver):
         Raises:
             NoValueError: The operator needs values.
         """
-        name = op._schema.name
-        if name in _OF_METADATA:
-            return kernel(*args, **kwargs)
-        if name == _LEFT_ALIGNED:
-            return False
         with torch._C.DisableTorchFunction():
+            key = _key(op, args, kwargs)
+            plan = self._plans.get(key)
+            if plan is not None:
+                return plan(kernel, args, kwargs)
+            name = op._schema.name
+            if name in _OF_METADATA:
+                return kernel(*args, **kwargs)
+            if name == _LEFT_ALIGNED:
+                return False
             leaves = list(tensors((args, kwargs)))
             if any(each.layout is not torch.strided or each.is_nested for each in leaves):
                 return _with_values(name, kernel, args, kwargs)  # torch's meta device has no such tensors
@@ -70,7 +83,12 @@ class WithoutValues(StreamObserver):
                 return kernel(*args, **kwargs)
             if kwargs.get("device") is not None and kwargs["device"].type != policy.DEVICE_TYPE:
                 return _elsewhere(op, args, kwargs)
-            return _run(op, kernel, args, kwargs, known)
+            result, plan = _run(op, kernel, args, kwargs, known)
+            if plan is not None and key is not None:
+                if len(self._plans) >= _MOST:
+                    self._plans.clear()
+                self._plans[key] = plan
+            return result
 
 
 def _with_values(name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -98,7 +116,8 @@ def _elsewhere(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return op(*taken, **named)
 
 
-def _run(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> Any:
+def _run(op: Any, kernel: Callable[..., Any], args: Any, kwargs: Any, known: bool) -> tuple[Any, _Plan | None]:
+    """Return the results of a call, and how to make those of calls like it, if these do not depend on more."""
     index = _index(op, args, kwargs)
     named = given_to(op, args, kwargs)
     resizable = [named.get(argument.name) for argument in op._schema.arguments if argument.is_out]
@@ -107,19 +126,113 @@ def _run(op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         result = _shapes(op, *shapes.take((args, kwargs)))
     except NoValueError:
         if known:
-            return kernel(*args, **kwargs)
+            return kernel(*args, **kwargs), None
         raise
     if any(each.layout is not torch.strided for each in tensors(result)):
         raise NoValueError(op._schema.name)
     if known and all(map(_keeps_values, tensors(result))):
-        return kernel(*args, **kwargs)
-    for each in written(op, args, kwargs):
-        if index_of(each) >= 0 and each.numel():
-            forget_values(each.untyped_storage())
+        return kernel(*args, **kwargs), _kernel
+    plan = None if shapes.outs else _plan(op, index, result, [own for _, own in shapes.pairs.values()])
+    _forget_written(op, args, kwargs)
     for given, own in map(shapes.pairs.__getitem__, shapes.outs):
         if given.shape != own.shape:
             take_shape(given, own)
-    return _results(op).of(result, index, args, kwargs)
+    return _results(op).of(result, index, args, kwargs), plan
+
+
+def _forget_written(op: Any, args: Any, kwargs: Any) -> None:
+    for each in written(op, args, kwargs):
+        if index_of(each) >= 0 and each.numel():
+            forget_values(each.untyped_storage())
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+class _Unplanned(Exception):
+    """Calls like this one need not have the same results."""
+
+
+_Plan = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Returns the results of a call, from what ``WithoutValues.run`` is given."""
+
+
+def _planned(op: Any, index: int, makers: list[Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    _forget_written(op, args, kwargs)
+    made = [mapped(each, lambda make: make and make()) for each in makers]
+    return _results(op).of(made[0] if len(made) == 1 else made, index, args, kwargs)
+
+
+def _kernel(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return kernel(*args, **kwargs)
+
+
+def _plan(op: Any, index: int, result: Any, given: list[torch.Tensor]) -> _Plan | None:
+    """Return the plan of a call on ``given``, of the meta device; None where its results are no plain new tensors."""
+    storages = {each.untyped_storage()._cdata for each in given}
+
+    def maker(new: Any) -> Any:
+        if new is None:
+            return None
+        if not isinstance(new, torch.Tensor) or new.storage_offset() or new.is_conj() or new.is_neg():
+            raise _Unplanned
+        storage = new.untyped_storage()
+        if storage._cdata in storages or storage.nbytes() != extent(new) * new.itemsize:
+            raise _Unplanned
+        storages.add(storage._cdata)
+        return functools.partial(torch.empty_strided, new.shape, new.stride(), dtype=new.dtype, device=_META)
+
+    positions = _results(op).positions
+    results = [result] if len(positions) == 1 else result
+    try:
+        # `as_strided_scatter` and the like depend on the size of a storage.
+        if "as_strided" in op._schema.name:
+            raise _Unplanned
+        makers = [mapped(each, maker) if at < 0 else None for at, each in zip(positions, results or (), strict=True)]
+    except _Unplanned:
+        return None
+    return functools.partial(_planned, op, index, makers)
+
+
+def _key(op: Any, args: Any, kwargs: Any) -> Any:
+    """Return what the shapes of a call's results, and whether they have values, depend on; None if it is not known."""
+    seen: dict[int, int] = {}
+    # A number of such an operator changes values only, and an optimizer gives another one at each step.
+    by_class = op._schema.name.startswith("aten::_foreach_")
+    try:
+        given = _mark(args, seen, by_class), tuple(kwargs), _mark(tuple(kwargs.values()), seen, by_class)
+    except _Unplanned:
+        return None
+    default = torch.get_default_dtype()
+    return id(op), given, default, torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
+
+
+_PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device}
+
+
+def _mark(values: Any, seen: dict[int, int], by_class: bool) -> tuple[Any, ...]:
+    """Return what counts of arguments. ``seen`` has the address at which each storage was met first."""
+    marks: list[Any] = []
+    for value in values:
+        kind = value.__class__
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if value.layout is not torch.strided or value.is_nested:
+                raise _Unplanned
+            address, owner = value.data_ptr(), owner_at(value)
+            storage = id(value if owner is None else owner)
+            # The distance, and not the place, so that a loop over slices has one plan.
+            distance = address - seen.setdefault(storage, address) if address else -1
+            shape = value.shape, value.stride(), value.dtype, index_of(value), value.is_conj(), value.is_neg()
+            marks.append((*shape, list(seen).index(storage) if address else -1, distance, owner.__class__))
+        elif kind is list or kind is tuple:
+            marks.append(_mark(value, seen, by_class))
+        elif (by_class and kind is float) or isinstance(value, torch.Generator):
+            marks.append(kind)
+        elif kind in _PLAIN:
+            marks.append((kind, value))
+        else:
+            raise _Unplanned
+    return tuple(marks)
 
 
 class _Shapes(StandIns):

@@ -28,13 +28,39 @@ _LARGE = 1 << 20
 """``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to another pool."""
 
 
+class Accesses:
+    """Accesses to one block of memory, by their bytes.
+
+    An access to at least 2^(n-1) and fewer than 2^n bytes is in level ``n``, in the cell of 2^n bytes in which it
+    begins. So those that overlap a range are in the cells of the range and in the one before it.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[int, dict[int, list[Access]]] = {}
+
+    def cell(self, access: Access) -> list[Access]:
+        """Return the list for an access."""
+        level = (access.end - access.start).bit_length()
+        return self._levels.setdefault(level, {}).setdefault(access.start >> level, [])
+
+    def between(self, start: int, end: int) -> list[Access]:
+        """Return the accesses to bytes of a range, in the order of their kernels."""
+        found = []
+        for level, cells in self._levels.items():
+            near = range((start >> level) - 1, (end - 1 >> level) + 1)
+            for cell in near if len(near) < len(cells) else cells:
+                found += [each for each in cells.get(cell, ()) if each.start < end and start < each.end]
+        return sorted(found, key=lambda each: (each.number, not each.writes))
+
+
 class _Memory:
     """A block of memory, the stream for which it was allocated, and the accesses that a later one may race with."""
 
     def __init__(self, stream: Stream, size: int):
         self.stream = stream
         self.size = size
-        self.accesses: list[Access] = []
+        self.accesses = Accesses()
+        self.left: list[Access] = []  # those that nothing orders before the block is given out again
         self.used_by: set[Stream] = set()
 
 
@@ -75,11 +101,9 @@ class Races(Order):
             if memory is None:
                 return
             # What the memory's own stream knows to be done needs no `record_stream`.
-            clock = self.clock(memory.stream)
-            memory.accesses = [
-                each for each in memory.accesses if each.stream not in memory.used_by and not _knows(clock, each)
-            ]
-            if memory.accesses:
+            clock, accesses = self.clock(memory.stream), memory.accesses.between(0, memory.size)
+            memory.left = [each for each in accesses if each.stream not in memory.used_by and not _knows(clock, each)]
+            if memory.left:
                 self._freed.append(memory)
                 # The oldest ones go, so that a long program does not grow.
                 del self._freed[:-_KEPT]
@@ -93,7 +117,7 @@ class Races(Order):
     def _look_at_freed(self, memory: _Memory, stream: Stream, block: Block) -> None:
         """Report the use of a block that was freed and is given out again while another stream may still use it."""
         clock = self.clock(stream)
-        for earlier in memory.accesses:
+        for earlier in memory.left:
             if not _knows(clock, earlier):
                 now = self._access("an allocation", stream, True, 0, block.size)
                 self._report(
@@ -135,20 +159,20 @@ class Races(Order):
 
     def _note(self, memory: _Memory, access: Access) -> None:
         """Report the accesses that race with a new one, and keep the new one in place of those that it hides."""
-        clock = self.clock(access.stream)
-        kept = []
-        for earlier in memory.accesses:
-            # Half-open ranges of bytes.
-            overlaps = earlier.start < access.end and access.start < earlier.end
+        clock, gone = self.clock(access.stream), []
+        for earlier in memory.accesses.between(access.start, access.end):
             known = _knows(clock, earlier)
             # Two reads never race.
-            if overlaps and not known and (earlier.writes or access.writes):
+            if not known and (earlier.writes or access.writes):
                 self._report(earlier, access, _wait_for(earlier.stream, access.stream))
             # An access that covers an earlier one stands for it: whatever races with the earlier also races with this.
             hidden = access.start <= earlier.start and earlier.end <= access.end and (known or access.writes)
-            if not (hidden and (access.writes or not earlier.writes)):
-                kept.append(earlier)
-        memory.accesses = [*kept, access]
+            # What the host has waited for is done before all that follows.
+            if (hidden and (access.writes or not earlier.writes)) or _knows(self.host, earlier):
+                gone.append(earlier)
+        for earlier in gone:
+            memory.accesses.cell(earlier).remove(earlier)
+        memory.accesses.cell(access).append(access)
 
     def _report(self, earlier: Access, later: Access, remedy: str) -> None:
         line = (earlier.site, earlier.name, later.site, later.name)
