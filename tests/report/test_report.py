@@ -26,6 +26,7 @@ import torchdevice
 from torchdevice.cli import main, reports
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.journal import callers, journal
+from torchdevice.journal.discrepancies import LEFT_OUT
 from torchdevice.journal.journal import Journal
 from torchdevice.report import Report, formatting, rows, source
 from torchdevice.report.content import Content, Process
@@ -338,12 +339,17 @@ class TestSentences:
             (
                 ({"aten::add": 1}, {"aten::rand": 1}, {"aten::other": 2}),
                 "verified 1 call of 1 operator, 1 call with random numbers by shape, dtype and range only; "
-                "2 calls the CPU cannot make: 0 findings",
+                "not compared: 2 calls of 1 operator that the CPU cannot make: 0 findings",
+            ),
+            (
+                ({}, {}, {}, {}, {"my::a": 2, "my::b": 1}, {"aten::set_": 1}),
+                "verified 0 calls of 0 operators; not compared: 3 calls of 2 operators of other libraries; "
+                "not compared: 1 call of 1 operator that must not be repeated: 0 findings",
             ),
         ],
     )
     def test_what_was_verified(self, counts: tuple[dict[str, int], ...], said: str) -> None:
-        verified = dict(zip(("compared", "random", "unknown"), counts, strict=True))
+        verified = dict(zip(("compared", "random", *LEFT_OUT), counts, strict=False))
         assert formatting.verified(self.report(verified=verified)) == said and formatting.verified(self.report()) == ""
 
     def test_which_processes(self) -> None:

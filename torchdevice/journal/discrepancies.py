@@ -9,6 +9,14 @@ from typing import Any
 
 from torchdevice.journal.callers import Site
 
+LEFT_OUT = {
+    "unknown": "that the CPU cannot make",
+    "odd": "with sparse, nested, quantized or own tensors",
+    "foreign": "of other libraries",
+    "unseen": "that must not be repeated",
+}
+"""Why calls are not compared, as a report says it."""
+
 MOST = 1000
 """How many different findings are kept. The calls of the others are counted."""
 
@@ -76,7 +84,7 @@ class Findings:
         compared: Operator -> how many calls were compared with the CPU.
         random: The same, of calls that draw random numbers which the CPU cannot draw: of these only shapes, dtypes and
             ranges were compared.
-        unknown: The same, of calls that the CPU cannot make.
+        left_out: Why calls were not compared -> the same, of these calls.
     """
 
     def __init__(self) -> None:
@@ -87,7 +95,7 @@ class Findings:
         self._found: dict[Any, Finding] = {}
         self.compared: Counter[str] = Counter()
         self.random: Counter[str] = Counter()
-        self.unknown: Counter[str] = Counter()
+        self.left_out: dict[str, Counter[str]] = {why: Counter() for why in LEFT_OUT}
 
     def add(self, finding: Finding) -> Finding:
         """Count a finding, and return the one that is kept of it. Its count is 1 the first time."""
@@ -98,7 +106,8 @@ class Findings:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many calls of which operators were compared, and how."""
-        return {name: dict(getattr(self, name)) for name in ("compared", "random", "unknown")}
+        found = {"compared": self.compared, "random": self.random, **self.left_out}
+        return {name: dict(counts) for name, counts in found.items()}
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(list(self._found.values()))

@@ -77,7 +77,7 @@ class Content:
         left_out: How many calls were not told apart because there were too many different ones.
         findings: What ``verify=`` found.
         verified: How many calls ``verify=`` compared: ``"compared"``, ``"random"`` (shapes, dtypes and ranges only) and
-            ``"unknown"`` (the CPU cannot make them) -> operator -> number. Empty without ``verify=``.
+            what was not compared, by the reasons of ``LEFT_OUT`` -> operator -> number. Empty without ``verify=``.
     """
 
     program: tuple[str, ...]

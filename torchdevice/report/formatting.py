@@ -6,6 +6,7 @@ import os
 import shlex
 
 from torchdevice.foundation.byte_sizes import scaled
+from torchdevice.journal.discrepancies import LEFT_OUT
 from torchdevice.report import source
 from torchdevice.report.content import Content, Totals
 from torchdevice.report.rows import Group, Row
@@ -47,8 +48,9 @@ def verified(report: Content) -> str:
     said = f"verified {plural(calls['compared'], 'call')} of {plural(len(report.verified['compared']), 'operator')}"
     if calls["random"]:
         said += f", {plural(calls['random'], 'call')} with random numbers by shape, dtype and range only"
-    if calls["unknown"]:
-        said += f"; {plural(calls['unknown'], 'call')} the CPU cannot make"
+    for why in filter(calls.get, LEFT_OUT):
+        operators = plural(len(report.verified[why]), "operator")
+        said += f"; not compared: {plural(calls[why], 'call')} of {operators} {LEFT_OUT[why]}"
     return f"{said}: {plural(len(report.findings), 'finding')}"
 
 

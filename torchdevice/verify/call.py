@@ -70,7 +70,7 @@ class Call:
             if operator.is_view or not operator.has_wide or len(kinds) > 1 or dtypes.isdisjoint(WIDE):
                 return None
         if not all(is_plain(each) for each in given):
-            context.journal.findings.unknown[operator.name] += 1
+            context.journal.findings.left_out["odd"][operator.name] += 1
             return None
         return cls(context, operator, lines, args, kwargs)
 
@@ -102,7 +102,7 @@ class Call:
         try:
             expected = self._reference(copies)
         except Exception:  # the CPU lacks the operator, or the dtype
-            counts.unknown[self.operator.name] += 1
+            counts.left_out["unknown"][self.operator.name] += 1
             return []
         by_range = self.is_by_range
         (counts.random if by_range else counts.compared)[self.operator.name] += 1

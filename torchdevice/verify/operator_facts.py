@@ -13,6 +13,7 @@ _FACTS = {name: frozenset(operators) for name, operators in data_files.read(__fi
 """Lists of operators.
 
     unseen: Their call does something that must not be done twice, or has no result to compare.
+    communicating: Libraries of torch's own whose operators do more than they return.
     without_values: Their results have no values yet.
     by_bits: The result depends on the dtype itself, so that float64 is no reference.
     choosing: They return the indices of elements along a dimension; which one of equal elements is free.
@@ -74,10 +75,11 @@ class Operator:
         return list(zip(names, values, self.made, strict=True)) if self.made else []
 
 
-def looked_at(op: Any, only: tuple[str, ...] | None) -> Operator | None:
-    """Return what verify knows of an operator; None if verify does not look at it.
+def looked_at(op: Any, only: tuple[str, ...] | None, device_type: str) -> Operator | str | None:
+    """Return what verify knows of an operator, or why it does not look at it; None where the program did not ask.
 
-    Operators of other libraries may do more than they return, so they are called twice only where they are named.
+    Operators of other libraries may do more than they return, so they are called twice only where they are named, or
+    have one kernel for the target and another one that is the CPU's.
     """
     if not isinstance(op, torch._ops.OpOverload):
         return None
@@ -85,9 +87,15 @@ def looked_at(op: Any, only: tuple[str, ...] | None) -> Operator | None:
     if only is not None:
         names = {base, op._schema.name, op.name(), op.name().removeprefix("aten::")}
         return Operator(op) if names.intersection(only) else None
-    if op.namespace != "aten" or base in _FACTS["unseen"] or torch.Tag.inplace_view in op.tags:
-        return None
-    return Operator(op)
+    if op.namespace != "aten" and (op.namespace in _FACTS["communicating"] or not _has_two_kernels(op.name(), device_type)):
+        return "foreign"
+    return "unseen" if base in _FACTS["unseen"] or torch.Tag.inplace_view in op.tags else Operator(op)
+
+
+def _has_two_kernels(name: str, device_type: str) -> bool:
+    key = torch._C._dispatch_key_for_device(device_type)
+    own = torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    return own and torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
 
 
 def unknown(only: tuple[str, ...] | None) -> str | None:

@@ -15,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
+from torchdevice.engines.rewriters import native_device
 from torchdevice.errors import DivergenceError, DivergenceWarning
 from torchdevice.foundation import dispatch_modes, run_folder
 from torchdevice.foundation.logs import logger
+from torchdevice.foundation.stand_ins import tensors
 from torchdevice.journal.discrepancies import Finding
 from torchdevice.report import Report
 from torchdevice.verify import operator_facts, script
@@ -44,7 +46,7 @@ class Watcher(TorchDispatchMode):
         self._only = options.verify_only if isinstance(options.verify_only, tuple) else None
         # A fraction as a step: 0.1 looks at every tenth call.
         self._every = max(1, round(1 / options.verify_sample))
-        self._known: dict[Any, operator_facts.Operator | None] = {}
+        self._known: dict[Any, operator_facts.Operator | str | None] = {}
         self._left_out: Counter[Any] = Counter()
         self._lines = Lines(_backward_calls(context))
 
@@ -67,9 +69,13 @@ class Watcher(TorchDispatchMode):
             return None
         self._lines.note()
         if func not in self._known:
-            self._known[func] = operator_facts.looked_at(func, self._only)
+            self._known[func] = operator_facts.looked_at(func, self._only, self.context.device_type)
         operator = self._known[func]
-        if operator is None:
+        if not isinstance(operator, operator_facts.Operator):
+            if operator and any(
+                native_device(each).type == self.context.device_type for each in tensors((args, kwargs))
+            ):
+                self.context.journal.findings.left_out[operator][func.name()] += 1
             return None
         if self._left_out[func]:
             self._left_out[func] -= 1

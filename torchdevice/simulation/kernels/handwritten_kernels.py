@@ -17,7 +17,7 @@ from torchdevice.core import thread_state
 from torchdevice.cuda import capture_rules
 from torchdevice.simulation import device_generators, machine, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant, set_storage
-from torchdevice.simulation.kernels import cuda_values, recurrent_cells
+from torchdevice.simulation.kernels import cuda_values, fused_attention, recurrent_cells
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula, take_shape, view_of
 from torchdevice.simulation.kernels.overloads import overload_of
 from torchdevice.simulation.kernels.pipeline import Pipeline
@@ -221,7 +221,8 @@ def attend(
         if plain and sharded_attention.is_divided(query, key, value):
             return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, scale=scale)[0]
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        if not _math_is_enabled() and policy.stands_for_cuda():
+        many = query.dim() > 1 and query.size(1) > attention.MOST_HEADS
+        if (many or not _math_is_enabled()) and policy.stands_for_cuda():
             attention.check(attention.Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
             return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
@@ -422,4 +423,4 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
 }
 
 
-SPECIAL.update({name: of_formula(each) for name, each in _FORMULAS.items()})
+SPECIAL.update(fused_attention.KERNELS, **{name: of_formula(each) for name, each in _FORMULAS.items()})

@@ -1,7 +1,7 @@
 """Which kernels of CUDA's can compute a call of ``scaled_dot_product_attention``, and why the others cannot.
 
 The checks, their order and their texts (``attention.json``) follow aten/src/ATen/native/transformers of torch 2.13:
-``cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``. Nested tensors take no part: here no kernel computes them.
+``cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``. Strided nested tensors take no part: here no kernel computes them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ import torch
 
 from torchdevice.foundation import data_files
 from torchdevice.simulation import policy
+from torchdevice.simulation.refusals.cuda_errors import INVALID_CONFIGURATION, cuda_error
 
 _TABLE = data_files.read(__file__, "attention.json")
 """Kernels and their checks in torch's order, and the text of each check."""
+
+MOST_HEADS = 65_535
+"""CUDA's limit of blocks along the second axis of a grid (mem_eff_attention/kernel_forward.h: getBlocksGrid)."""
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -121,6 +125,9 @@ _CHECKS: dict[str, Callable[[_Facts], Any]] = {
 }
 """Check -> whether it refuses a call."""
 
+_DENSE = frozenset({"batches", "groups", "heads", "lengths", "strides", "mem_efficient_strides"})
+"""What torch checks of dense tensors only. Jagged ones are checked further by torch/nested/_internal/sdpa.py."""
+
 
 def refusal(kernel: str, call: Any) -> str | None:
     """Return why a kernel cannot compute a call; None if it can.
@@ -129,10 +136,12 @@ def refusal(kernel: str, call: Any) -> str | None:
         kernel: ``"flash"``, ``"mem_efficient"`` or ``"cudnn"``.
         call: A :class:`Call`, or ``torch.backends.cuda.SDPAParams``.
     """
-    if call.query.is_nested or call.key.is_nested:
+    nested = call.query.is_nested or call.key.is_nested
+    if nested and call.query.layout is torch.strided:
         return "A simulated device computes attention of nested tensors by products and a softmax."
     facts = _Facts(call)
-    failed = next((check for check in _TABLE["kernels"][kernel] if _CHECKS[check](facts)), None)
+    checks = (check for check in _TABLE["kernels"][kernel] if not (nested and check in _DENSE))
+    failed = next((check for check in checks if _CHECKS[check](facts)), None)
     return None if failed is None else _TABLE["texts"][failed].format_map(_Shown(facts))
 
 
@@ -157,10 +166,15 @@ def can_use(kernel: str, call: Any, debug: bool) -> bool:
 def check(call: Call) -> None:
     """Raise torch's error if no kernel can compute a call of the device, with torch's warnings about each.
 
-    To be asked where the program has switched "math" off, which computes every call.
+    To be asked of many heads, each of which takes a row of a kernel's grid, and where the program has switched "math"
+    off, which computes every call.
     """
     kernels = _TABLE["names"]
     if any(refusal(kernel, call) is None for kernel in kernels):
+        if call.query.size(1) > MOST_HEADS:
+            raise cuda_error(INVALID_CONFIGURATION, f"A grid has at most {MOST_HEADS} blocks along the axis of heads.")
+        return
+    if torch._C._get_math_sdp_enabled():
         return
     if all(_CHECKS[f"{kernel}_off"](None) for kernel in kernels):  # type: ignore[arg-type]
         raise RuntimeError("No viable backend for scaled_dot_product_attention was found.")

@@ -14,6 +14,7 @@ _SUFFIX = (
 
 DEVICE_ASSERT = ("device-side assert triggered", "cudaErrorAssert")
 ILLEGAL_ADDRESS = ("an illegal memory access was encountered", "cudaErrorIllegalAddress")
+INVALID_CONFIGURATION = ("invalid configuration argument", "cudaErrorInvalidConfiguration")
 INITIALIZATION = ("initialization error", "cudaErrorInitializationError")
 """CUDA's text of an error, and its name in ``cudaError_t``."""
 

@@ -19,6 +19,8 @@ _INT_MAX = 2**31 - 1
 
 _HALVES = (torch.float16, torch.complex32)
 
+_FLASH = (torch.float16, torch.bfloat16)
+
 _FLOAT8 = (8, 9)
 """The capability from which GPUs have units for float8."""
 
@@ -135,6 +137,18 @@ def _reduced_bools(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: s
     return refused and "\"cuda_scatter_gather_base_kernel_func\" not implemented for 'Bool'"
 
 
+def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    three, head = (query, key, value), query.size(-1)
+    return (
+        ((policy.capability() or (8, 0)) < (8, 0) and "FlashAttention only supports Ampere GPUs or newer.")
+        or (dtype_of(query) not in _FLASH and "FlashAttention only support fp16 and bf16 data type")
+        or (len(set(map(dtype_of, three))) > 1 and "query and key must have the same dtype")
+        or (any(each.stride(-1) != 1 for each in three) and "Input tensor must have contiguous last dimension")
+        or (head % 8 and "head_size must be a multiple of 8, this is ensured by padding!")
+        or (head > 256 and "FlashAttention forward only supports head dimension at most 256")
+    )
+
+
 def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> Any:
     dim = next((each for each in args if type(each) is int), dim)
     long = self.dim() and self.size(dim) > _INT_MAX
@@ -156,6 +170,9 @@ RULES = by_operator(
         Rule("linalg_lstsq", _lstsq, "BatchLinearAlgebra.cpp: get_default_lstsq_driver"),
         Rule("lstm gru rnn_tanh rnn_relu", _hidden, "cudnn/RNN.cpp: _cudnn_rnn"),
         Rule("scatter_reduce", _reduced_bools, "cuda/ScatterGatherKernel.cu", NotImplementedError),
+        Rule(
+            "_flash_attention_forward _scaled_dot_product_flash_attention", _flash, "flash_attn/flash_api.cpp: mha_fwd"
+        ),
         Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
     )
 )

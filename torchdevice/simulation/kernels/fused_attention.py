@@ -1,0 +1,140 @@
+"""CUDA's fused kernels of attention, which programs and jagged tensors also call by their names, as formulas.
+
+Arguments and results go by their names in torch's schemas, and are those of
+aten/src/ATen/native/transformers/cuda/attention.cu. A packed batch is one sequence whose parts do not see each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from torchdevice.foundation import data_files
+from torchdevice.foundation.stand_ins import given_to
+from torchdevice.simulation import device_generators
+from torchdevice.simulation.kernels.cpu_kernels import index_of, of_formula
+from torchdevice.simulation.kernels.overloads import overload_of
+
+_TABLE = data_files.read(__file__, "fused_attention.json")
+"""The kernels, what some of them call an argument or a result, and which arguments are not computed."""
+
+
+class _Call:
+    """The arguments of a call by their first names, with heads before lengths and in single precision at least."""
+
+    def __init__(self, op: Any, args: Any, kwargs: Any):
+        given = {_TABLE["names"].get(each, each): value for each, value in given_to(op, args, kwargs).items()}
+        refused = next((each for each in _TABLE["refused"] if given.get(each) is not None), None)
+        if refused is not None:
+            raise NotImplementedError(f"{op} is not simulated with {refused!r}. Call it without {refused!r}.")
+        self.given, self._name = given, op._schema.name
+        self.is_turned = "_scaled_dot_product_" in self._name
+        self.ends = [None if self.is_turned else given.get(each) for each in ("cum_seq_q", "cum_seq_k")]
+        self.q, *keys = (self.turned(given[each]) for each in ("query", "key", "value"))
+        self.k, self.v = (each.repeat_interleave(self.q.size(1) // each.size(1), 1) for each in keys)
+        self.scale = self.q.size(-1) ** -0.5 if given.get("scale") is None else given["scale"]
+
+    def turned(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor if tensor.dim() == 4 else tensor.unsqueeze(0)
+        tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        return tensor if self.is_turned else tensor.transpose(1, 2)
+
+    def back(self, result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        result = result.transpose(1, 2).contiguous().to(like.dtype)
+        result = result.transpose(1, 2) if self.is_turned else result.view(*like.shape[:-1], -1)
+        keeps_strides = "efficient" not in self._name and result.shape == like.shape
+        return torch.empty_like(like).copy_(result) if keeps_strides else result
+
+    def _places(self, keys: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return for each row its sequence, and its place from the sequence's end, or from its beginning."""
+        length, ends = (self.k if keys else self.q).size(-2), self.ends[keys]
+        ends = torch.tensor([0, length]) if ends is None else ends.long()
+        sequences = torch.bucketize(torch.arange(length), ends[1:], right=True).clamp(max=len(ends) - 2)
+        at_end = "flash" in self._name or self.given.get("is_causal") == 2
+        return sequences, torch.arange(length) - (ends[1:] if at_end else ends[:-1])[sequences]
+
+    def weights(self) -> tuple[torch.Tensor, ...]:
+        """Return the softmax of the product, the logarithms of its sums, and what dropout multiplies it by."""
+        get, rows, columns = self.given.get, self._places(False), self._places(True)
+        away, hidden = columns[1] - rows[1][:, None], columns[0] != rows[0][:, None]
+        right = 0 if get("is_causal") else get("window_size_right")
+        for far, side in ((right, away), (get("window_size_left"), -away)):
+            hidden = hidden | (side > far if far is not None and far >= 0 else hidden)
+        bias, dropout, kept = get("bias"), get("dropout_p"), torch.ones(())
+        scores = self.q @ self.k.mT * self.scale + (0 if bias is None else bias)
+        scores = scores.masked_fill(hidden, -math.inf)
+        if dropout:
+            generator = torch.Generator().manual_seed(int(self.given["rng_state"].view(torch.int64).flatten()[0]))
+            kept = torch.empty_like(scores).bernoulli_(1 - dropout, generator=generator) / (1 - dropout)
+        sums = scores.logsumexp(-1)
+        return (scores - sums[..., None]).exp().nan_to_num(0), sums, kept  # NaN where a query may see no key
+
+    def logarithms(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return the logarithms of sums in a kernel's shape."""
+        sums, ends = sums.float(), self.ends[0]
+        if "efficient" not in self._name:
+            return sums[..., None] if "cudnn" in self._name else sums if ends is None else sums[0]
+        if ends is not None:
+            parts = list(sums[0].mT.tensor_split(ends[1:-1].long()))
+            sums = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).mT
+        wanted = -(-(self.given.get("max_q") or sums.size(-1)) // 32) * 32 * bool(self.given.get("compute_log_sumexp"))
+        return F.pad(sums, (0, wanted - sums.size(-1)), value=math.inf)
+
+
+def _forward(op: Any, seed: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    call = _Call(op, args, {**kwargs, "rng_state": seed})
+    weights, sums, kept = call.weights()
+    results = {
+        "output": call.back(weights * kept @ call.v, call.given["query"]),
+        "logsumexp": call.logarithms(sums),
+        "max_q": call.given.get("max_q") or call.q.size(2),
+        "max_k": call.given.get("max_k") or call.k.size(2),
+        "rng_state": seed.view(torch.uint64) if "flash" in op._schema.name else seed[0],
+        "unused": torch.zeros((), dtype=torch.uint64),
+        "philox_offset": seed[1],
+        "debug_attn_mask": call.given["query"].new_empty(0),
+    }
+    return tuple(results.get(_TABLE["names"].get(each.name, each.name)) for each in op._schema.returns)
+
+
+def _backward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    call = _Call(op, args, kwargs)
+    if call.given["grad_out"] is None:
+        return (None,) * len(op._schema.returns)
+    weights, _, kept = call.weights()
+    grad, bias = call.turned(call.given["grad_out"]), call.given.get("bias")
+    above = grad @ call.v.mT * kept
+    above = weights * (above - (above * weights).sum(-1, keepdim=True))
+    found = {
+        "query": above @ call.k * call.scale,
+        "key": above.mT @ call.q * call.scale,
+        "value": (weights * kept).mT @ grad,
+    }
+    results: list[Any] = []
+    for name, gradient in found.items():
+        heads = call.turned(call.given[name]).size(1)  # several heads of queries may share one
+        results.append(call.back(gradient.unflatten(1, (heads, -1)).sum(2), call.given[name]))
+    results.append(None if bias is None else above.sum_to_size(bias.shape).to(bias.dtype))
+    return tuple(results[: len(op._schema.returns)])
+
+
+def _kernel(name: str) -> Callable[..., Any]:
+    op = overload_of(name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        seed = torch.zeros(2, dtype=torch.int64)
+        if given_to(op, args, kwargs).get("dropout_p"):
+            generator = device_generators.default_generator(index_of(args[0]))
+            seed[0] = torch.randint(2**62, (), generator=device_generators.next_numbers(generator))
+        return of_formula(functools.partial(_forward, op, seed))(*args, **kwargs)
+
+    return of_formula(functools.partial(_backward, op)) if name.endswith("backward") else run
+
+
+KERNELS = {each: _kernel(each) for each in _TABLE["kernels"]}
+"""The kernels of the operators by their names."""
