@@ -21,13 +21,13 @@ PAGE = Path(__file__).with_name("matrix.md")
 OUT_OF_TREE = "npu_like"
 """A backend of the tests."""
 
-TARGETS = ("cpu", "simulated:cuda", "simulated:mps", "mps-on-simulated", OUT_OF_TREE)
+TARGETS = ("cpu", "simulated:cuda", "simulated:mps", OUT_OF_TREE)
 
 HEADER = """# Features by device
 
 Made by `python docs/make_matrix.py`; do not edit. Each cell is the result of a test of
 `pytest --pyargs torchdevice_selftest` on the device: whether it passed, and whether calls in it ran on the CPU because
-the device cannot make them. `mps-on-simulated` is the runtime of MPS on [a simulated Mac](mps.md). `npu_like` is the
+the device cannot make them. `simulated:mps` is the runtime of MPS on [a simulated Mac](mps.md). `npu_like` is the
 runtime of [PrivateUse1 backends](runtimes.md) on a backend of the tests, which computes in CPU memory. No column is of
 a real accelerator, because none has run ([where it has run](platforms.md)).
 

@@ -37,7 +37,7 @@ torch.set_num_threads(1)
 
 TARGETS = ("cpu", "simulated:cuda")
 
-REHEARSED = "mps-on-simulated"
+REHEARSED = "simulated:mps"
 """The target on which a sample of the tests of :data:`REHEARSING` runs too: the runtime of MPS, on a simulated Mac."""
 
 REHEARSING = frozenset(
@@ -289,7 +289,7 @@ def cuda(chosen: str) -> Iterator[torchdevice.Scope]:
 @pytest.fixture
 def kind(target: str) -> str:
     """The device type of the target's tensors."""
-    return re.split("[:-]", target)[0]
+    return "mps" if target == REHEARSED else target.partition(":")[0]
 
 
 @pytest.fixture

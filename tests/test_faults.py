@@ -103,8 +103,8 @@ def test_a_rank_that_ends_or_stays_away(target: str, tmp_path: Path, temporary: 
     two = f"{target}:2" if target.startswith("simulated") else target
     ports = ",".join(free_port() for _ in failing)
     done = run_program(tmp_path, RANKS, ports, *failing, options=["--target", two], TMPDIR=str(temporary))
-    where = "rank 0, in the group 'default_pg' of 2 ranks"
-    expected = [f"{case.replace(':', ', ')}, {name} failed on {where}" for case, name in failing.items()]
+    where = "of the group 'default_pg' of 2 ranks cannot end"
+    expected = [f"{case.replace(':', ', ')}, {name} {where}" for case, name in failing.items()]
     assert_prints(done, temporary, expected)
 
 

@@ -83,5 +83,5 @@ def test_the_command_line_takes_their_arguments() -> None:
         assert (
             target is None
             or target_selection.is_simulated(target)
-            or target in (*target_selection.target_names(), "mps-on-simulated")
+            or target in (*target_selection.target_names(), "simulated:mps")
         )

@@ -217,7 +217,7 @@ class Options:
     identity: Literal["target", "program"] | None = _option(
         None,
         "The device that tensors report: target, or program for the accelerator that the program is written for. Left "
-        "out, program on simulated devices, and target elsewhere.",
+        "out, program on simulated devices but a Mac, and target elsewhere.",
         **_one_of("identity", "target", "program", optional=True),
     )
     strict: bool = _option(

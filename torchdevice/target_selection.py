@@ -66,8 +66,10 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
             shares_host_memory=found is not None and found.shares_host_memory,
             names_count=name is not None and names_count(name),
         )
-        if simulated is not None:
+        if simulated is not None and found is None:
             found = _simulated(simulated[0], fitting)
+            if simulated[0] in device_models.SIMULATED_MAC and fitting.identity is None:
+                fitting = dataclasses.replace(fitting, identity="program")  # a Mac's tensors are on mps
         assert found is not None
         return found, fitting
 
@@ -75,10 +77,10 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
 def machine_of(options: Options) -> Context | None:
     """Return the context of the simulated Mac on which a scope with these options runs; None for this machine."""
     name = _name_of(options.target)
-    if name == device_models.SIMULATED_MAC:
+    if name in device_models.SIMULATED_MAC and options.written_for != MpsRuntime.device_type:
         from torchdevice.simulation import mac
 
-        return mac.standing()
+        return mac.standing(options.memory)  # type: ignore[arg-type]  # which the option's check has made a number
     return simulated_machine() if name in (None, MpsRuntime.device_type) else None
 
 

@@ -411,7 +411,7 @@ class TestCompiledCodeIsShared:
         def compiled(x: torch.Tensor) -> torch.Tensor:
             return x.cuda() + 1
 
-        outside = "simulated" if target == "mps-on-simulated" else kind  # no scope is a simulated Mac here
+        outside = "simulated" if target == "simulated:mps" else kind  # no scope is a simulated Mac here
         for _ in range(2):
             assert all(f(torch.ones(2)).device.type == outside for f in (inside, decorated, compiled))
 
@@ -504,7 +504,7 @@ class TestTracing:
 
     @pytest.mark.one_engine
     def test_packaging_for_a_device_without_code_is_refused(self) -> None:
-        with torchdevice.portable("mps-on-simulated"):
+        with torchdevice.portable("simulated:mps"):
             model, x = torch.nn.Linear(4, 2).cuda(), torch.rand(3, 4, device="cuda")
             exported = torch.export.export(model, (x,))
             for compile_ahead in (

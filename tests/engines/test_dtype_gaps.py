@@ -98,7 +98,7 @@ def is_left_alone(target: str, op: Any, dtype: torch.dtype) -> bool:
 
 
 @pytest.mark.sampled(30)
-@pytest.mark.lacked_by("mps-on-simulated", "dtypes of CUDA's kernels")
+@pytest.mark.lacked_by("simulated:mps", "dtypes of CUDA's kernels")
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_only_cuda_has(cuda: torchdevice.Scope, target: str, name: str) -> None:
     op, dtype = PAIRS[name]

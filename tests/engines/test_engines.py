@@ -200,7 +200,7 @@ class TestWhatIsWrapped:
                 with pytest.raises(NotImplementedError, match=name):
                     torch.logsumexp(nested, 1)
 
-    @pytest.mark.lacked_by("mps-on-simulated", "choice among kernels of attention")
+    @pytest.mark.lacked_by("simulated:mps", "choice among kernels of attention")
     def test_attention_calls_the_mode_only_where_torch_has_no_kernel(self) -> None:
         with torchdevice.portable("cpu", engine="wrap") as scope:
             q = torch.randn(1, 1, 4, 8, device="cuda")

@@ -22,7 +22,7 @@ from torchdevice.foundation.fidelity import Fidelity
 
 F64 = torch.float64
 
-TARGETS = ("simulated:mps", "mps-on-simulated")
+TARGETS = ("simulated:mps",)
 
 Road = Callable[[], torch.Tensor]
 
@@ -451,14 +451,14 @@ class TestCompiledCode:
         torch._dynamo.reset()
         with torchdevice.simulate("mps"):
             made = torch.compile(function, backend="eager", fullgraph=True)(card())
-            assert made.dtype is torch.float32 and made.is_cuda and made.tolist() == [2.0, 3.0]
+            assert made.dtype is torch.float32 and made.is_mps and made.tolist() == [2.0, 3.0]
 
     @pytest.mark.parametrize("function", CONVERSIONS.values(), ids=CONVERSIONS)
     def test_what_is_kept_on_the_cpu_is_run_by_python(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         torch._dynamo.reset()
         with torchdevice.simulate("mps", float64="cpu"):
             made = torch.compile(function, backend="eager")(card())
-            assert made.dtype is F64 and made.is_cuda and made.tolist() == [2.0, 3.0]
+            assert made.dtype is F64 and made.is_mps and made.tolist() == [2.0, 3.0]
 
 
 @pytest.mark.sampled(1)
@@ -476,7 +476,7 @@ class TestWaysIn:
             except TypeError as error:
                 print(type(error).__name__)
         """
-        options = ("--target", "mps-on-simulated", "--float64", policy)
+        options = ("--target", "simulated:mps", "--float64", policy)
         result = run_program(tmp_path, program, options=options)
         assert result.returncode == 0 and result.stdout.strip() == self.EXPECTED[policy], result.stderr
         warned = [line for line in result.stderr.splitlines() if "PortabilityWarning" in line]
@@ -489,6 +489,6 @@ class TestWaysIn:
             "    dtype = torch.tensor(numpy.ones(2), device='cuda').dtype\n"
             "    assert str(dtype) == 'told'\n"
         )
-        flags = ("--torchdevice=mps-on-simulated", f"--torchdevice-float64={policy}")
+        flags = ("--torchdevice=simulated:mps", f"--torchdevice-float64={policy}")
         result = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *flags, cwd=tmp_path)
         assert result.returncode == 1 and self.EXPECTED[policy] in result.stdout, result.stdout + result.stderr

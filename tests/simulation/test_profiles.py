@@ -63,7 +63,7 @@ class TestMps:
     def test_float64_becomes_float32_by_every_road(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
         with torchdevice.simulate("mps"):
             made = make(torch.ones(2, device="cuda"))
-            assert made.dtype is torch.float32 and made.is_cuda
+            assert made.dtype is torch.float32 and made.is_mps
 
     @pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")
     def test_float64_on_the_default_device_becomes_float32(self) -> None:
@@ -71,8 +71,8 @@ class TestMps:
             assert torch.zeros(2, dtype=torch.float64).dtype is torch.float32
 
     def test_tensors_print_without_float64(self) -> None:
-        with torchdevice.simulate("mps", identity="target"):
-            assert repr(torch.tensor([1.5, 2.25], device="cuda")) == "tensor([1.5000, 2.2500], device='simulated:0')"
+        with torchdevice.simulate("mps"):
+            assert repr(torch.tensor([1.5, 2.25], device="cuda")) == "tensor([1.5000, 2.2500], device='mps:0')"
 
     def test_a_missing_operator_runs_on_the_cpu_where_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
@@ -92,7 +92,7 @@ class TestMps:
         with torchdevice.simulate("mps"), pytest.raises(NotImplementedError, match=message):
             torch.linalg.eig(x.cuda())
         monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
-        with torchdevice.simulate("mps", strict=True), pytest.raises(NotImplementedError, match=message):
+        with torchdevice.simulate("strict"), pytest.raises(NotImplementedError, match=message):
             torch.linalg.eig(x.cuda())
 
     def test_one_device_onto_which_the_others_fold(self) -> None:
@@ -102,9 +102,9 @@ class TestMps:
             assert any("cuda:1" in entry.requested for entry in scope.journal.degraded)
 
     def test_files_say_mps(self, tmp_path: Path) -> None:
-        with torchdevice.simulate("mps", identity="target"):
+        with torchdevice.simulate("mps"):
             torch.save(torch.ones(2, device="cuda"), tmp_path / "x.pt")
-            assert torch.load(tmp_path / "x.pt").device.type == "simulated"
+            assert torch.load(tmp_path / "x.pt").device.type == "mps"
         assert b"mps:0" in (tmp_path / "x.pt").read_bytes()
 
     def test_a_transformer_trains(self) -> None:

@@ -32,7 +32,7 @@ SEVERAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("road", SEVERAL)
-@pytest.mark.parametrize("target", ["cpu", "mps-on-simulated", "simulated:cuda"])
+@pytest.mark.parametrize("target", ["cpu", "simulated:mps", "simulated:cuda"])
 def test_a_move_among_several_devices_copies(target: str, road: str) -> None:
     with torchdevice.portable(target, devices=2):
         x = torch.zeros(3, device="cuda:0")
@@ -42,7 +42,7 @@ def test_a_move_among_several_devices_copies(target: str, road: str) -> None:
         assert x.tolist() == [0.0] * 3 and moved.tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize("target", ["cpu", "mps-on-simulated", "simulated:cuda"])
+@pytest.mark.parametrize("target", ["cpu", "simulated:mps", "simulated:cuda"])
 def test_a_module_among_several_devices(target: str) -> None:
     """Parameters stay the objects they were; what somebody else holds too gets new memory."""
     with torchdevice.portable(target, devices=2):
@@ -57,7 +57,7 @@ def test_a_module_among_several_devices(target: str) -> None:
         assert held["weight"].tolist() == [1.0, 1.0] and held["running_mean"].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("target", ["mps-on-simulated"])
+@pytest.mark.parametrize("target", ["simulated:mps"])
 def test_a_move_among_several_devices_keeps_leaves_and_what_is_on_the_cpu(target: str) -> None:
     with torchdevice.portable(target, devices=2):
         leaf, host = torch.zeros(3, device="cuda:0", requires_grad=True), torch.zeros(3)

@@ -38,7 +38,7 @@ class TestWaysIn:
     def test_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:mps")
         with torchdevice.portable() as scope:
-            assert torch.zeros(1, device="cuda").is_cuda
+            assert torch.zeros(1, device="cuda").is_mps
             assert repr(scope) == "<torchdevice.Scope target='simulated:mps:1'>"
 
     def test_command(self, tmp_path: Path) -> None:

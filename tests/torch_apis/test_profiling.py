@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 import torchdevice
 from torchdevice.errors import FidelityError
 
-MEASURED = pytest.mark.lacked_by("mps-on-simulated", "device times, because its calls return before the work is done")
+MEASURED = pytest.mark.lacked_by("simulated:mps", "device times, because its calls return before the work is done")
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_every_way_to_name_a_device(target: str, kind: str, tmp_path: Path) -> N
     assert result.stdout.count("ran ") == 15
 
 
-@pytest.mark.lacked_by("mps-on-simulated", "device of its own that TorchScript takes from a list")
+@pytest.mark.lacked_by("simulated:mps", "device of its own that TorchScript takes from a list")
 def test_a_device_that_cannot_be_known_is_torchs_error_with_the_line(cuda: torchdevice.Scope) -> None:
     """A tuple of devices is left as it is; the error names the operator and the line."""
 
@@ -133,7 +133,7 @@ def test_a_device_that_cannot_be_known_is_torchs_error_with_the_line(cuda: torch
         function(torch.ones(2), [torch.device("cuda", 0)])
 
 
-@pytest.mark.parametrize("target", ["simulated:mps", "mps-on-simulated"])
+@pytest.mark.parametrize("target", ["simulated:mps"])
 @pytest.mark.parametrize("policy", ["float32", "error", "cpu"])
 def test_float64_beside_a_device(target: str, policy: Any) -> None:
     """Of a graph, ``float64="cpu"`` keeps nothing on the CPU: torch's error is left."""

@@ -80,7 +80,7 @@ class TestMoves:
         assert dot(move(x), y) == dot(x, move.H(y))
         assert dot(move(x), move(x)) == dot(x, move.N(x))
 
-    @pytest.mark.lacked_by("mps-on-simulated", "float64, for finite differences")
+    @pytest.mark.lacked_by("simulated:mps", "float64, for finite differences")
     def test_autograd(self, way: tuple[str, str]) -> None:
         move = ToDevice(*way)
         x = torch.randn(3, 2, dtype=torch.float64, device=way[0], requires_grad=True)
@@ -90,7 +90,7 @@ class TestMoves:
         (found,) = torch.autograd.grad(move(x), x, gradient)
         assert found.device == x.device and torch.equal(found, move.H(gradient))
 
-    @pytest.mark.lacked_by("mps-on-simulated", "complex128, for finite differences")
+    @pytest.mark.lacked_by("simulated:mps", "complex128, for finite differences")
     def test_complex_autograd(self, way: tuple[str, str]) -> None:
         x = torch.randn(3, dtype=torch.complex128, device=way[0], requires_grad=True)
         assert torch.autograd.gradcheck(ToDevice(*way), x) and torch.autograd.gradgradcheck(ToDevice(*way), x)

@@ -28,7 +28,7 @@ def added(n: int = 100) -> None:
     assert torch.equal(out, x + 0.5 * y)
 
 
-@pytest.mark.parametrize("target", [*TARGETS, "mps-on-simulated"])
+@pytest.mark.parametrize("target", [*TARGETS, "simulated:mps"])
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_a_kernel_runs_in_a_scope_only(target: str, engine: Any) -> None:
     with torchdevice.portable(target, engine=engine):

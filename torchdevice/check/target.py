@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdevice.devices.accelerators import FAMILIES
+from torchdevice.devices.device_models import SIMULATED_MAC
 from torchdevice.foundation import data_files
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Target(NamedTuple):
             return _REAL[name]
         from torchdevice import target_selection
 
+        if name in SIMULATED_MAC:
+            return _REAL["mps"]._replace(name=name, plain_graphs=True)
         profile, devices = target_selection.simulated_profile(name)
         return cls(
             name, "simulated", "", profile.name, profile.single, devices or 1, plain_graphs=profile.lacks_anything
@@ -66,7 +69,7 @@ class Target(NamedTuple):
 
     def reports(self, families: Collection[str]) -> bool:
         """Return whether tensors say that they are on one of these accelerators, which a program is written for."""
-        return self.name not in _REAL or self.native in families
+        return self.column == "simulated" or self.native in families
 
     @property
     def refuses_operators(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -46,6 +47,8 @@ def failing() -> Iterator[None]:
     Raises:
         SystemExit: With status 1, where a rank failed.
     """
+    # What the launcher logs of signals and exit codes is said below, in one line for all ranks that agree.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
         yield
     except Exception as error:

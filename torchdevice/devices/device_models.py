@@ -2,7 +2,7 @@
 
 A model is one of the profiles of :mod:`torchdevice.simulation.profiles` with figures of its own. They are the defaults
 of the options ``capability``, ``memory`` and ``properties``; an option that the call, a variable or a configuration
-gives comes first. Every simulated device also implies ``identity="program"``, so that ``x.is_cuda`` is True.
+gives comes first. Every simulated device but a Mac also implies ``identity="program"``, so that ``x.is_cuda`` is True.
 
 Sources of :data:`MODELS`: the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming
 Guide (threads, shared memory), NVIDIA's data sheets and white papers (name, multiprocessors, L2 cache, bus). The memory
@@ -25,8 +25,8 @@ from torchdevice.foundation.toml import toml
 
 SIMULATED = "simulated"
 
-SIMULATED_MAC = "mps-on-simulated"
-"""The name as a target of MPS on a simulated Mac that no scope has made."""
+SIMULATED_MAC = f"{SIMULATED}:mps", f"{SIMULATED}:mps:1"
+"""The names of a simulated Mac as a target. A program that is written for CUDA runs on it as on a real Mac."""
 
 TARGET = re.compile(SIMULATED + r"(?::([a-z][a-z0-9]*|[^{}]+\.(?:toml|json)|\{.*\}))?(?::([1-9][0-9]*))?", re.DOTALL)
 """The name of a simulated device as a target: the profile or model, or a file or JSON object with one; and a number."""
@@ -70,7 +70,7 @@ def find(profile: str) -> DeviceModel | None:
 def options_of(target: object) -> dict[str, Any]:
     """Return the options that a target implies: of each simulated device its identity, and the figures of its model."""
     found = TARGET.fullmatch(target) if isinstance(target, str) else None
-    if found is None:
+    if found is None or target in SIMULATED_MAC:
         return {}
     model = (find(found[1]) if found[1] else None) or DeviceModel()
     figures = {"capability": model.capability, "memory": model.memory, "properties": model.properties or None}

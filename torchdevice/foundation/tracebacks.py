@@ -6,6 +6,7 @@ A call that succeeds pays nothing: an error is looked at where it leaves a scope
 
 from __future__ import annotations
 
+import contextlib
 import os
 from itertools import zip_longest
 from types import TracebackType
@@ -51,10 +52,10 @@ def without_ours(error: BaseException) -> TracebackType | None:
         return error.__traceback__
     kept: list[TracebackType] = []
     crossed = False
-    for entry in entries:
-        if _is_ours(entry):
+    for entry, following in zip_longest(entries, entries[1:]):
+        if _is_ours(entry) or (following and _is_ours(following) and _file(entry) == contextlib.__file__):
             crossed = True
-            if kept and kept[-1].tb_frame.f_code.co_filename.endswith(_ASKING):
+            if kept and _file(kept[-1]).endswith(_ASKING):
                 kept.pop()
             continue
         if crossed and kept and kept[-1].tb_frame.f_code is entry.tb_frame.f_code:
@@ -75,4 +76,15 @@ def _entries(entry: TracebackType | None) -> list[TracebackType]:
 
 
 def _is_ours(entry: TracebackType) -> bool:
-    return entry.tb_frame.f_code.co_filename.startswith(PACKAGE)
+    return _file(entry).startswith(PACKAGE)
+
+
+def _file(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
+
+
+def last_place(error: BaseException) -> str:
+    """Return the program's last line in an error's traceback, with the file's name; nothing where there is none."""
+    frames = _entries(without_ours(error))
+    frames = [each for each in frames if "site-packages" not in _file(each)] or frames
+    return f"{os.path.basename(_file(frames[-1]))}:{frames[-1].tb_lineno}" if frames else ""

@@ -5,16 +5,17 @@ Ranks that fail alike show one traceback, and a line each for the others.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 import traceback
 import zlib
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from torchdevice.foundation import run_folder
-from torchdevice.foundation.tracebacks import trim
+from torchdevice.foundation.tracebacks import last_place, trim
 
 
 class Hooks:
@@ -26,14 +27,15 @@ class Hooks:
     """
 
     def __init__(self, shell: Any = None, of_main: bool = True):
-        self._before = sys.excepthook, threading.excepthook
-        self._own = self._show if of_main else sys.excepthook, self._show_of_thread
+        self._before = sys.excepthook, threading.excepthook, sys.exit
+        exits = _exit if "RANK" in os.environ else sys.exit
+        self._own = self._show if of_main else sys.excepthook, self._show_of_thread, exits
         self._shell = shell
         self._types = (Exception,)
 
     def begin(self) -> None:
         """Show errors from now on."""
-        sys.excepthook, threading.excepthook = self._own
+        sys.excepthook, threading.excepthook, sys.exit = self._own
         # A program that shows the errors of its cells itself goes on doing so.
         if self._shell is not None and not self._shell.custom_exceptions:
             self._shell.set_custom_exc(self._types, _show_in_cell)
@@ -44,15 +46,21 @@ class Hooks:
             sys.excepthook = self._before[0]
         if threading.excepthook is self._own[1]:
             threading.excepthook = self._before[1]
+        if sys.exit is self._own[2]:
+            sys.exit = self._before[2]
         if self._shell is not None and self._shell.custom_exceptions is self._types:
             self._shell.set_custom_exc((), None)
 
     def _show(self, kind: type[BaseException], value: BaseException, frames: TracebackType | None) -> None:
         trim(value)
         frames = value.__traceback__ or frames
-        if _is_shown_by_another_rank(kind, frames):
-            said = "".join(traceback.format_exception_only(kind, value))
-            print(f"rank {os.environ['RANK']}: the same error{_line(frames)}: {said}", end="", file=sys.stderr)
+        said = "".join(traceback.format_exception_only(kind, value)).rstrip()
+        # The text of the error is not part of the place: it may name the rank's own device.
+        places = [(each.filename, each.lineno) for each in traceback.extract_tb(frames)]
+        shown, alike = (_another_rank_shows(kind.__qualname__, places, *text) for text in ((), (said,)))
+        if shown:
+            text = "." if alike else f": {said}"
+            print(f"rank {os.environ['RANK']}: the same error at {last_place(value)}{text}", file=sys.stderr)
         else:
             self._before[0](kind, value, frames)
 
@@ -68,14 +76,25 @@ def _show_in_cell(
     shell.showtraceback((kind, value, value.__traceback__), tb_offset=tb_offset)
 
 
-def _is_shown_by_another_rank(kind: type[BaseException], frames: TracebackType | None) -> bool:
-    if "RANK" not in os.environ:
-        return False
-    # The text of the error is not compared: it names the rank's own device.
-    places = [(each.filename, each.lineno) for each in traceback.extract_tb(frames)]
-    return not run_folder.claim(f"{zlib.crc32(repr((kind.__qualname__, places)).encode()):08x}")
+def _another_rank_shows(*what: Any) -> bool:
+    return "RANK" in os.environ and not run_folder.claim(f"{zlib.crc32(repr(what).encode()):08x}")
 
 
-def _line(frames: TracebackType | None) -> str:
-    last = traceback.extract_tb(frames)[-1:]
-    return f" at {os.path.basename(last[0].filename)}:{last[0].lineno}" if last else ""
+def told_end() -> str:
+    """Return how this process ends: with which exit code or error, and at which line, as far as that is known."""
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        return f"failed at {last_place(error)} with {type(error).__name__}: {error}"
+    return f"ended{_exits[-1]}" if _exits else "ended"
+
+
+_exits: list[str] = []
+"""Where the program of a rank called ``sys.exit``, and with what."""
+
+
+@functools.wraps(sys.exit)
+def _exit(status: Any = None, /) -> NoReturn:
+    code, caller = status or 0, sys._getframe(1)
+    place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
+    _exits.append(f" at {place} with exit code {code if isinstance(code, int) else 1}")
+    raise SystemExit(status)

@@ -39,7 +39,7 @@ class MacRuntime(MpsRuntime):
 
     device_type = policy.DEVICE_TYPE
     shown_as = family = location_tag = "mps"  # type: ignore[assignment]
-    target = device_models.SIMULATED_MAC  # type: ignore[assignment]
+    target = device_models.SIMULATED_MAC[1]  # type: ignore[assignment]
     torch_knows_current = False
     compiles = False
     generator_type = device_generators.Generator
@@ -94,11 +94,11 @@ def runtime_on(machine: Context) -> MacRuntime:
     return _runtimes.setdefault(machine, MacRuntime(machine)) if found is None else found
 
 
-@functools.cache
-def standing() -> Context:
-    """Return the context of a simulated Mac that no scope has made."""
+@functools.lru_cache
+def standing(memory: int | None) -> Context:
+    """Return the context of a simulated Mac with so many bytes of memory that no scope has made."""
     options = Options(target="simulated:mps", written_for="mps", identity="program")
-    return Context(options, simulated(PROFILES["mps"], 1, None), Journal(), _join_none)
+    return Context(options, simulated(PROFILES["mps"], 1, memory), Journal(), _join_none)
 
 
 def _join_none(context: Context, forced_cpu: bool) -> Any:

@@ -31,7 +31,7 @@ def torchrun(
     target: str, program: Path, *arguments: str, options: Sequence[str] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program in two processes, on a target with two devices where the target is simulated."""
-    devices = f"{target}:2" if target.startswith("simulated") else target
+    devices = f"{target}:2" if target == "simulated:cuda" else target
     return run_command(
         "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options, str(program), *arguments,
         TORCHDEVICE_TARGET=devices, **environment,
@@ -276,7 +276,7 @@ def losses_in_ranks(folder: Path, library: str, target: str, ranks: int) -> list
     *launcher, script = [word.format(ranks=ranks) for word in LAUNCHED[library]]
     strategy = "fsdp" if library.endswith("fsdp") else "ddp" if ranks > 1 else "auto"
     arguments = [str(folder), str(8 // ranks), *([str(ranks), strategy] if library.startswith("lightning") else [])]
-    devices = [f"{target}:{ranks}"] if target.startswith("simulated") else [target, "--devices", str(ranks)]
+    devices = [f"{target}:{ranks}"] if target == "simulated:cuda" else [target, "--devices", str(ranks)]
     done = run_command(
         "run", "--target", *devices, *(launcher if ranks > 1 else []), str(PROGRAMS / script), *arguments
     )
@@ -410,7 +410,7 @@ class TestRanks:
         (tmp_path / "program.py").write_text(IN_RANKS)
         words = ["program.py"] if named == "script" else ["-m", "program"]
         # Two ranks on one simulated device are refused, as on CUDA.
-        target = "simulated:mps" if devices and target.startswith("simulated") else target
+        target = "simulated:mps" if devices and target == "simulated:cuda" else target
         flags = ["--target", target, "--ranks", "2", *(["--devices", devices] if devices else [])]
         done = run_command("run", *flags, *words, "--epochs", "3", cwd=tmp_path)
         count = devices or "2"

@@ -15,18 +15,26 @@ import contextlib
 import datetime
 import hashlib
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import util
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from torchdevice.foundation import uncaught_errors
 from torchdevice.journal import callers
 
 PATIENCE = datetime.timedelta(seconds=2)  # longer than ranks usually wait for each other, short enough for a person
 """The time before a waiting rank leaves a note, and between two readings of the notes."""
+
+_SIZES = re.compile(r"\[[0-9, ]*\]")
+
+_END = "end"
+"""The key in the store under which the first rank that ends says how, before its connections close."""
 
 _TIMED_OUT = "Operation timed out!"
 """The text of torch's ``Work::wait`` at the end of its own time-out. gloo's has another text."""
@@ -62,9 +70,12 @@ class Call(NamedTuple):
 def mismatch(group: str, calls: Sequence[str]) -> dist.DistBackendError:
     """Return the error for ranks of a group that called different collectives, in the order of their ranks."""
     listed = "".join(f"\n  rank {rank} of the group calls {call}" for rank, call in enumerate(calls))
+    remedy = "Let every rank call the same collectives in the same order."
+    if len({_SIZES.sub("", call) for call in calls}) == 1:
+        remedy = "Only the sizes differ. Give tensors with as many elements on every rank, padded to the largest."
     return dist.DistBackendError(
         f"The ranks of the group {group!r} called collectives that do not fit together, which on CUDA hangs or gives "
-        f"wrong data:{listed}\nLet every rank call the same collectives in the same order."
+        f"wrong data:{listed}\n{remedy}"
     )
 
 
@@ -144,6 +155,21 @@ class Waiting:
         self._threads: set[int] = set()
         self._number = 0
         self._noted = False
+        # Multiprocessing's own processes run no handlers of ``atexit``.
+        util.Finalize(None, self._end, exitpriority=1)
+
+    def _end(self) -> None:
+        """Tell the other ranks that this one ends, and how."""
+        with contextlib.suppress(RuntimeError):  # the store has ended with another rank
+            if not self._store.check([_END]):
+                self._store.set(_END, f"rank {self._rank} {uncaught_errors.told_end()}")
+
+    def ended_rank(self) -> str:
+        """Return which rank of the program ended first, and how, in a few words."""
+        with contextlib.suppress(RuntimeError):  # the store has ended with it
+            if self._store.check([_END]):
+                return self._store.get(_END).decode()
+        return "a rank ended, which could not say how, as one that is killed"
 
     def begin(self, key: str) -> int:
         """Count what this rank begins, and return how often it has begun it."""

@@ -23,6 +23,8 @@ from torchdevice.torch_apis.distributed.collective_works import finished
 
 _memory_format_of = torch._prims_common.suggest_memory_format
 
+_LATE = "Timed out"
+
 _OF_TRANSPORT = "gloo/transport/"
 """A part of the texts of errors of gloo's connections: the folder of the source file."""
 
@@ -188,5 +190,7 @@ class NcclGroup(dist.ProcessGroup):
             # Only errors of connections mean a lost rank; others are torch's own and stay.
             if _OF_TRANSPORT not in str(error):
                 raise
-            where = f"rank {dist.get_rank()}, in the group {self.group_desc!r} of {self.size()} ranks"
-            raise dist.DistBackendError(f"{collective} failed on {where}: {error}") from error
+            # gloo tells a rank that ended from one that is late by no type.
+            reason = str(error) if _LATE in str(error) else self.waiting.ended_rank()
+            where = f"{collective} of the group {self.group_desc!r} of {self.size()} ranks"
+            raise dist.DistBackendError(f"{where} cannot end: {reason}. The other ranks wait for it.") from None
