@@ -87,7 +87,9 @@ def looked_at(op: Any, only: tuple[str, ...] | None, device_type: str) -> Operat
     if only is not None:
         names = {base, op._schema.name, op.name(), op.name().removeprefix("aten::")}
         return Operator(op) if names.intersection(only) else None
-    if op.namespace != "aten" and (op.namespace in _FACTS["communicating"] or not _has_two_kernels(op.name(), device_type)):
+    if op.namespace != "aten" and (
+        op.namespace in _FACTS["communicating"] or not _has_two_kernels(op.name(), device_type)
+    ):
         return "foreign"
     return "unseen" if base in _FACTS["unseen"] or torch.Tag.inplace_view in op.tags else Operator(op)
 

@@ -466,6 +466,16 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     return old, address
 
 
+def owner_at(tensor: torch.Tensor) -> StorageRef | None:
+    """Return the reference to the storage of a tensor that Python made; None for one without memory of a device."""
+    # Asked of the tensor first, because a storage takes Python a new object.
+    return _owners.get(tensor.data_ptr()) or _made_here(tensor.untyped_storage())
+
+
+def _made_here(storage: Any) -> StorageRef | None:
+    return _owners.get(storage.data_ptr() or -storage._cdata)
+
+
 def has_no_values(storage: Any) -> bool:
     """Return whether a storage of the device is one without values."""
     owner = _made_here(storage)
