@@ -22,6 +22,7 @@ from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import handwritten_kernels, nested, quantized, recurrent_networks, sparse
 from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
 from torchdevice.simulation.kernels.pipeline import Fallback, Pipeline, kernel_of, refusals_of
+from torchdevice.simulation.native import serving
 from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.simulation.refusals.cuda_rules import COMPOSED
 from torchdevice.simulation.refusals.refusal_rules import guarded
@@ -147,6 +148,7 @@ def _register_kernels() -> None:
         aten.impl(name, Pipeline(overload_of(name), kernel).run, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
+        serving.offer(overload_of("scaled_dot_product_attention"), key=key)
         for name in (*recurrent_networks.OPERATORS, *COMPOSED):
             op = overload_of(name)
             kernel = op.decompose if name in COMPOSED else recurrent_networks.kernel_of(op)

@@ -39,6 +39,7 @@ class _State:
         self.is_cpus = context is not None and context.options.random == "cpu"
         self.numbers: torch.Generator = _Plain("cpu")
         self.seed, self.offset = self.numbers.initial_seed(), 0
+        self.before: torch.Tensor | None = None
 
     def begin(self, seed: int, offset: int = 0) -> None:
         """Go on from an offset of a seed."""
@@ -234,13 +235,45 @@ def default_generator(index: int) -> Generator:
     return found
 
 
+def taken(given: torch.Generator | None, index: int) -> torch.Generator | None:
+    """Return the generator of the CPU from which a kernel in C++ draws, given the program's generator or None.
+
+    None for a generator that a kernel in Python refuses, or of a class of the program's.
+    """
+    state = _known.get((given or default_generator(index))._cdata, (0, None))[1]
+    if state is not None and state.is_cpus:
+        state.before = state.numbers.get_state()
+    return None if state is None else state.next()
+
+
+def give_back(given: torch.Generator | None, index: int) -> None:
+    """Let the next kernel draw what the last one in C++ has drawn, which failed."""
+    state = _known[(given or default_generator(index))._cdata][1]
+    assert state is not None
+    state.offset -= _PER_KERNEL
+    if state.before is not None:
+        state.numbers.set_state(state.before)
+
+
+def place_of(op: Any) -> int:
+    """Return the place of an operator's generator, the number of arguments where it takes none, -1 if it draws none."""
+    arguments = op._schema.arguments
+    seeded = torch.Tag.nondeterministic_seeded in op.tags and op.name() != _DRAWS_NOTHING
+    named = (place for place, argument in enumerate(arguments) if argument.name == "generator")
+    return next(named, len(arguments) if seeded else -1)
+
+
+_DRAWS_NOTHING = "aten::_scaled_dot_product_flash_attention_for_cpu"
+"""An operator that is marked as drawing numbers, and refuses dropout."""
+
+
 def kind_of(op: Any) -> Drawing | None:
     """Return the function that runs an operator with the right generator; None if it draws no numbers."""
-    for place, argument in enumerate(op._schema.arguments):
-        if argument.name == "generator":
-            # A generator by position is the last argument of old operators.
-            return _from_argument if argument.kwarg_only else functools.partial(_from_position, place)
-    return from_default if torch.Tag.nondeterministic_seeded in op.tags else None
+    place, arguments = place_of(op), op._schema.arguments
+    if not 0 <= place < len(arguments):
+        return None if place < 0 else from_default
+    # A generator by position is the last argument of old operators.
+    return _from_argument if arguments[place].kwarg_only else functools.partial(_from_position, place)
 
 
 def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -444,12 +444,17 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     block = on.allocate(memory.nbytes, stream(index)) if memory.nbytes else None
     if owner is not None:
         _give_up(owner.address)
+    is_free = owner is None or isinstance(owner, NativeRef)
+    serves = native is not None and is_free and not memory.is_meta and native.serves(on, block)
+    if serves and native.adopt(storage, memory, on, block):
+        return None, 0 if block is None else memory.data_ptr()
     if owner is None:
         owner, old = _reference(storage, on, memory), None
     else:
         old = owner.tensor
         if isinstance(owner, NativeRef):
-            native.disown(storage._cdata, True)
+            native.adopt(storage, _NOTHING, on, None)
+            native.disown(storage._cdata)
             owner = _reference(storage, on, memory)
         freed, owner.block = owner.block, None
         if freed is not None:
@@ -492,7 +497,7 @@ def forget_values(storage: Any) -> None:
     new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
     new.address = address
     if isinstance(owner, NativeRef):
-        native.disown(storage._cdata, False)
+        native.disown(storage._cdata)
     else:
         new.block, owner.block = owner.block, None
     _owners[address] = new

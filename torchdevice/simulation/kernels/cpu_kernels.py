@@ -16,6 +16,7 @@ from torch._C import DispatchKey
 from torch.autograd.graph import increment_version
 
 from torchdevice.core.thread_state import state
+from torchdevice.cuda.capture_rules import not_while_capturing
 from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
@@ -23,7 +24,7 @@ from torchdevice.foundation.extents import extent
 from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
 from torchdevice.foundation.view_bits import with_bits
 from torchdevice.simulation import device_generators as device_random
-from torchdevice.simulation import policy, storage_resizing
+from torchdevice.simulation import machine, policy, storage_resizing
 from torchdevice.simulation.allocator.storages import (
     CANNOT_GROW,
     fresh,
@@ -82,12 +83,21 @@ def is_view(op: Any) -> bool:
 
 def body_of(op: Any) -> Kernel | None:
     """Return what runs a factory, or an operator with ``out``; None for an operator of another kind."""
-    arguments = op._schema.arguments
-    if not any(_holds_tensors(a.type) for a in arguments):
+    if makes_of_nothing(op):
         return _factory(op)
-    # `out=` is a keyword, and an `out` in a list is marked as such; these may be resized.
-    resizable = frozenset(a.name for a in filter(is_written, arguments) if a.kwarg_only or a.is_out)
+    resizable = frozenset(op._schema.arguments[i].name for i in outs_of(op))
     return _outgoing(op, resizable) if resizable else None
+
+
+def makes_of_nothing(op: Any) -> bool:
+    """Return whether an operator takes no tensors."""
+    return not any(_holds_tensors(a.type) for a in op._schema.arguments)
+
+
+def outs_of(op: Any) -> list[int]:
+    """Return the places of the arguments that an operator may resize."""
+    # `out=` is a keyword, and an `out` in a list is marked as such.
+    return [i for i, a in enumerate(op._schema.arguments) if is_written(a) and (a.kwarg_only or a.is_out)]
 
 
 def view_of(op: Any) -> Kernel:
@@ -163,6 +173,25 @@ def make_compressed(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tens
     return torch.ops.aten._sparse_compressed_tensor_unsafe(
         compressed, plain, values, like.shape, dtype=values.dtype, layout=like.layout, device=values.device
     )
+
+
+def _name(index: int) -> str:
+    return "cpu" if index < 0 else f"{policy.DEVICE_TYPE}:{index}"
+
+
+def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
+    """Count a copy between devices. The host waits for one, unless the program asked for another of locked memory."""
+    one, other, context = index_of(source), index_of(destination), state.context
+    if one != other:
+        host = source if one < 0 else destination if other < 0 else None
+        if host is not None and not (non_blocking and context is not None and context.is_pinned(host)):
+            not_while_capturing()
+            if other < 0:
+                host_waited()
+        route = (_name(one), _name(other))
+        on = machine.current()
+        on.copies[route] += 1
+        on.copied_bytes[route] += destination.nbytes
 
 
 _make_sparse = functools.partial(
@@ -401,7 +430,7 @@ class _Outs(CpuAliases):
     def settle(self) -> None:
         for given, own in map(self.pairs.__getitem__, self._outs):
             if own is not given:
-                _settle(given, own)
+                settle(given, own)
 
     def returned(self, result: Any) -> Any:
         return self._results.of(result, self.index, self.args, self.kwargs)
@@ -417,7 +446,7 @@ def _end(tensor: torch.Tensor, offset: Any) -> int:
     return (offset + extent(tensor)) * tensor.itemsize if tensor.numel() else 0
 
 
-def _settle(given: torch.Tensor, own: torch.Tensor) -> None:
+def settle(given: torch.Tensor, own: torch.Tensor) -> None:
     """Give an ``out`` argument of the device the shape and values of ``own``, the CPU tensor in its place."""
     memory = memory_of(given)
     # The kernel wrote into the memory itself; only the shape may have changed.

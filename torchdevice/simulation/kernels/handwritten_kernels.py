@@ -14,11 +14,10 @@ import torch.nn.attention
 from torch._C import DispatchKey
 
 from torchdevice.core import thread_state
-from torchdevice.cuda import capture_rules
-from torchdevice.simulation import device_generators, machine, policy
-from torchdevice.simulation.allocator.storages import fresh, has_no_values, host_waited, meant, set_storage
+from torchdevice.simulation import device_generators, policy
+from torchdevice.simulation.allocator.storages import fresh, has_no_values, meant, set_storage
 from torchdevice.simulation.kernels import cuda_values, fused_attention, recurrent_cells
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, of_formula, take_shape, view_of
+from torchdevice.simulation.kernels.cpu_kernels import aliased, count_copy, index_of, of_formula, take_shape, view_of
 from torchdevice.simulation.kernels.overloads import overload_of
 from torchdevice.simulation.kernels.pipeline import Pipeline
 from torchdevice.simulation.refusals import attention
@@ -86,25 +85,6 @@ def _clone(self: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
 
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
-
-
-def _name(index: int) -> str:
-    return "cpu" if index < 0 else f"{policy.DEVICE_TYPE}:{index}"
-
-
-def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
-    """Count a copy between devices. The host waits for one, unless the program asked for another of locked memory."""
-    one, other, context = index_of(source), index_of(destination), thread_state.state.context
-    if one != other:
-        host = source if one < 0 else destination if other < 0 else None
-        if host is not None and not (non_blocking and context is not None and context.is_pinned(host)):
-            capture_rules.not_while_capturing()
-            if other < 0:
-                host_waited()
-        route = (_name(one), _name(other))
-        on = machine.current()
-        on.copies[route] += 1
-        on.copied_bytes[route] += destination.nbytes
 
 
 @special("_to_copy")

@@ -56,9 +56,8 @@ class Pipeline:
             self._take, self._take_named = arguments.take, arguments.take_named
             self._look_again, self._compute = arguments.look_again, cpu_kernels.on_cpu_as(op)
             self._random = device_random.kind_of(op)
-        is_plain = self._random is None and (self._body is None or op.name() in serving.HANDWRITTEN)
-        if is_plain and self._refusals_of is refusals_of:
-            _offer(op)
+        if self._refusals_of is refusals_of:
+            _offer(op, is_handwritten=self._may_lack is None)
         # Last, because other threads may call the operator meanwhile.
         self._refusals = self._refusals_of(op)
         for refuse in self._refusals:
@@ -109,15 +108,16 @@ class Pipeline:
         return cpu_kernels.wrapped(result, index)
 
 
-def _offer(op: Any) -> None:
+def _offer(op: Any, is_handwritten: bool) -> None:
     """Let C++ serve an operator of which a call's dtypes tell whether CUDA may refuse it.
 
     C++ serves no machine of another kind, and no call while the program asks for deterministic algorithms.
     """
     rules = [rule for rule in cuda_refusals.rules_of(op) if rule.holds is policy.stands_for_cuda]
     refused = [rule.only for rule in rules if rule.only is not None]
-    if len(refused) == len(rules) and op.namespace == "aten" and not cuda_values.divides(op):
-        serving.offer(op, frozenset().union(*refused) if rules else None)
+    if len(refused) == len(rules) and op.namespace == "aten" and serving.can_serve(op, is_handwritten):
+        # A rule without dtypes is one about several dtypes.
+        serving.offer(op, frozenset().union(*refused), mixes=all(refused))
 
 
 def kernel_of(op: Any) -> cpu_kernels.Kernel:

@@ -7,12 +7,18 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
 // Up to torch 2.12 tensors may have names.
@@ -56,9 +62,7 @@ py::object asked(const char* name, Args&&... args) {
   py::tuple given = py::make_tuple(std::forward<Args>(args)...);
   auto function = py::reinterpret_steal<py::object>(PyObject_GetAttrString(answers, name));
   PyObject* result = PyObject_CallObject(function.ptr(), given.ptr());
-  if (result == nullptr) {
-    throw python_error();
-  }
+  if (result == nullptr) throw python_error();
   return py::reinterpret_steal<py::object>(result);
 }
 
@@ -106,14 +110,10 @@ struct Block {
   Block *previous = nullptr, *next = nullptr;
   Memory* owner = nullptr;  // null for a free block
 
-  bool is_split() const {
-    return previous != nullptr || next != nullptr;
-  }
+  bool is_split() const { return previous != nullptr || next != nullptr; }
 };
 
-int64_t rounded(int64_t size, int64_t unit) {
-  return (size + unit - 1) / unit * unit;
-}
+int64_t rounded(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
 int64_t segment_size(int64_t size) {
   return size <= SMALL ? SMALL_SEGMENT : size < OWN_SEGMENT ? LARGE_SEGMENT : rounded(size, LARGE_UNIT);
@@ -133,9 +133,7 @@ struct Ledger : std::enable_shared_from_this<Ledger> {
 
   Ledger(int64_t number, int8_t index) : number(number), index(index) {}
 
-  ~Ledger() {
-    clear();
-  }
+  ~Ledger() { clear(); }
 
   void clear() {
     for (auto& [_, head] : heads) {
@@ -177,9 +175,7 @@ struct Ledger : std::enable_shared_from_this<Ledger> {
       from.free.erase(fitting);
     } else {
       const auto wanted = segment_size(size);
-      if (limit == UNKNOWN || (limit != NO_LIMIT && whole.current[RESERVED] + wanted > limit)) {
-        return nullptr;
-      }
+      if (limit == UNKNOWN || (limit != NO_LIMIT && whole.current[RESERVED] + wanted > limit)) return nullptr;
       if (heads.empty()) {
         end = first;
       }
@@ -278,9 +274,7 @@ bool Ledger::take(Memory& memory, int64_t requested, int64_t stream) {
         memory.ledger = shared_from_this();
         return true;
       }
-      if (!leads || limit != UNKNOWN) {
-        return false;
-      }
+      if (!leads || limit != UNKNOWN) return false;
     }
     py::gil_scoped_acquire gil;
     limit = asked("limit", number).cast<int64_t>();
@@ -299,9 +293,7 @@ void Ledger::release(Memory& memory) {
   const auto id = reinterpret_cast<int64_t>(&memory);
   {
     std::lock_guard<std::mutex> guard(mutex);
-    if (leads) {
-      return free(memory.block);
-    }
+    if (leads) return free(memory.block);
     ended.push_back(id);
   }
   // Storages of Python end too, and all are freed in one order. Torch drops tensors without Python's lock.
@@ -363,9 +355,7 @@ bool Ledger::lead(py::dict of_device, const py::tuple& state) {
   const auto figures = state[3].cast<std::vector<std::vector<int64_t>>>();
   const auto addresses = std::tuple(state[0].cast<int64_t>(), state[1].cast<int64_t>(), state[2].cast<int64_t>());
   std::lock_guard<std::mutex> guard(mutex);
-  if (leads || !ended.empty() || PyDict_GetItemString(of_device.ptr(), "_blocks") == nullptr) {
-    return false;
-  }
+  if (leads || !ended.empty() || PyDict_GetItemString(of_device.ptr(), "_blocks") == nullptr) return false;
   clear();
   std::tie(first, end, obtained) = addresses;
   read(whole, figures[0]);
@@ -447,9 +437,7 @@ Context* serving() {
 }
 
 int64_t current_stream(int8_t index) {
-  if (!thread.changes_streams) {
-    return 0;
-  }
+  if (!thread.changes_streams) return 0;
   py::gil_scoped_acquire gil;
   return asked("stream", static_cast<int>(index)).cast<int64_t>();
 }
@@ -466,9 +454,7 @@ void give_back(void* context) {
 
 // The memory of a storage; null where Python made the storage, or has given it other memory.
 Memory* memory_of(const StorageImpl* storage) {
-  if (storage == nullptr || storage->data_ptr().get_deleter() != &give_back) {
-    return nullptr;
-  }
+  if (storage == nullptr || storage->data_ptr().get_deleter() != &give_back) return nullptr;
   auto* memory = static_cast<Memory*>(storage->data_ptr().get_context());
   return memory->is_foreign || memory->data != storage->data() ? nullptr : memory;
 }
@@ -484,9 +470,7 @@ bool is_plain(const TensorImpl* impl) {
 Memory* memory_of(const Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
 #ifdef HAS_NAMES
-  if (at::impl::has_names(impl)) {
-    return nullptr;
-  }
+  if (at::impl::has_names(impl)) return nullptr;
 #endif
   return is_plain(impl)
       ? memory_of(impl->unsafe_storage().unsafeGetStorageImpl())
@@ -511,9 +495,7 @@ Tensor alias_of(const Tensor& tensor, const Memory& memory) {
 }
 
 size_t extent(const TensorImpl* impl) {
-  if (impl->numel() == 0) {
-    return 0;
-  }
+  if (impl->numel() == 0) return 0;
   size_t last = 0;
   for (int64_t dim = 0; dim < impl->dim(); ++dim) {
     last += (impl->size(dim) - 1) * impl->stride(dim);
@@ -534,34 +516,52 @@ c10::intrusive_ptr<StorageImpl> twin_of(const TensorImpl* impl, void* data) {
       StorageImpl::use_byte_size_t(), extent(impl), at::DataPtr(data, kept, release, Device(c10::kCPU)), nullptr, false);
 }
 
-void relabel(TensorImpl* impl, std::unique_ptr<Memory> memory, Device device) {
-  auto* data = memory->data;
-  at::DataPtr pointer(data, memory.release(), &give_back, device);
-  impl->set_storage_keep_dtype(c10::Storage(c10::make_intrusive<StorageImpl>(
-      StorageImpl::use_byte_size_t(), extent(impl), std::move(pointer), nullptr, false)));
-  impl->set_storage_offset(0);
-  impl->_change_backend_component_keys(device);
-}
-
-// A tensor of a device in the memory of a CPU tensor, which it takes if it is the only user. An undefined tensor where
-// only Python can make it.
-Tensor made(Tensor tensor, Context& context, int8_t index, bool counts = true) {
-  if (tensor.use_count() != 1 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    tensor = copied(tensor);
-  }
-  auto* impl = tensor.unsafeGetTensorImpl();
+// The memory of a storage that has what a CPU tensor has. Null where only Python can give it a block.
+std::unique_ptr<Memory> memory_for(const TensorImpl* impl, Context* context, int8_t index) {
   const auto requested = static_cast<int64_t>(impl->numel() * impl->itemsize());
   auto memory = std::make_unique<Memory>();
   memory->data = requested == 0 ? nullptr : const_cast<void*>(impl->data());
-  if (counts && requested != 0) {
-    auto& ledger = context.ledgers[index];
-    if (!ledger || !ledger->take(*memory, requested, current_stream(index))) {
-      return Tensor();
-    }
+  if (context != nullptr && requested != 0) {
+    auto& ledger = context->ledgers[index];
+    if (!ledger || !ledger->take(*memory, requested, current_stream(index))) return nullptr;
   }
   memory->twin = twin_of(impl, memory->data);
-  relabel(impl, std::move(memory), Device(OWN, index));
-  return tensor;
+  return memory;
+}
+
+at::DataPtr pointer_of(std::unique_ptr<Memory> memory, Device device) {
+  auto* data = memory->data;
+  return at::DataPtr(data, memory.release(), &give_back, device);
+}
+
+// Let a CPU tensor be one of a device, in the same memory; a copy of it where it has other users. Return false where only
+// Python can. Without a context the model in Python has its block.
+bool relabel(Tensor& tensor, Context* context, int8_t index) {
+  if (tensor.use_count() != 1 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) tensor = copied(tensor);
+  auto* impl = tensor.unsafeGetTensorImpl();
+  auto memory = memory_for(impl, context, index);
+  if (!memory) return false;
+  const Device device(OWN, index);
+  impl->set_storage_keep_dtype(c10::Storage(c10::make_intrusive<StorageImpl>(
+      StorageImpl::use_byte_size_t(), extent(impl), pointer_of(std::move(memory), device), nullptr, false)));
+  impl->set_storage_offset(0);
+  impl->_change_backend_component_keys(device);
+  return true;
+}
+
+// A tensor of a device in the memory of a CPU tensor, by C++ or by Python.
+Tensor made(Tensor tensor, Context& context, int8_t index) {
+  if (relabel(tensor, &context, index)) return tensor;
+  py::gil_scoped_acquire gil;
+  return asked("fresh", tensor, static_cast<int>(index)).cast<Tensor>();
+}
+
+// Let a storage of a device have the memory of a CPU tensor from now on. Return false where only Python can.
+bool adopt(StorageImpl* storage, const Tensor& tensor, std::unique_ptr<Memory> memory) {
+  if (!memory) return false;
+  storage->set_data_ptr_noswap(pointer_of(std::move(memory), storage->device()));
+  storage->set_nbytes(extent(tensor.unsafeGetTensorImpl()));
+  return true;
 }
 
 // ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -572,10 +572,24 @@ struct Facts {
   bool accepts_scalars;  // whether CPU tensors without dimensions may be among the arguments
   bool mixes;  // whether calls with tensors of several dtypes are served
   bool counts_writes;  // whether writes to lists are counted here
-  bool copies;  // whether CUDA's values for integers may differ from the CPU's
+  bool copies;  // whether tensors may be on the CPU, and CUDA's values for integers may differ from the CPU's
+  int generator;  // the place of the argument; behind the arguments where there is none; -1 if no numbers are drawn
+  std::vector<int> outs;  // the places of arguments that a kernel may resize
   std::vector<int> given;  // for each result the argument that it is; -1 for a new tensor
   std::vector<at::ScalarType> refused;  // dtypes of the first tensor that are not served
 };
+
+// Whether a function is true of each tensor of an argument.
+template <class F>
+bool all_tensors(const IValue& value, const F& holds) {
+  if (value.isTensor()) return holds(value.toTensor());
+  if (value.isTensorList()) {
+    const auto list = value.toTensorVector();
+    return std::all_of(list.begin(), list.end(), holds);
+  }
+  const auto list = value.isOptionalTensorList() ? value.toOptionalTensorVector() : std::vector<std::optional<Tensor>>();
+  return std::all_of(list.begin(), list.end(), [&](const auto& each) { return !each || holds(*each); });
+}
 
 // The tensors of a call, and the CPU tensors in their places.
 struct Aliases {
@@ -583,22 +597,55 @@ struct Aliases {
   int index = -1;
   bool has_dtype = false;
   at::ScalarType dtype = at::ScalarType::Undefined;  // of the first tensor
+  bool has_host = false, to_host = false;  // whether a copy has a tensor of the CPU, and makes one
 
-  Tensor of(const Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_privateuseone()) {
-      return tensor;
-    }
+  Tensor of(const Tensor& tensor, bool is_out = false) {
+    if (!tensor.defined() || !tensor.is_privateuseone()) return tensor;
     // One argument given twice is one tensor for the CPU kernel too.
     for (auto& [given, own] : pairs) {
-      if (given.is_same(tensor)) {
-        return own;
-      }
+      if (given.is_same(tensor)) return own;
     }
     auto& memory = *memory_of(tensor);
-    pairs.emplace_back(tensor, alias_of(tensor, memory));
+    // A tensor without memory, which a kernel may give some.
+    pairs.emplace_back(tensor, is_out && memory.data == nullptr
+        ? Tensor(at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()))
+        : alias_of(tensor, memory));
     return pairs.back().second;
   }
 };
+
+// Warnings of a call, which the kernel in Python gives itself if the call is left to it.
+struct Warnings : c10::WarningHandler {
+  std::vector<c10::Warning> given;
+  std::optional<c10::WarningUtils::WarningHandlerGuard> guard{this};
+
+  void process(const c10::Warning& warning) override { given.push_back(warning); }
+
+  void pass_on() {
+    guard.reset();
+    for (auto& each : given) c10::warn(each);
+  }
+};
+
+// The two operators that compute on the device what the CPU computes in another way, as `handwritten_kernels.py` does.
+void drop(Stack* stack) {
+  const auto generator = torch::jit::pop(*stack).toGenerator();
+  const bool trains = stack->back().isNone() || stack->back().toBool();
+  const auto p = (*stack)[stack->size() - 2].toDouble();
+  const auto given = (*stack)[stack->size() - 3].toTensor();
+  TORCH_CHECK(trains && p != 0 && p != 1 && given.numel() != 0, "a case of the kernel in Python");
+  auto noise = at::empty_like(given).bernoulli_(1 - p, generator);
+  auto mask = noise.to(at::kBool);
+  torch::jit::drop(*stack, 3);
+  torch::jit::push(*stack, given.mul(noise.div_(1 - p)), std::move(mask));
+}
+
+void drop_backward(Stack* stack) {
+  const auto scale = torch::jit::pop(*stack).toDouble();
+  const auto mask = torch::jit::pop(*stack).toTensor(), given = torch::jit::pop(*stack).toTensor();
+  auto noise = mask.to(given.scalar_type());
+  torch::jit::push(*stack, given.mul(scale == 0 ? noise : noise.div_(1 / scale)));
+}
 
 class Kernel : public c10::OperatorKernel {
  public:
@@ -612,126 +659,176 @@ class Kernel : public c10::OperatorKernel {
       is_device_.push_back(each.real_type()->str().find("Device") != std::string::npos);
       is_pin_.push_back(each.name() == "pin_memory");
     }
+    const auto& name = op.schema().name();
+    body_ = name == "aten::native_dropout" ? &drop : name == "aten::native_dropout_backward" ? &drop_backward : nullptr;
+    is_convolution_ = name == "aten::convolution";
   }
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (facts_.is_view) {
-      return op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
-    }
+    if (facts_.is_view) return op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
     auto* context = serving();
     Aliases aliases;
-    if (context == nullptr || !can_serve(*stack, aliases)) {
-      return in_python_.callBoxed(op, keys, stack);
-    }
+    if (context == nullptr || !can_serve(*stack, *context, aliases)) return in_python_.callBoxed(op, keys, stack);
     run(op, keys, stack, *context, aliases);
   }
 
  private:
   // Whether the call is one that is served here. Finds the index of its device.
-  bool can_serve(const Stack& stack, Aliases& aliases) const {
-    if (at::globalContext().deterministicAlgorithms()) {
+  bool can_serve(const Stack& stack, const Context& context, Aliases& aliases) const {
+    // TorchScript's tracer knows convolutions by the operator within.
+    if (at::globalContext().deterministicAlgorithms() || (is_convolution_ && torch::jit::tracer::isTracing())) {
       return false;
     }
     const auto base = stack.size() - count_;
     for (size_t i = 0; i < count_; ++i) {
       const IValue& value = stack[base + i];
-      if (value.isTensor()) {
-        if (!fits(value.toTensor(), aliases)) {
-          return false;
-        }
-      } else if (value.isTensorList()) {
-        for (const Tensor& each : value.toTensorVector()) {
-          if (!fits(each, aliases)) {
-            return false;
-          }
-        }
-      } else if (value.isOptionalTensorList()) {
-        for (const std::optional<Tensor>& each : value.toOptionalTensorList()) {
-          if (each && !fits(*each, aliases)) {
-            return false;
-          }
-        }
-      } else if (value.isStorage() || (is_pin_[i] && !value.isNone() && value.toBool())) {
-        return false;
-      }
+      const bool fit = all_tensors(value, [&](const Tensor& each) { return fits(each, aliases); });
+      if (!fit || value.isStorage() || (is_pin_[i] && !value.isNone() && value.toBool())) return false;
     }
-    for (size_t i = 0; i < count_; ++i) {
+    const auto fits_at = [&](int i) { return fits_out(stack[base + i]); };
+    if (!std::all_of(facts_.outs.begin(), facts_.outs.end(), fits_at)) return false;
+    if (facts_.copies && !copies_here(stack, base, context, aliases)) return false;
+    for (size_t i = 0; i < count_ && !aliases.has_host; ++i) {
       if (is_device_[i] && stack[base + i].isDevice()) {
         const auto device = stack[base + i].toDevice();
         const int named = device.has_index() ? device.index() : 0;
-        if (device.type() != OWN || named != aliases.index) {
-          return false;
-        }
+        if (device.type() != OWN || named != aliases.index) return false;
       }
     }
-    return aliases.index >= 0 && !(facts_.copies && saturates(stack, base));
+    return aliases.index >= 0;
   }
 
-  // Whether `copy_` or `_to_copy` makes integers of other numbers (`cuda_values.py`).
-  static bool saturates(const Stack& stack, size_t base) {
+  // Whether a kernel may give an argument another size here: where it lacks memory, or has all of its twin's.
+  static bool fits_out(const IValue& value) {
+    if (!value.isTensor() || !value.toTensor().is_privateuseone()) return false;
+    const auto& tensor = value.toTensor();
+    const auto& memory = *memory_of(tensor);
+    return !tensor.is_conj() && !tensor.is_neg() &&
+        (memory.data == nullptr ? tensor.storage_offset() == 0 : memory.twin->nbytes() == tensor.storage().nbytes());
+  }
+
+  // Whether `copy_` or `_to_copy` is served: not where it makes integers of other numbers (`cuda_values.py`), and not
+  // between two devices.
+  static bool copies_here(const Stack& stack, size_t base, const Context& context, Aliases& aliases) {
     const bool is_in_place = stack[base + 1].isTensor();
+    const auto& self = stack[base].toTensor();
     const auto from = stack[base + is_in_place].toTensor().scalar_type();
-    const auto to = is_in_place ? stack[base].toTensor().scalar_type()
-                                : stack[base + 1].toOptional<at::ScalarType>().value_or(from);
-    return (to == c10::kInt || to == c10::kLong) && c10::isFloatingType(from);
+    const auto to = is_in_place ? self.scalar_type() : stack[base + 1].toOptional<at::ScalarType>().value_or(from);
+    auto device = self.device();
+    if (!is_in_place && stack[base + 3].isDevice()) {
+      device = stack[base + 3].toDevice();
+      const bool waits = device.is_cpu() && !stack[base + 5].toBool();
+      if (!waits && !(context.is_initialized && device.type() == OWN && device.has_index())) return false;
+      aliases.has_host = aliases.has_host || device.is_cpu();
+      aliases.index = aliases.index < 0 ? device.index() : aliases.index;
+    }
+    aliases.to_host = device.is_cpu();
+    return !((to == c10::kInt || to == c10::kLong) && c10::isFloatingType(from)) &&
+        (device.is_cpu() || device.index() == aliases.index);
   }
 
   bool fits(const Tensor& tensor, Aliases& aliases) const {
-    if (!tensor.defined()) {
-      return true;
-    }
+    if (!tensor.defined()) return true;
     if (!aliases.has_dtype) {
       aliases.has_dtype = true;
       aliases.dtype = tensor.scalar_type();
-      if (std::find(facts_.refused.begin(), facts_.refused.end(), aliases.dtype) != facts_.refused.end()) {
-        return false;
-      }
+      if (std::find(facts_.refused.begin(), facts_.refused.end(), aliases.dtype) != facts_.refused.end()) return false;
     } else if (!facts_.mixes && tensor.scalar_type() != aliases.dtype) {
       return false;
     }
     if (!tensor.is_privateuseone()) {
-      return tensor.is_cpu() && facts_.accepts_scalars && tensor.dim() == 0 && is_plain(tensor.unsafeGetTensorImpl());
+      aliases.has_host = facts_.copies;
+      return tensor.is_cpu() && is_plain(tensor.unsafeGetTensorImpl()) && tensor.layout() == c10::kStrided &&
+          (facts_.copies || (facts_.accepts_scalars && tensor.dim() == 0));
     }
     const int index = tensor.device().index();
-    if (aliases.index >= 0 && aliases.index != index) {
-      return false;
-    }
+    if (aliases.index >= 0 && aliases.index != index) return false;
     aliases.index = index;
     return memory_of(tensor) != nullptr;
+  }
+
+  // The program's generator among the arguments.
+  std::optional<at::Generator> generator_of(at::ArrayRef<IValue> given) const {
+    const size_t place = facts_.generator;
+    return place < given.size() ? given[place].toOptional<at::Generator>() : std::nullopt;
+  }
+
+  // Put the CPU's generator from which a call draws in the place of the program's, or behind the arguments.
+  bool draw(Stack* stack, int index) const {
+    py::gil_scoped_acquire gil;
+    const auto base = stack->size() - count_;
+    const auto numbers = asked("numbers", generator_of(torch::jit::last(*stack, count_)), index);
+    stack->resize(base + std::max<size_t>(count_, facts_.generator + 1));
+    (*stack)[base + facts_.generator] = numbers.cast<std::optional<at::Generator>>();
+    return !numbers.is_none();
   }
 
   void run(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Context& context, Aliases& aliases) const {
     const auto base = stack->size() - count_;
     c10::SmallVector<IValue, 12> given(stack->begin() + base, stack->end());
+    const auto leave_to_python = [&] {
+      stack->resize(base);
+      stack->insert(stack->end(), given.begin(), given.end());
+      in_python_.callBoxed(op, keys, stack);
+    };
+    if (facts_.generator >= 0 && !draw(stack, aliases.index)) return leave_to_python();
+    for (auto i : facts_.outs) {
+      (*stack)[base + i] = aliases.of(given[i].toTensor(), true);
+    }
     for (size_t i = 0; i < count_; ++i) {
       put_alias((*stack)[base + i], aliases, is_device_[i]);
     }
+    std::optional<Warnings> warnings;
+    if (!facts_.outs.empty()) warnings.emplace();
     try {
-      if (has_cpu_) {
+      if (body_ != nullptr) {
+        body_(stack);
+      } else if (has_cpu_) {
         op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
       } else {
         op.callBoxed(stack);
       }
     } catch (const c10::Error& error) {
       // The kernel in Python gives the error that CUDA gives, or what CUDA has a kernel for. A list may be half written.
-      if (facts_.counts_writes && std::string(error.what_without_backtrace()).find("not implemented for '") == std::string::npos) {
-        throw;
+      const std::string text = error.what_without_backtrace();
+      if (facts_.counts_writes && text.find("not implemented for '") == std::string::npos) throw;
+      if (facts_.generator >= 0) {
+        py::gil_scoped_acquire gil;
+        asked("undrawn", generator_of(given), aliases.index);
       }
-      stack->resize(base);
-      stack->insert(stack->end(), given.begin(), given.end());
-      return in_python_.callBoxed(op, keys, stack);
+      warnings.reset();
+      return leave_to_python();
     }
-    if (facts_.counts_writes) {
-      count_writes(op, given);
+    if (warnings) warnings->pass_on();
+    if (facts_.counts_writes) count_writes(op, given);
+    for (auto i : facts_.outs) {
+      settle(given[i].toTensor(), aliases.of(given[i].toTensor()), context, aliases.index);
     }
     const auto at = stack->size() - results_;
     for (size_t i = 0; i < results_; ++i) {
       auto& result = (*stack)[at + i];
       if (facts_.given[i] >= 0) {
         result = std::move(given[facts_.given[i]]);
-      } else {
+      } else if (!aliases.to_host) {
         result = on_device(std::move(result), context, aliases);
       }
+    }
+    if (aliases.has_host && facts_.copies) {
+      const bool is_in_place = given[1].isTensor();
+      py::gil_scoped_acquire gil;
+      asked("copied", given[is_in_place].toTensor(), stack->back().toTensor(), given[is_in_place ? 2 : 5].toBool());
+    }
+  }
+
+  // Give an `out` argument the shape of the CPU tensor in its place, and the memory where it had none.
+  static void settle(const Tensor& given, const Tensor& own, Context& context, int8_t index) {
+    auto* storage = given.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    const bool is_new = storage->data() == nullptr && own.numel() != 0;
+    if (is_new && !adopt(storage, own, memory_for(own.unsafeGetTensorImpl(), &context, index))) {
+      py::gil_scoped_acquire gil;
+      asked("settle", given, own);
+    } else if (given.sizes() != own.sizes() || given.strides() != own.strides()) {
+      given.unsafeGetTensorImpl()->set_sizes_and_strides(own.sizes(), own.strides());
     }
   }
 
@@ -773,9 +870,7 @@ class Kernel : public c10::OperatorKernel {
   }
 
   static Tensor tensor_on_device(Tensor tensor, Context& context, Aliases& aliases) {
-    if (!tensor.defined()) {
-      return tensor;
-    }
+    if (!tensor.defined()) return tensor;
     const auto index = static_cast<int8_t>(aliases.index);
     if (tensor.layout() != c10::kStrided || !tensor.is_cpu() || !is_plain(tensor.unsafeGetTensorImpl())) {
       py::gil_scoped_acquire gil;
@@ -795,18 +890,11 @@ class Kernel : public c10::OperatorKernel {
         return view;
       }
     }
-    Tensor found = made(tensor, context, index);
-    if (found.defined()) {
-      return found;
-    }
-    py::gil_scoped_acquire gil;
-    return asked("fresh", tensor, aliases.index).cast<Tensor>();
+    return made(std::move(tensor), context, index);
   }
 
   static IValue on_device(IValue result, Context& context, Aliases& aliases) {
-    if (result.isTensor()) {
-      return tensor_on_device(std::move(result).toTensor(), context, aliases);
-    }
+    if (result.isTensor()) return tensor_on_device(std::move(result).toTensor(), context, aliases);
     if (result.isTensorList()) {
       auto list = result.toTensorVector();
       result = IValue();
@@ -828,6 +916,49 @@ class Kernel : public c10::OperatorKernel {
   const bool has_cpu_;
   const size_t count_, results_;
   std::vector<bool> is_device_, is_pin_;
+  void (*body_)(Stack*) = nullptr;
+  bool is_convolution_ = false;
+};
+
+// `scaled_dot_product_attention` by the kernel that torch would choose on the CPU, above autograd, as `attend` of
+// `handwritten_kernels.py`.
+class Attention : public c10::OperatorKernel {
+ public:
+  Attention(const OperatorHandle& op, DispatchKey key) : in_python_(op.getComputedKernelForDispatchKey(key)) {}
+
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const auto given = torch::jit::last(*stack, 8);
+    Aliases aliases;
+    const auto tensor = [&](size_t i) { return given[i].isNone() ? Tensor() : given[i].toTensor(); };
+    const auto alias = [&](size_t i) { return aliases.of(tensor(i)); };
+    const Tensor query = tensor(0), key = tensor(1), value = tensor(2), mask = tensor(3);
+    const auto fits = [&](const Tensor& each) {
+      return each.is_privateuseone() && each.device() == query.device() && memory_of(each) != nullptr;
+    };
+    const bool has_mask = mask.defined();
+    if (serving() == nullptr || !at::globalContext().userEnabledMathSDP() || !fits(query) || !fits(key) || !fits(value) ||
+        (has_mask && (mask.requires_grad() || !fits(mask)))) {
+      return in_python_.callBoxed(op, keys, stack);
+    }
+    auto added = has_mask ? std::optional(mask) : std::nullopt;
+    const auto own = has_mask ? std::optional(alias(3)) : std::nullopt;
+    const auto p = given[4].toDouble();
+    const auto is_causal = given[5].toBool(), groups = given[7].toBool();
+    const auto scale = given[6].toOptional<double>();
+    const auto choice = at::_fused_sdp_choice(alias(0), alias(1), alias(2), own, p, is_causal, scale, groups);
+    const bool is_flash = choice == static_cast<int64_t>(at::SDPBackend::flash_attention);
+    if (is_flash && added && mask.scalar_type() == at::kBool) {
+      added = at::zeros_like(mask, query.scalar_type()).masked_fill(mask.logical_not(), -INFINITY);
+    }
+    auto found = is_flash
+        ? std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, p, is_causal, added, scale))
+        : at::native::scaled_dot_product_attention(query, key, value, added, p, is_causal, scale, groups);
+    torch::jit::drop(*stack, 8);
+    torch::jit::push(*stack, std::move(found));
+  }
+
+ private:
+  const c10::SafeKernelFunction in_python_;
 };
 
 // ---- memory without values -------------------------------------------------------------------------------------------
@@ -847,17 +978,9 @@ Tensor in_python(const char* name, Args&&... args) {
 
 bool can_make(
     const Context* context, std::optional<c10::Layout> layout, std::optional<Device> device, std::optional<bool> pin) {
-  return context != nullptr && context->is_initialized && !at::globalContext().deterministicAlgorithms() && device && device->type() == OWN && device->has_index() &&
-      layout.value_or(c10::kStrided) == c10::kStrided && !pin.value_or(false);
-}
-
-Tensor or_in_python(Tensor tensor, Context& context, int8_t index) {
-  Tensor found = made(tensor, context, index);
-  if (found.defined()) {
-    return found;
-  }
-  py::gil_scoped_acquire gil;
-  return asked("fresh", tensor, static_cast<int>(index)).cast<Tensor>();
+  return context != nullptr && context->is_initialized && !at::globalContext().deterministicAlgorithms() && device &&
+      device->type() == OWN && device->has_index() && layout.value_or(c10::kStrided) == c10::kStrided &&
+      !pin.value_or(false);
 }
 
 Tensor empty(
@@ -867,7 +990,7 @@ Tensor empty(
   if (!can_make(context, layout, device, pin)) {
     return in_python("aten::empty", size, dtype, layout, device, pin, format);
   }
-  return or_in_python(
+  return made(
       at::detail::empty_cpu(size, c10::dtype_or_default(dtype), false, format), *context, device->index());
 }
 
@@ -878,7 +1001,7 @@ Tensor empty_strided(
   if (!can_make(context, layout, device, pin)) {
     return in_python("aten::empty_strided", size, stride, dtype, layout, device, pin);
   }
-  return or_in_python(
+  return made(
       at::detail::empty_strided_cpu(size, stride, c10::dtype_or_default(dtype), false), *context, device->index());
 }
 
@@ -901,52 +1024,48 @@ struct Silence : c10::WarningHandler {
 };
 
 // Whether the kernel of an operator is that of `backend.py`. Scopes and programs put theirs before it, for a while.
-bool has_own_kernel(const OperatorHandle& op) {
-  return op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1).debug().find("backend.py") != std::string::npos;
+bool has_own_kernel(const OperatorHandle& op, DispatchKey key) {
+  return op.getComputedKernelForDispatchKey(key).debug().find("backend.py") != std::string::npos;
 }
 
 void put(const Registered& each) {
-  if (!has_own_kernel(c10::Dispatcher::singleton().findSchemaOrThrow(each.name.name.c_str(), each.name.overload_name.c_str()))) {
-    return;
-  }
+  const auto op = c10::Dispatcher::singleton().findOp(each.name);
+  if (!op || !has_own_kernel(*op, each.key)) return;
   Silence silence;
   c10::WarningUtils::WarningHandlerGuard guard(&silence);
   in_place.push_back(c10::Dispatcher::singleton().registerImpl(
       each.name, each.key, each.kernel, std::nullopt, nullptr, "torchdevice"));
 }
 
-// Keep a kernel for an operator, by name and overload, and put it in place where kernels are. Return false where the
+c10::KernelFunction kernel_of(const OperatorHandle& op, DispatchKey key, Facts facts) {
+  using c10::KernelFunction;
+  static const std::map<std::string, KernelFunction (*)()> unboxed = {
+      {"aten::view", [] { return KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::view); }},
+      {"aten::as_strided", [] { return KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::as_strided_tensorimpl); }},
+      {"aten::_reshape_alias", [] { return KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::_reshape_alias); }},
+      {"aten::empty.memory_format", [] { return KernelFunction::makeFromUnboxedRuntimeFunction(&empty); }},
+      {"aten::empty_strided", [] { return KernelFunction::makeFromUnboxedRuntimeFunction(&empty_strided); }},
+  };
+  const auto name = toString(op.operator_name());
+  if (const auto found = unboxed.find(name); found != unboxed.end()) {
+    kernels_in_python.emplace(op.schema().name(), op.getComputedKernelForDispatchKey(key));
+    return found->second();
+  }
+  return KernelFunction::makeFromBoxedKernel(name == "aten::scaled_dot_product_attention"
+      ? c10::BoxedKernel::makeFromFunctor(std::make_unique<Attention>(op, key))
+      : c10::BoxedKernel::makeFromFunctor(std::make_unique<Kernel>(op, std::move(facts))));
+}
+
+// Keep a kernel for an operator and a dispatch key, and put it in place where kernels are. Return false where the
 // operator has another kernel for a while.
-bool offer(const std::string& name, const std::string& overload, Facts facts) {
-  const auto key = name + "." + overload;
-  if (registered.count(key) != 0) {
-    return true;
-  }
+bool offer(const std::string& name, const std::string& overload, const std::string& key_name, Facts facts) {
+  const auto key = c10::parseDispatchKey(key_name);
+  const auto known = key_name + name + "." + overload;
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-  if (!has_own_kernel(op)) {
-    return false;
-  }
-  c10::KernelFunction kernel;
-  if (key == "aten::view.") {
-    kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::view);
-  } else if (key == "aten::as_strided.") {
-    kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::as_strided_tensorimpl);
-  } else if (key == "aten::_reshape_alias.") {
-    kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::_reshape_alias);
-  } else if (key == "aten::empty.memory_format") {
-    kernels_in_python.emplace(name, op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1));
-    kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&empty);
-  } else if (key == "aten::empty_strided.") {
-    kernels_in_python.emplace(name, op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1));
-    kernel = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&empty_strided);
-  } else {
-    kernel = c10::KernelFunction::makeFromBoxedKernel(c10::BoxedKernel::makeFromFunctor(
-        std::make_unique<Kernel>(op, std::move(facts))));
-  }
-  const auto found = registered.emplace(key, Registered{op.operator_name(), DispatchKey::PrivateUse1, std::move(kernel)}).first;
-  if (is_in_place) {
-    put(found->second);
-  }
+  if (registered.count(known) != 0 || !has_own_kernel(op, key)) return registered.count(known) != 0;
+  auto kernel = kernel_of(op, key, std::move(facts));
+  const auto found = registered.emplace(known, Registered{op.operator_name(), key, std::move(kernel)}).first;
+  if (is_in_place) put(found->second);
   return true;
 }
 
@@ -973,9 +1092,7 @@ std::atomic<const c10::impl::DeviceGuardImplInterface*>& guard_of_torch() {
 }
 
 void install() {
-  if (is_in_place) {
-    return;
-  }
+  if (is_in_place) return;
   is_in_place = true;
   guard_in_python = guard_of_torch().exchange(&guard_of_kernels);
   for (auto& [_, each] : registered) {
@@ -984,20 +1101,14 @@ void install() {
 }
 
 void uninstall() {
-  if (!is_in_place) {
-    return;
-  }
+  if (!is_in_place) return;
   is_in_place = false;
   guard_of_torch().store(guard_in_python);
   // In the reverse order, as the dispatcher expects of registrations on top of each other.
-  while (!in_place.empty()) {
-    in_place.pop_back();
-  }
+  while (!in_place.empty()) in_place.pop_back();
 }
 
-StorageImpl* storage_at(int64_t cdata) {
-  return reinterpret_cast<StorageImpl*>(cdata);
-}
+StorageImpl* storage_at(int64_t cdata) { return reinterpret_cast<StorageImpl*>(cdata); }
 
 }  // namespace
 
@@ -1017,9 +1128,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       // The number of the memory that ended first of those that were not asked for; 0 without one.
       .def("next_ended", [](Ledger& self) -> int64_t {
         std::lock_guard<std::mutex> guard(self.mutex);
-        if (self.ended.empty()) {
-          return 0;
-        }
+        if (self.ended.empty()) return 0;
         const auto first = self.ended.front();
         self.ended.pop_front();
         return first;
@@ -1038,20 +1147,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     thread.changes_streams = changes_streams;
   });
   m.def("stream_changed", [] { thread.changes_streams = true; });
-  m.def("offer", [](const std::string& name, const std::string& overload, bool is_view, bool accepts_scalars, bool mixes,
-                    bool counts_writes, bool copies, std::vector<int> given, std::vector<at::ScalarType> refused) {
-    return offer(name, overload, {is_view, accepts_scalars, mixes, counts_writes, copies, std::move(given), std::move(refused)});
+  m.def("offer", [](const std::string& name, const std::string& overload, const std::string& key, bool is_view,
+                    bool accepts_scalars, bool mixes, bool counts_writes, bool copies, int generator,
+                    std::vector<int> outs, std::vector<int> given, std::vector<at::ScalarType> refused) {
+    return offer(name, overload, key, {is_view, accepts_scalars, mixes, counts_writes, copies, generator,
+                                       std::move(outs), std::move(given), std::move(refused)});
   });
   m.def("install", &install);
   m.def("uninstall", &uninstall);
   // A tensor of a device in the memory of a CPU tensor; None where only Python can make it.
   m.def("made", [](const Tensor& tensor, std::shared_ptr<Context> context, int index) -> std::optional<Tensor> {
-    Tensor found = made(tensor, *context, static_cast<int8_t>(index));
-    return found.defined() ? std::optional(found) : std::nullopt;
+    Tensor found = tensor;
+    return relabel(found, context.get(), static_cast<int8_t>(index)) ? std::optional(found) : std::nullopt;
   });
   // The same without a block, and the number of its memory: the model in Python has the block.
-  m.def("made_for", [](const Tensor& tensor, std::shared_ptr<Context> context, std::shared_ptr<Ledger> ledger) {
-    Tensor found = made(tensor, *context, ledger->index, false);
+  m.def("made_for", [](const Tensor& tensor, std::shared_ptr<Ledger> ledger) {
+    Tensor found = tensor;
+    relabel(found, nullptr, ledger->index);
     auto* memory = memory_of(found);
     memory->ledger = std::move(ledger);
     return py::make_tuple(found, reinterpret_cast<int64_t>(memory));
@@ -1059,9 +1171,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // The CPU tensor with the memory of a storage that was made here, the numbers of its memory and ledger, and its index.
   m.def("known", [](int64_t cdata, at::ScalarType dtype) -> py::object {
     auto* memory = memory_of(storage_at(cdata));
-    if (memory == nullptr || memory->data == nullptr) {
-      return py::none();
-    }
+    if (memory == nullptr || memory->data == nullptr) return py::none();
     auto base = at::detail::make_tensor<TensorImpl>(
         c10::Storage(memory->twin), DispatchKeySet(DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
     base.unsafeGetTensorImpl()->set_sizes_contiguous(
@@ -1069,16 +1179,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return py::make_tuple(base, reinterpret_cast<int64_t>(memory), memory->ledger ? memory->ledger->number : 0,
                           static_cast<int>(storage_at(cdata)->device().index()));
   });
-  // Let Python alone serve a storage from now on, and take its block where it gets another one.
-  m.def("disown", [](int64_t cdata, bool frees) {
+  // Let a storage have the memory of a CPU tensor from now on, of which the model in Python has the block, if any.
+  // The number of the memory; 0 where the storage has memory of Python's.
+  m.def("adopt", [](int64_t cdata, const Tensor& tensor, std::shared_ptr<Ledger> ledger) -> int64_t {
+    auto* storage = storage_at(cdata);
+    if (memory_of(storage) == nullptr && storage->nbytes() != 0) return 0;
+    auto memory = memory_for(tensor.unsafeGetTensorImpl(), nullptr, 0);
+    memory->ledger = memory->data == nullptr ? nullptr : std::move(ledger);
+    adopt(storage, tensor, std::move(memory));
+    return reinterpret_cast<int64_t>(memory_of(storage));
+  });
+  // Let Python alone serve a storage from now on.
+  m.def("disown", [](int64_t cdata) {
     if (auto* memory = memory_of(storage_at(cdata))) {
       memory->is_foreign = true;
-      if (frees) {
-        if (auto ledger = std::exchange(memory->ledger, nullptr)) {
-          ledger->release(*memory);
-        }
-        memory->twin.reset();
-      }
     }
   });
 }

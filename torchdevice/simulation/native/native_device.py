@@ -109,12 +109,10 @@ class NativeDevice(Device):
         led: bool = self.ledger.lead(vars(self), (segments.first, segments.end, obtained, figures, rows))
         return led
 
-    def hold(self, block: Block, native: Any, result: Any) -> Any:
-        """Return a tensor of C++ in the memory of a CPU tensor, whose block is this one of the model in Python."""
-        tensor, number = building.load().made_for(result, native, self.ledger)
+    def hold(self, block: Block, number: int, memory: Any) -> None:
+        """Note that memory of C++, with the values of a CPU tensor, has this block of the model in Python."""
         self.release_ended()  # memory that has ended may have had the same number
-        self._blocks.held[number] = block, result.data_ptr()
-        return tensor
+        self._blocks.held[number] = block, memory.data_ptr()
 
     def release(self) -> None:
         """Free the block of the storage of C++ that ended first of those that have not been released."""

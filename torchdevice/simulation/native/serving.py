@@ -12,23 +12,30 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.devices import current_streams
 from torchdevice.errors import NativeKernelsError
+from torchdevice.foundation.stand_ins import is_written
+from torchdevice.simulation import device_generators
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.allocator.memory_blocks import Block
-from torchdevice.simulation.kernels import cpu_kernels, device_mismatch
+from torchdevice.simulation.kernels import cpu_kernels, cuda_values, device_mismatch
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native.native_device import NativeDevice, devices
 
 _COPIES = ("aten::copy_", "aten::_to_copy")
 
-HANDWRITTEN = frozenset({"aten::clone", *_COPIES, "aten::empty.memory_format", "aten::empty_strided"})
-"""Operators with a handwritten kernel that C++ serves too: allocations, and copies on one device."""
+_ATTENTION = "aten::scaled_dot_product_attention"
+
+_HANDWRITTEN = frozenset(
+    {"aten::clone", *_COPIES, "aten::empty.memory_format", "aten::empty_strided", "aten::convolution", _ATTENTION}
+    | {"aten::native_dropout", "aten::native_dropout_backward"}
+)
+"""Operators with a handwritten kernel that C++ serves too."""
 
 _contexts: set[Context] = set()
 """The contexts that the kernels serve. They are in place while there is one."""
 
-_offers: dict[Any, frozenset[torch.dtype] | None] = {}
-"""Operator that C++ does not know yet -> the dtypes of its first tensor that Python must serve; None for none."""
+_offers: dict[tuple[Any, str], tuple[list[torch.dtype], bool]] = {}
+"""Operator and dispatch key that C++ does not know yet -> the further arguments of :func:`offer`."""
 
 
 def begin(context: Context) -> None:
@@ -42,8 +49,8 @@ def begin(context: Context) -> None:
         module = building.load()
         if storages.native is None:
             _connect(module)
-        for op in list(_offers):
-            _register(op)
+        for each in list(_offers):
+            _register(*each)
         context.policy.native = module.Context()
         _contexts.add(context)
         module.install()
@@ -81,10 +88,14 @@ def _connect(module: Any) -> None:
             release=_release,
             known=lambda tensor: storages.owner_of(tensor.untyped_storage()),
             wrapped=cpu_kernels.wrapped,
+            settle=cpu_kernels.settle,
+            copied=cpu_kernels.count_copy,
+            numbers=device_generators.taken,
+            undrawn=device_generators.give_back,
         )
     )
-    known, disown = module.known, module.disown
-    storages.native = SimpleNamespace(Device=NativeDevice, devices=devices, fresh=_fresh, known=known, disown=disown)
+    calls = {"fresh": _fresh, "serves": _serves, "adopt": _adopt, "known": module.known, "disown": module.disown}
+    storages.native = SimpleNamespace(Device=NativeDevice, devices=devices, **calls)
     thread_state.on_context = follow
     current_streams.on_change = module.stream_changed
 
@@ -94,38 +105,67 @@ def _release(number: int) -> None:
         devices[number].release()
 
 
+def _serves(on: Any, block: Block | None) -> bool:
+    """Return whether storages of a device may be of C++, with a block of the model in Python, if any."""
+    return isinstance(on, NativeDevice) and not on.observers and (block is None or block.pool.is_usual)
+
+
 def _fresh(result: torch.Tensor, native: Any, on: Any, block: Block | None = None) -> torch.Tensor | None:
     """Return a tensor of a device in the memory of a CPU tensor; None where it must have a storage of Python.
 
     The ledger gives it a block, or the model in Python has given it one.
     """
-    if not native.serves or not isinstance(on, NativeDevice) or on.observers:
+    if not native.serves or not _serves(on, block):
         return None
+    made: torch.Tensor | None = None
     if block is not None:
-        return on.hold(block, native, result) if block.pool.is_usual else None
+        made, number = building.load().made_for(result, on.ledger)
+        on.hold(block, number, result)
+        return made
     native.use(on.index, on.ledger)
     while on.ended:
         on.ended.popleft().release()
-    made: torch.Tensor | None = building.load().made(result, native, on.index) if on.hand_over() else None
-    return made
+    return building.load().made(result, native, on.index) if on.hand_over() else made
 
 
-def offer(op: Any, refused: Iterable[torch.dtype] | None = None) -> None:
+def _adopt(storage: Any, memory: torch.Tensor, on: Any, block: Block | None) -> bool:
+    """Let a storage of C++ have the memory of a CPU tensor. Return false for a storage of Python."""
+    number = building.load().adopt(storage._cdata, memory, None if block is None else on.ledger)
+    if number and block is not None:
+        on.hold(block, number, memory)
+    return bool(number)
+
+
+def can_serve(op: Any, is_handwritten: bool) -> bool:
+    """Return whether there is a kernel in C++ of an operator, which has a handwritten one in Python or none."""
+    if is_handwritten:
+        return op.name() in _HANDWRITTEN
+    arguments, outs = op._schema.arguments, cpu_kernels.outs_of(op)
+    if any(str(arguments[i].type) != "Tensor" for i in outs) or cpu_kernels.makes_of_nothing(op):
+        return False
+    # A division in place that ends at a zero has written some of the quotients.
+    divides = cuda_values.divides(op) and any(map(is_written, arguments))
+    return not divides and device_generators.place_of(op) < len(arguments)
+
+
+def offer(op: Any, refused: Iterable[torch.dtype] = (), *, mixes: bool = True, key: str = "PrivateUse1") -> None:
     """Let C++ serve an operator whose kernel in Python does no more than the CPU's.
 
     Args:
         op: The operator.
-        refused: The dtypes in which the first tensor of a call may be refused. Calls whose tensors have several dtypes
-            are left to Python too. None where no call is refused.
+        refused: The dtypes in which the first tensor of a call may be refused.
+        mixes: Whether C++ serves calls whose tensors have several dtypes.
+        key: The dispatch key of the kernel.
     """
-    _offers[op] = None if refused is None else frozenset(refused)
+    _offers[op, key] = list(refused), mixes
     if storages.native is not None:
-        _register(op)
+        _register(op, key)
 
 
-def _register(op: Any) -> None:
-    name, refused, results = op.name(), _offers[op], cpu_kernels.Results(op)
-    scalars = name not in HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op)
-    facts = cpu_kernels.is_view(op), scalars, refused is None, results.counts_writes, name in _COPIES
-    if building.load().offer(op._schema.name, op._schema.overload_name, *facts, results.positions, list(refused or ())):
-        _offers.pop(op, None)
+def _register(op: Any, key: str) -> None:
+    name, schema, results, (refused, mixes) = op.name(), op._schema, cpu_kernels.Results(op), _offers[op, key]
+    scalars = name not in _HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op)
+    facts = cpu_kernels.is_view(op), scalars, mixes, results.counts_writes, name in _COPIES
+    places = device_generators.place_of(op), cpu_kernels.outs_of(op), results.positions
+    if building.load().offer(schema.name, schema.overload_name, key, *facts, *places, refused):
+        _offers.pop((op, key), None)

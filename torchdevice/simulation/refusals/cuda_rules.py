@@ -157,7 +157,7 @@ def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> An
 
 RULES = by_operator(
     (
-        Rule("convolution", _convolution, "Convolution.cpp: check_input_same_type_as_parameters"),
+        Rule("convolution", _convolution, "Convolution.cpp: check_input_same_type_as_parameters", only=frozenset()),
         Rule("native_layer_norm", _parameters, "cuda/layer_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
         Rule("native_group_norm", _parameters, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
         Rule("_int_mm", _int_mm, "cuda/Blas.cpp: _int_mm_out_cuda"),
