@@ -28,7 +28,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.devices.runtime import Runtime
 from torchdevice.fallback.missing_operators import overload
-from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard, registrations_for_dispatch_key
+from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 
 SPARE = "ipu"
 """The device type whose autocast stands for CUDA's lists on the CPU and on MPS, also in graphs of Dynamo."""
@@ -51,6 +51,7 @@ In this case, combine the two layers using torch.nn.functional.binary_cross_entr
 or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are
 safe to autocast."""
 
+_is_enabled, _set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
 _set_included = torch._C._dispatch_tls_set_dispatch_key_included
 _INCLUDED = getattr(torch._C.DispatchKey, _SPARE_KEY)  # not by name, which torch takes long to parse
 _has_fallback = torch._C._dispatch_has_backend_fallback
@@ -97,18 +98,12 @@ def _use_for(kind: str | None) -> None:
     if kind == _region.kind:
         return
     _region.kind = kind
-    torch.set_autocast_enabled(SPARE, kind is not None)
+    _set_enabled(SPARE, kind is not None)
     _set_included(_INCLUDED, kind is not None)
 
 
 def _region_kind() -> str | None:
     return _region.kind
-
-
-def _enabled_kind() -> str | None:
-    """Return the region's device type; None within torch's own kernels for autocast, which switch it off."""
-    kind = _region.kind
-    return kind if kind is not None and torch.is_autocast_enabled(kind) else None
 
 
 # ---- registration ----------------------------------------------------------------------------------------------------
@@ -120,15 +115,13 @@ def register(kind: str, key: str) -> list[torch.library.Library]:
     Returns:
         The libraries, which unregister their kernels when they end.
     """
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    return _registered(key, {name: _kernel(name, lambda: kind, keys) for name in policies()})
+    return _registered(key, {name: _kernel(name, lambda: kind, kind) for name in policies()})
 
 
 def _register_spare(own_key: Any) -> list[torch.library.Library]:
     """Register kernels for the operators that torch's kernels under a key cast differently from CUDA's."""
     own, listed = _names_of_aten(own_key), policies().keys()
-    made = {name: _kernel(name, _enabled_kind, _SPARE_AND_OWN) for name in listed - own}
-    made.update((name, _kernel(name, _region_kind, _SPARE_AND_OWN)) for name in _CAST_OTHERWISE)
+    made = {name: _kernel(name, _region_kind, SPARE) for name in (listed - own) | _CAST_OTHERWISE}
     found = _registered(_SPARE_KEY, {name: made[name] for name in made.keys() - _with_kernel})
     unlisted = [name for name in own - listed - _with_kernel if not _KEPT.fullmatch(name)]
     for name in unlisted:
@@ -142,10 +135,6 @@ _served: dict[str | None, list[torch.library.Library]] = {}
 
 _with_kernel: set[str] = set()
 """The operators with a kernel under the spare key."""
-
-_SPARE_AND_OWN = torch._C.DispatchKeySet(_INCLUDED)
-_SPARE_AND_OWN |= torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-_SPARE_AND_OWN |= torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastMPS)
 
 
 def _registered(key: str, kernels: dict[str, Callable[..., Any]]) -> list[torch.library.Library]:
@@ -197,39 +186,61 @@ def _without_autocast(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _kernel(name: str, kind_of: Callable[[], str | None], keys: Any) -> Callable[..., Any]:
+def _kernel(name: str, kind_of: Callable[[], str | None], registered_for: str) -> Callable[..., Any]:
     """Return the kernel of an operator by its policy.
 
     Args:
         name: The operator, with overload.
         kind_of: Returns the type of the devices whose tensors are cast, None for no tensors.
-        keys: The keys of autocast that the kernel's own calls leave out.
+        registered_for: The type of the devices whose autocast is on wherever the kernel is called.
     """
     policy, op = policies()[name], _op(name)
     if policy == _BANNED:
         return _refuse
-    fit = _float32_result(op) if policy == _FLOAT32_RESULT else _casting(op, _DTYPES[policy])
-    call, no_function = op._op, torch._C.DisableTorchFunction
+    fit = _float32_result(op) if policy == _FLOAT32_RESULT else _casting(op, _DTYPES.get(policy))
+    no_function, otherwise = torch._C.DisableTorchFunction, name in _CAST_OTHERWISE
+    call = getattr(torch._C._VariableFunctions, op._schema.name.removeprefix("aten::"), op._op)  # less time than _op
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        kind = kind_of()
-        with no_function(), ExcludeDispatchKeyGuard(keys):
-            return call(*args, **kwargs) if kind is None else call(*fit(kind, args, kwargs), **kwargs)
+        kind: Any = kind_of()
+        is_on = kind is not None and _is_enabled(kind)  # not within torch's own kernels for autocast
+        with no_function():
+            if is_on or (otherwise and kind is not None):
+                args = fit(kind, args, kwargs)
+            # Not ExcludeDispatchKeyGuard, which takes longer than all else here. An interrupt at any line leaves
+            # autocast on, as it was before: the first call of each `finally` is made.
+            try:
+                try:
+                    _set_enabled(registered_for, False)
+                    if is_on:
+                        _set_enabled(kind, False)
+                    return call(*args, **kwargs)
+                finally:
+                    _set_enabled(registered_for, True)
+            finally:
+                if is_on:
+                    _set_enabled(kind, True)
 
     return kernel
 
 
-def _casting(op: Any, dtype_of: Callable[[str, Any], torch.dtype | None]) -> Callable[..., Any]:
-    """Return a function that casts the tensors of a call to one dtype. No operator of the lists has one by keyword."""
+def _casting(op: Any, dtype_of: Callable[[str, Any], torch.dtype | None] | None) -> Callable[..., Any]:
+    """Return a function that casts the tensors of a call to one dtype. No operator of the lists has one by keyword.
+
+    Args:
+        op: The operator.
+        dtype_of: Returns the dtype for a device type and arguments, None for arguments that stay. Without it, float32.
+    """
     tensors = [index for index, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
 
     def fit(kind: str, args: Any, kwargs: Any) -> Any:
-        dtype = dtype_of(kind, args)
+        dtype = torch.float32 if dtype_of is None else dtype_of(kind, args)
         if dtype is None:
             return args
         fitted = list(args)
         for index in tensors:
-            if index < len(fitted):  # torch leaves out what is the default
+            # torch leaves out what is the default
+            if index < len(fitted) and getattr(fitted[index], "dtype", None) is not dtype:
                 fitted[index] = _cast(fitted[index], kind, dtype)
         return fitted
 
@@ -261,7 +272,6 @@ def _widest(kind: str, args: Any) -> torch.dtype | None:
 
 _DTYPES: dict[str, Callable[[str, Any], torch.dtype | None]] = {
     _LOWER: lambda kind, args: torch.get_autocast_dtype(kind),
-    _FLOAT32: lambda kind, args: torch.float32,
     _WIDEST: _widest,
 }
 
