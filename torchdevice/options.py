@@ -308,6 +308,12 @@ class Options:
         "is too large for this machine. Left out, values are computed.",
         **_one_of("compute", "meta", optional=True),
     )
+    values: Literal["assume"] | None = _option(
+        None,
+        "assume: where a program without values (compute='meta') reads some, they are 0, a condition is False, and a "
+        "result whose size depends on them has the size for ones; each line is in the report. Left out, an error.",
+        **_one_of("values", "assume", optional=True),
+    )
     verify: bool | str | None = _option(
         None,
         "Compute every operator of the target on the CPU too, on a CPU target in float64, and say which differ beyond "
@@ -391,6 +397,9 @@ class Options:
             and names_count
             and f"devices={self.devices!r} contradicts target={self.target!r}, which contains the number of devices. "
             f"Leave devices out.",
+            "values": self.values is not None
+            and self.compute is None
+            and f"values={self.values!r} is about tensors without values. Use it with compute='meta', or leave it out.",
         }
         for name in ("asynchronous", "verify"):
             if simulated and self.compute == "meta" and getattr(self, name):
