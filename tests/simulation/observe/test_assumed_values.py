@@ -78,6 +78,28 @@ def test_values_that_there_are_count() -> None:
         assert not [entry for entry in scope.journal.entries if entry.requested == "item()"]
 
 
+@pytest.mark.parametrize("combine", [torch.bitwise_and, torch.bitwise_or])
+def test_the_condition_that_has_values_decides(combine: Any) -> None:
+    with torchdevice.simulate(compute="meta", values="assume"):
+        known, unknown = torch.tensor([True, False, True]).cuda(), torch.rand(2, 3, device="cuda") > 0
+        for found in (combine(known, unknown), combine(unknown, known)):
+            assert found.tolist() == [[True, False, True]] * 2 and found.is_cuda
+        assert combine(unknown, unknown).any().item() is False
+        assert combine(known, torch.tensor(True).cuda()).tolist() == combine(known.cpu(), torch.tensor(True)).tolist()
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_generation_ends_at_its_length(sampled: bool) -> None:
+    """The tokens are unknown, and so is whether one of them ends the text."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2, eos_token_id=0)
+    with torchdevice.simulate(compute="meta", values="assume"):
+        model = transformers.GPT2LMHeadModel(config).cuda()
+        tokens = torch.ones(2, 4, dtype=torch.long, device="cuda")
+        written = model.generate(tokens, max_new_tokens=9, do_sample=sampled, pad_token_id=0)
+        assert written.shape == (2, 13)
+
+
 def test_scaled_gradients_are_stepped() -> None:
     """A scaler that finds no infinity steps, so that the optimizer's states are planned."""
     with torchdevice.simulate(compute="meta", values="assume"):

@@ -43,6 +43,9 @@ class AssumedValues(WithoutValues):
         Raises:
             NoValueError: They are those of sparse or nested tensors, or the program gives the tensor for the result.
         """
+        decided = _decided(op, args) if op._schema.name in _NEUTRAL else None
+        if decided is not None:
+            return decided
         try:
             return super().run(op, kernel, args, kwargs)
         except NoValueError:
@@ -69,6 +72,23 @@ class AssumedValues(WithoutValues):
 
 def _without_values(result: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
+
+
+_NEUTRAL = {"aten::bitwise_and": 1, "aten::bitwise_or": 0}
+"""An operator -> the value of a condition that leaves the other operand as it is."""
+
+
+def _decided(op: Any, args: Any) -> torch.Tensor | None:
+    """Return what the one of two conditions says that has values; None where both have, or none.
+
+    So a loop that ends at a length or at a value, as that of ``generate`` does, ends at the length.
+    """
+    given = list(tensors(args))
+    unknown = [index_of(each) >= 0 and has_no_values(each.untyped_storage()) for each in given]
+    if sorted(unknown) != [False, True] or any(each.dtype is not torch.bool for each in given) or len(args) > 2:
+        return None
+    with torch._C.DisableTorchFunction():
+        return wrapped(_Assumed(op, _NEUTRAL[op._schema.name]).call(args, {}), max(map(index_of, given)))
 
 
 class _Assumed(StandIns):
