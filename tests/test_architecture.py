@@ -42,6 +42,7 @@ ROOMS = [
     "report",
     "check",
     "verify",
+    "plan",
     "scope",
     "activation",
     "transfer",

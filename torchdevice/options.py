@@ -292,6 +292,12 @@ class Options:
         "is too large for this machine. Left out, values are computed.",
         **_one_of("compute", "meta", optional=True),
     )
+    values: Literal["assume"] | None = _option(
+        None,
+        "assume: where a program without values (compute='meta') reads some, they are 0, a condition is False, and a "
+        "result whose size depends on them has the size for ones; each line is in the report. Left out, an error.",
+        **_one_of("values", "assume", optional=True),
+    )
     verify: bool | str | None = _option(
         None,
         "Compute every operator of the target on the CPU too, on a CPU target in float64, and say which differ beyond "
@@ -362,6 +368,8 @@ class Options:
         for name in ("asynchronous", "verify"):
             if getattr(self, name) and simulated and self.compute == "meta":
                 found[name] = "is about values, and there are none with compute='meta'. Leave one of the two out."
+        if self.values is not None and self.compute is None:
+            found["values"] = "is about tensors without values. Use it with compute='meta', or leave it out."
         if self.identity == "program" and shares_host_memory:
             found["identity"] = (
                 f"needs a target whose tensors can be told from CPU tensors, and those of {self.target or 'cpu'!r} "

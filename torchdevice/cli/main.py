@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Sequence
 
-from torchdevice.cli import check, doctor, native, report, run
+from torchdevice.cli import check, doctor, native, plan, report, run
 from torchdevice.cli.parsing import CommandParser
 from torchdevice.version import __version__
 
@@ -39,6 +39,6 @@ def parser() -> CommandParser:
     )
     found.add_argument("--version", action="version", version=f"torchdevice {__version__}")
     commands = found.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    for command in (run, check, doctor, report, native):
+    for command in (run, plan, check, doctor, report, native):
         command.add(commands)
     return found

@@ -61,9 +61,20 @@ examples:
 def add(commands: Any) -> None:
     """Add the command to a command line."""
     what = "Run a program as python runs it, in a scope: what it asks of CUDA is done by another device."
-    parser = add_command(commands, "run", what, _EXAMPLES, lambda options: _run(parser, options))
+    parser = add_command(commands, "run", what, _EXAMPLES, lambda options: start(parser, options))
     parser.usage = _USAGE
-    actions = []
+    take_program(parser, ranks.add(parser))
+    parser.set_defaults(plan=None)
+
+
+def take_program(parser: CommandParser, *further: argparse.Action) -> None:
+    """Let a parser take the options of a scope, and a program after them.
+
+    Args:
+        parser: The parser.
+        further: Other flags that the parser has.
+    """
+    actions = [*further]
     _options.add_flags(lambda *names, **more: actions.append(parser.add_argument(*names, **more)))
     parser.add_argument(
         "--report",
@@ -73,9 +84,8 @@ def add(commands: Any) -> None:
         type=report_file,
         help="say at the end what was rewritten; with =FILE write that as a page (FILE.html) or as data (FILE.json)",
     )
-    actions.append(ranks.add(parser))
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
-    with_value = {name for action in actions if action.nargs is None for name in action.option_strings}
+    with_value = {name for each in actions if each.nargs is None for name in each.option_strings}
     parser.split = functools.partial(_split, with_value)
 
 
@@ -91,7 +101,8 @@ def _split(with_value: set[str], words: Sequence[str]) -> tuple[list[str], list[
     return list(words[:index]), list(words[index:])
 
 
-def _run(parser: CommandParser, options: argparse.Namespace) -> int:
+def start(parser: CommandParser, options: argparse.Namespace) -> int:
+    """Run the program that the options name."""
     if options.quiet:
         os.environ["TORCHDEVICE_LOG"] = "ERROR"
     if not options.rest:
@@ -99,7 +110,7 @@ def _run(parser: CommandParser, options: argparse.Namespace) -> int:
     with refusals():
         program = programs.named(options.rest if options.ranks is None else ranks.launched(options))
     if program.interpreter:  # again, in an interpreter with these flags
-        again = ["-m", "torchdevice", "run", *options.own, *program.argv] if program.argv else []
+        again = ["-m", "torchdevice", *parser.prog.split()[1:], *options.own, *program.argv] if program.argv else []
         return _become([*program.interpreter, *again])
     if program.is_command:
         return _start_command(options, program)
@@ -251,10 +262,12 @@ _SANITIZER = "TORCH_CUDA_SANITIZER"
 def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
     """Begin a run that has messages and a report in common, or take part in the one around it."""
     verify = scope.options.verify if options.report is not None or run_folder.path() is None else None
-    if options.report is not None or verify:
+    if options.report is not None or verify or options.plan:
         from torchdevice.report import processes
 
         run_folder.begin()
+        if options.plan:
+            options.plan.follow()
         processes.lead(scope.journal, scope.report, functools.partial(_show, options, verify))
     else:
         from torchdevice import activation
@@ -266,6 +279,8 @@ def _show(options: argparse.Namespace, verify: str | bool | None, report: Report
     """Show what a run is to say at its end: what was verified, and what happened."""
     if verify:
         show_verified(verify, report, quiet=options.report is True)
+    if options.plan:
+        options.plan.show(report)
     if options.report is not None:
         show_report(options.report, report)
 

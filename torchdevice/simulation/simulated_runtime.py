@@ -31,7 +31,7 @@ from torchdevice.simulation.allocator import allocator_settings, storages, strea
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, index_of
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
-from torchdevice.simulation.observe import async_copies, host_waits, meta_kernels, races
+from torchdevice.simulation.observe import assumed_values, async_copies, host_waits, meta_kernels, races
 from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention
 from torchdevice.torch_apis import sanitizer
@@ -267,7 +267,8 @@ def _begin(context: Context) -> None:
     context.stream_observers.append(stream_uses.StreamUses())
     found: list[Any] = []
     if context.options.compute == "meta":
-        found.append(meta_kernels.WithoutValues())
+        assume = context.options.values is not None
+        found.append(assumed_values.AssumedValues(context) if assume else meta_kernels.WithoutValues())
     if context.options.asynchronous:
         found.append(async_copies.InFlight(context))
     if context.options.races:

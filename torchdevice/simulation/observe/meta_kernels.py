@@ -77,7 +77,7 @@ class WithoutValues(StreamObserver):
             if any(each.layout is not torch.strided or each.is_nested for each in leaves):
                 return _with_values(name, kernel, args, kwargs)  # torch's meta device has no such tensors
             known = all(index_of(each) < 0 or not has_no_values(each.untyped_storage()) for each in leaves)
-            if _gives_values(op, args, kwargs):
+            if gives_values(op, args, kwargs):
                 if not known:
                     raise NoValueError(name)
                 return kernel(*args, **kwargs)
@@ -99,7 +99,7 @@ def _with_values(name: str, kernel: Callable[..., Any], args: tuple[Any, ...], k
         raise NoValueError(name) from None
 
 
-def _gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether an operator returns numbers, or copies to the CPU."""
     name = op._schema.name
     if name == "aten::_to_copy":

@@ -1,0 +1,170 @@
+"""``torchdevice plan``: what a program needs of a GPU's memory, by what it is for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import optimizer as optimizers
+
+import torchdevice
+from torchdevice.plan.peaks import GRADIENTS, OTHER, STATE, WEIGHTS, Peaks
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def peaks() -> Any:
+    """Follow the memory of a scope with two devices."""
+    hooks = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+    before = [dict(each) for each in hooks]
+    with torchdevice.simulate(compute="meta", values="assume", count=2):
+        found = Peaks()
+        found.follow()
+        yield found
+    for each, kept in zip(hooks, before, strict=True):  # a plan follows until the process ends
+        each.clear()
+        each.update(kept)
+
+
+class Half(torch.nn.Module):
+    """A frozen and a trained layer of 4 MiB each, with an activation of 1 MiB between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Linear(1024, 1024, bias=False).requires_grad_(False)
+        self.trained = torch.nn.Linear(1024, 1024, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.trained(self.frozen(x))
+
+
+def steps(model: torch.nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(2):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_kinds_are_those_of_the_program(peaks: Peaks) -> None:
+    model = Half().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    steps(model, torch.rand(256, 1024, device="cuda"), optimizer)
+    kinds = peaks.kinds(0)
+    assert (kinds[WEIGHTS], kinds[GRADIENTS], kinds[STATE]) == (8 * MIB, 4 * MIB, 8 * MIB)
+    assert sum(kinds.values()) == peaks.devices[0].allocated == torch.cuda.max_memory_allocated()
+    assert peaks.devices[0].reserved == torch.cuda.max_memory_reserved()
+    assert peaks.devices[0].line is not None and peaks.devices[0].line.function.endswith("steps")
+
+
+def test_a_peak_that_is_over_is_kept(peaks: Peaks) -> None:
+    kept = torch.nn.Parameter(torch.zeros(MIB, dtype=torch.uint8, device="cuda:1"), requires_grad=False)
+    held = [torch.zeros(MIB, dtype=torch.uint8, device="cuda:1") for _ in range(3)]
+    del held
+    torch.cuda.reset_peak_memory_stats(1)
+    later = [torch.zeros(MIB, dtype=torch.uint8, device="cuda:1") for _ in range(2)]
+    kept.add(1)  # what it is for is known after the peak
+    assert peaks.kinds(1) == {WEIGHTS: MIB, OTHER: 3 * MIB} and peaks.devices[1].allocated == 4 * MIB
+    assert len(later) == 2 and 0 not in peaks.devices
+
+
+def test_reserved_memory_that_is_given_back_was_needed(peaks: Peaks) -> None:
+    x = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+    del x
+    torch.cuda.empty_cache()
+    x = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+    assert peaks.devices[0].reserved == 64 * MIB and x.is_cuda
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "RMSprop", "LBFGS"])
+def test_states_of_other_optimizers(peaks: Peaks, kind: str) -> None:
+    model = Half().cuda()
+    more = {"momentum": 0.9} if kind == "SGD" else {}
+    optimizer = getattr(torch.optim, kind)([model.trained.weight], **more)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        found = model(torch.rand(256, 1024, device="cuda")).sum()
+        found.backward()
+        return found
+
+    for _ in range(2):
+        optimizer.step(loss)
+    held = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
+    assert peaks.kinds(0)[WEIGHTS] == 8 * MIB
+    assert peaks.kinds(0)[STATE] >= max(each.nbytes for each in held) > 0
+
+
+def test_parts_of_tensors_of_other_classes(peaks: Peaks) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    one, other = (torch.zeros(MIB, dtype=torch.uint8, device="cuda") for _ in range(2))
+    weight = torch.nn.Parameter(TwoTensor(one, other), requires_grad=False)
+    peaks._mark([weight], WEIGHTS)
+    assert peaks.kinds(0)[WEIGHTS] == 2 * MIB
+
+
+def planned(*words: str) -> Any:
+    """Return what the command prints as data."""
+    command = [sys.executable, "-m", "torchdevice", "plan", "--json", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("program", "arguments", "library"),
+    [
+        ("hf_trainer.py", ["4"], "transformers"),
+        ("hf_accelerate.py", ["4"], "accelerate"),
+        ("lightning_trainer.py", ["4", "1", "auto"], "lightning"),
+    ],
+)
+def test_programs_run_to_their_end(program: str, arguments: list[str], library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    plan = planned(str(PROGRAMS / program), str(tmp_path), *arguments)
+    assert list(tmp_path.glob("losses-*")), "the program did not come to its last line"
+    (device,) = plan["devices"]
+    kinds = [device[kind] for kind in (WEIGHTS, GRADIENTS, STATE, OTHER)]
+    assert all(kinds) and device["fragments"] > 0 and sum(kinds) + device["fragments"] == device["peak"]
+    assert str(PROGRAMS / program) in device["lines"][0]
+    assert plan["error"] is None and plan["fits"][0]["fits"] == "yes"
+    read = [each for each in plan["assumed"] if each["operator"] == "item()"]
+    assert read and all(str(PROGRAMS / program) in each["lines"][0] for each in read)
+
+
+SCRIPT = """
+import torch
+print("said by the program")
+layers = [torch.nn.Linear(32768, 32768, bias=False, device="cuda") for _ in range(4)]
+if layers[0].weight.sum() > 0:
+    print("never")
+{}
+"""
+
+
+def test_what_fits(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(""))
+    plan = planned(str(script))
+    assert plan["devices"][0]["weights"] == 16 << 30 == plan["devices"][0]["peak"] - 2 * MIB
+    fits = {each["model"]: each["fits"] for each in plan["fits"]}
+    assert fits["t4"] == "no" and fits["rtx4090"] == fits["h100"] == "yes"
+    assert plan["assumed"] == [{"lines": [f"{script}:5"], "operator": "item()", "value": "False"}]
+
+
+def test_a_program_that_fails_is_planned_up_to_there(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.format("raise ValueError('no data')"))
+    command = [sys.executable, "-m", "torchdevice", "plan", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.endswith("ValueError: no data\n")
+    assert "said by the program\ntorchdevice: plan of train.py" in done.stdout
+    assert "The program ended early, with ValueError: no data" in done.stdout
+    assert "peak of cuda:0 at  train.py:5" in done.stdout and "16.00 GiB" in done.stdout

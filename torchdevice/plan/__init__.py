@@ -1,0 +1,1 @@
+"""What a program needs of a GPU's memory, for ``torchdevice plan``."""

@@ -1,0 +1,84 @@
+"""What a plan says: the memory of each device at its peak, the GPUs that have so much, and what was assumed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torchdevice.devices import device_models
+from torchdevice.foundation.byte_sizes import written
+from torchdevice.options import declarations
+from torchdevice.plan.peaks import GRADIENTS, OTHER, STATE, WEIGHTS, Peaks
+from torchdevice.report import Report, formatting, source
+from torchdevice.simulation.observe.assumed_values import ASSUMED
+
+CONTEXT = 1 << 29
+"""The memory that CUDA and its libraries take of a GPU for themselves, in bytes: half a GiB is usual."""
+
+_KINDS = (WEIGHTS, GRADIENTS, STATE, OTHER)
+
+
+def data(peaks: Peaks, report: Report) -> dict[str, Any]:
+    """Return what a plan says, as data for JSON."""
+    devices = [_device(peaks, index) for index in sorted(peaks.devices)]
+    error = getattr(sys, "last_value", None)  # what the interpreter printed
+    return {
+        "program": formatting.program(report),
+        "error": None if error is None else f"{type(error).__name__}: {error}",
+        "devices": devices,
+        "context": CONTEXT,
+        "fits": list(_fits(devices)),
+        "assumed": [
+            {
+                "lines": [f"{each.file}:{each.line}" for each in (row, *row.libraries[:1])],
+                "operator": row.asked,
+                "value": row.done.removeprefix(ASSUMED),
+            }
+            for row in report.rows
+            if row.done.startswith(ASSUMED)
+        ],
+    }
+
+
+def _device(peaks: Peaks, index: int) -> dict[str, Any]:
+    peak, kinds = peaks.devices[index], peaks.kinds(index)
+    return {
+        "device": f"cuda:{index}",
+        **{kind: kinds[kind] for kind in _KINDS},
+        "fragments": peak.reserved - peak.allocated,
+        "peak": peak.reserved,
+        "lines": [f"{site.file}:{site.line}" for site in (peak.line, peak.library) if site is not None],
+    }
+
+
+def _fits(devices: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield for each model of a GPU whether it has the memory that the device with the highest peak needs.
+
+    A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory runs out.
+    """
+    needed = max((each["peak"] for each in devices), default=0) + CONTEXT
+    least = max((each["peak"] - each["fragments"] for each in devices), default=0) + CONTEXT
+    for name, model in device_models.MODELS.items():
+        memory = declarations()["memory"].check(model.memory)
+        fits = "yes" if needed <= memory else "without fragments" if least <= memory else "no"
+        yield {"model": name, "name": model.properties["name"], "memory": memory, "fits": fits}
+
+
+def rows(plan: dict[str, Any]) -> Iterator[list[tuple[str, ...]]]:
+    """Yield the tables of a plan, as rows of texts."""
+    devices = plan["devices"]
+    if not devices:
+        return
+    yield [
+        ("", *(f"{each['device']:>11}" for each in devices), ""),
+        *((name, *(f"{written(each[name]):>11}" for each in devices), "") for name in (*_KINDS, "fragments", "peak")),
+    ]
+    yield [(f"peak of {each['device']} at", _place(each)) for each in devices]
+    yield [(each["model"], f"{written(each['memory']):>11}", each["fits"], each["name"]) for each in plan["fits"]]
+    yield [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
+
+
+def _place(each: dict[str, Any]) -> str:
+    """Return the program's line as a person writes it, and the library's where that asked."""
+    return ", through ".join(map(source.short, each["lines"]))

@@ -1,0 +1,153 @@
+"""The memory of simulated devices at their peak, by what it is for.
+
+Blocks are counted as the allocator gives them out. What a block is for is known as soon as the program uses it so: a
+parameter when it is an argument of an operator, gradients and states when an optimizer steps, or at the end. That may
+come after the peak.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import optimizer as optimizers
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from torchdevice.core import thread_state
+from torchdevice.devices.allocation_events import Block
+from torchdevice.foundation.stand_ins import tensors
+from torchdevice.journal.callers import Site, caller_frame, program_frame, site_of
+
+WEIGHTS, GRADIENTS, STATE, OTHER = "weights", "gradients", "optimizer state", "activations"
+
+
+@dataclass
+class _Held:
+    """A block in use, or one that was in use at the peak."""
+
+    device: int
+    size: int
+    born: int
+    kind: str = OTHER
+
+
+@dataclass
+class Peak:
+    """The memory of one device at the moment when the most of it was in use.
+
+    Attributes:
+        allocated: The bytes in use then.
+        reserved: The most bytes that the allocator had of the driver; the figure of nvidia-smi without the context.
+        line: The line of the program that asked for the last block.
+        library: The line of a library that asked for it, where that is another.
+    """
+
+    allocated: int = 0
+    reserved: int = 0
+    line: Site | None = None
+    library: Site | None = None
+    _now: int = 0
+    _segments: int = 0
+    _born: int = 0
+    _freed: list[_Held] = field(default_factory=list)
+
+
+class Peaks:
+    """Follows the memory of a context's devices, as an observer of blocks and a recorder of operators.
+
+    Attributes:
+        devices: Index -> the peak of the device.
+    """
+
+    def __init__(self) -> None:
+        self.devices: dict[int, Peak] = {}
+        self._held: dict[int, _Held] = {}
+        self._count = itertools.count()
+
+    def follow(self) -> None:
+        """Follow the devices of this thread's scope until the process ends."""
+        context = thread_state.state.context
+        assert context is not None
+        context.runtime.watch_allocations(self, context)
+        context.policy.recorders.append(self)
+        context.policy.settle()
+        for register in (optimizers.register_optimizer_step_pre_hook, optimizers.register_optimizer_step_post_hook):
+            register(self._stepped)
+
+    def kinds(self, index: int) -> Counter[str]:
+        """Return the bytes of each kind at the peak of a device."""
+        there = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Parameter)]
+        self._mark((each.grad for each in there if each.grad is not None), GRADIENTS)
+        self._mark(there, WEIGHTS)
+        peak, found = self.devices[index], Counter[str]()
+        for each in [each for each in self._held.values() if each.device == index] + peak._freed:
+            if each.born <= peak._born:
+                found[each.kind] += each.size
+        return found
+
+    # ---- blocks ------------------------------------------------------------------------------------------------------
+
+    def allocated(self, block: Block) -> None:
+        peak = self.devices.setdefault(block.device, Peak())
+        held = self._held[block.address] = _Held(block.device, block.size, next(self._count))
+        peak._now += block.size
+        if peak._now > peak.allocated:
+            caller = caller_frame()
+            program = program_frame(caller)[0] or caller
+            peak.allocated, peak._born, peak.line = peak._now, held.born, site_of(program)
+            peak.library = None if program is caller else site_of(caller)
+            peak._freed.clear()
+
+    def freed(self, address: int) -> None:
+        held = self._held.pop(address, None)
+        if held is not None:
+            peak = self.devices[held.device]
+            peak._now -= held.size
+            if held.born <= peak._born:
+                peak._freed.append(held)
+
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        peak = self.devices.setdefault(segment.device, Peak())
+        peak._segments += segment.size if action in ("segment_alloc", "segment_map") else -segment.size
+        peak.reserved = max(peak.reserved, peak._segments)
+
+    # ---- what they are for -------------------------------------------------------------------------------------------
+
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and note which of its arguments are parameters."""
+        # Most products are given a view of a parameter.
+        self._mark(
+            (each for each in tensors((args, kwargs)) if _is_parameter(each) or _is_parameter(each._base)), WEIGHTS
+        )
+        return kernel(*args, **kwargs)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *rest: Any) -> None:
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self._mark(tensors(list(optimizer.state.values())), STATE)
+        self._mark((each.grad for each in parameters if each.grad is not None), GRADIENTS)
+        self._mark(parameters, WEIGHTS)
+
+    def _mark(self, found: Iterable[torch.Tensor], kind: str) -> None:
+        with torch._C.DisableTorchFunction():
+            for each in _parts(found):
+                held = self._held.get(each.untyped_storage().data_ptr())
+                if held is not None:
+                    held.kind = kind
+
+
+def _is_parameter(value: Any) -> bool:
+    return isinstance(value, torch.nn.Parameter)
+
+
+def _parts(found: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield strided tensors: those themselves, and those of which tensors of other classes are made."""
+    for each in found:
+        if is_traceable_wrapper_subclass(each):
+            yield from _parts(getattr(each, name) for name in each.__tensor_flatten__()[0])
+        elif each.layout is torch.strided:
+            yield each

@@ -1,0 +1,111 @@
+"""What stands for values in programs that compute none, for ``simulate(compute="meta", values="assume")``.
+
+A value that was not computed reads as 0, and a condition on it as False. An operator whose result's size depends on
+such values has the result that it has where all of them are 1: ``nonzero`` and a mask select everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.core.context import Context
+from torchdevice.errors import NoValueError
+from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.stand_ins import StandIns, mapped, tensors
+from torchdevice.simulation import policy
+from torchdevice.simulation.allocator.storages import has_no_values
+from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, wrapped
+from torchdevice.simulation.observe.meta_kernels import WithoutValues, gives_values
+
+ASSUMED = "assumed: "
+"""How a row of the report begins to say what was done, where values were assumed."""
+
+_NAMES = {"aten::_local_scalar_dense": "item()", "aten::_to_copy": "copy to the CPU", "aten::copy_": "copy to the CPU"}
+"""Operators that a program does not call by their name."""
+
+
+class AssumedValues(WithoutValues):
+    """Runs the kernels of one context.
+
+    Args:
+        context: The context, which notes each assumption with its line.
+    """
+
+    def __init__(self, context: Context):
+        self._context = context
+
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what an operator gives. The values that it needs are assumed where there are none.
+
+        Raises:
+            NoValueError: They are those of sparse or nested tensors, or the program gives the tensor for the result.
+        """
+        decided = _decided(op, args) if op._schema.name in _NEUTRAL else None
+        if decided is not None:
+            return decided
+        try:
+            return super().run(op, kernel, args, kwargs)
+        except NoValueError:
+            sized = torch.Tag.dynamic_output_shape in op.tags
+            plain = all(each.layout is torch.strided and not each.is_nested for each in tensors((args, kwargs)))
+            if (
+                not plain
+                or not (sized or gives_values(op, args, kwargs))
+                or any(argument.is_out for argument in op._schema.arguments)
+            ):
+                raise
+        with torch._C.DisableTorchFunction():
+            result = _Assumed(op, int(sized)).call(args, kwargs)
+            said = "all are 1" if sized else f"{result}" if isinstance(result, (int, float)) else "all are 0"
+            name = _NAMES.get(op._schema.name, op._schema.name.removeprefix("aten::"))
+            self._context.note(name, ASSUMED + said, Fidelity.APPROXIMATE)
+            # Of a tensor on the device only the size is known.
+            return (
+                wrapped(mapped(result, _without_values), max(map(index_of, tensors((args, kwargs)))))
+                if sized
+                else result
+            )
+
+
+def _without_values(result: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
+
+
+_NEUTRAL = {"aten::bitwise_and": 1, "aten::bitwise_or": 0}
+"""An operator -> the value of a condition that leaves the other operand as it is."""
+
+
+def _decided(op: Any, args: Any) -> torch.Tensor | None:
+    """Return what the one of two conditions says that has values; None where both have, or none.
+
+    So a loop that ends at a length or at a value, as that of ``generate`` does, ends at the length.
+    """
+    given = list(tensors(args))
+    unknown = [index_of(each) >= 0 and has_no_values(each.untyped_storage()) for each in given]
+    if sorted(unknown) != [False, True] or any(each.dtype is not torch.bool for each in given) or len(args) > 2:
+        return None
+    with torch._C.DisableTorchFunction():
+        return wrapped(_Assumed(op, _NEUTRAL[op._schema.name]).call(args, {}), max(map(index_of, given)))
+
+
+class _Assumed(StandIns):
+    """CPU tensors in the place of a call's: full of one value where the device's have none."""
+
+    def __init__(self, op: Any, value: int):
+        super().__init__(op)
+        self._value = value
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if index_of(tensor) < 0:
+            return tensor
+        if not has_no_values(tensor.untyped_storage()):
+            return aliased(tensor)
+        # One number for all elements, because the tensor may be larger than this machine.
+        return torch.full((), self._value, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+
+    def other(self, value: Any) -> Any:
+        own = isinstance(value, torch.device) and value.type == policy.DEVICE_TYPE
+        return torch.device("cpu") if own else value
