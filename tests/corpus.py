@@ -686,6 +686,25 @@ def sizes_that_depend_on_values(correct: bool) -> None:
         x.repeat_interleave(repeats, output_size=4 if correct else None)
 
 
+@case(CAPTURES, "pytorch/pytorch#159594", "CUDA out of memory.", memory="64MiB")
+def memory_that_would_have_to_be_freed(correct: bool) -> None:
+    held = torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+    del held
+    if correct:
+        torch.cuda.empty_cache()
+    with capturing():
+        torch.empty(50 << 20, dtype=torch.uint8, device="cuda").fill_(1)
+
+
+@case(CAPTURES, "fzyzcjy/torch_memory_saver#5", "captures_underway.empty() INTERNAL ASSERT FAILED")
+def emptying_the_cache(correct: bool) -> None:
+    x = rand(4)
+    with capturing():
+        x.mul_(2)
+        if not correct:
+            torch.cuda.empty_cache()
+
+
 # ---- Macs ------------------------------------------------------------------------------------------------------------
 
 MACS = "what MPS refuses"

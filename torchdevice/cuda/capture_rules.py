@@ -27,6 +27,12 @@ def error(text: str) -> torch.AcceleratorError:
     return torch.AcceleratorError(f"CUDA error: {text}")
 
 
+def current_capture() -> Any:
+    """Return the capture that this thread has begun; None where there is none."""
+    context = thread_state.state.context
+    return None if context is None else context.thread.capture
+
+
 def not_while_capturing(attempt: str | None = None) -> None:
     """Raise if this thread is capturing a graph.
 
@@ -34,8 +40,7 @@ def not_while_capturing(attempt: str | None = None) -> None:
         attempt: What a generator was asked, as torch's error begins (aten/src/ATen/cuda/CUDAGraphsUtils.cuh). None for
             what CUDA itself refuses, which spoils the capture.
     """
-    context = thread_state.state.context
-    capture = None if context is None else context.thread.capture
+    capture = current_capture()
     if capture is None:
         return
     if attempt is None:
@@ -63,6 +68,11 @@ class CaptureOrder(StreamObserver):
         self._clocks: dict[Stream, dict[Stream, int]] = {stream: {}}
         self._events: dict[int, dict[Stream, int]] = {}
         self._count = 0
+
+    @property
+    def streams(self) -> list[Stream]:
+        """The streams that take part."""
+        return list(self._clocks)
 
     def captures(self) -> bool:
         """Return whether the current stream takes part, and count a kernel on it if so."""

@@ -185,6 +185,16 @@ class Capture(TorchDispatchMode):
             recorded = _Recorded(func, self._same_memory, self._numbers_of)
             self._steps.append(_Step(func, *recorded.take((args, kwargs, made))))
 
+    def inputs(self) -> set[int]:
+        """Return the addresses of the memory that the graph uses and that it did not allocate."""
+        used = {
+            _address(each) for step in self._steps for each in tensors((step.args, step.kwargs)) if self._is_ours(each)
+        }
+        return used - {_address(each) for step in self._steps for each in step.made if self._is_ours(each)}
+
+    def _is_ours(self, tensor: torch.Tensor) -> bool:
+        return tensor.layout is torch.strided and native_device(tensor).type == self._device_type
+
     @property
     def has_work(self) -> bool:
         """Whether an operator was recorded."""
@@ -220,6 +230,10 @@ class Capture(TorchDispatchMode):
                 # In place: the program and later operators hold the recorded results.
                 for known, new in zip(made, _made_by(op, op(*args, **kwargs)), strict=True):
                     known.copy_(new)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _made_by(op: Any, result: Any) -> list[torch.Tensor]:

@@ -179,6 +179,10 @@ class GraphStandIn:
         self._end_following(capture)
         # Nothing is computed during a capture on CUDA.
         capture.put_back()
+        if capture.order is not None and self._context.stream_observers:
+            streams, inputs = capture.order.streams, capture.inputs()
+            for observer in self._context.stream_observers:
+                observer.graph_captured(id(self), streams, inputs)
         if capture.failed:
             self._release()
             raise error(INVALIDATED)
@@ -201,6 +205,8 @@ class GraphStandIn:
         self._run_hooks("replay_start")
         try:
             self._captured.replay()
+            for observer in self._context.stream_observers:
+                observer.graph_replayed(id(self), self._pool, self._context.thread.device_index)
         finally:
             self._run_hooks("replay_end")
 
