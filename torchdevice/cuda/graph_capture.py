@@ -80,10 +80,10 @@ class Capture(TorchDispatchMode):
 
     Attributes:
         failed: Whether the program called an operator that cannot be captured.
-        order: The streams that take part; None where that is not followed.
+        order: The streams that take part. Whoever enters the mode sets it.
     """
 
-    order: CaptureOrder | None = None
+    order: CaptureOrder
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.order is not None and not self.order.captures():
+        if not self.order.captures():
             return dispatch_modes.run(func, args, kwargs)  # on a stream that takes no part, at once
         self._refuse_waiting(func, args, kwargs)
         self._refuse_generator(args, kwargs)
@@ -187,13 +187,8 @@ class Capture(TorchDispatchMode):
 
     def inputs(self) -> set[int]:
         """Return the addresses of the memory that the graph uses and that it did not allocate."""
-        used = {
-            _address(each) for step in self._steps for each in tensors((step.args, step.kwargs)) if self._is_ours(each)
-        }
-        return used - {_address(each) for step in self._steps for each in step.made if self._is_ours(each)}
-
-    def _is_ours(self, tensor: torch.Tensor) -> bool:
-        return tensor.layout is torch.strided and native_device(tensor).type == self._device_type
+        used = _addresses([(step.args, step.kwargs) for step in self._steps], self._device_type)
+        return used - _addresses([step.made for step in self._steps], self._device_type)
 
     @property
     def has_work(self) -> bool:
@@ -232,8 +227,9 @@ class Capture(TorchDispatchMode):
                     known.copy_(new)
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _addresses(values: Any, device_type: str | None) -> set[int]:
+    dense = (each for each in tensors(values) if each.layout is torch.strided)
+    return {each.untyped_storage().data_ptr() for each in dense if native_device(each).type == device_type}
 
 
 def _made_by(op: Any, result: Any) -> list[torch.Tensor]:
