@@ -57,9 +57,13 @@ class Case(NamedTuple):
     def caught(self, **options: Any) -> bool:
         """Return whether the bug ends as on the real device: with its text, or with wrong data."""
         error = self.run(False, **options)
+        return error is not None and self.explains(type(error).__name__, str(error))
+
+    def explains(self, kind: str, text: str) -> bool:
+        """Return whether an error of a class with a text is that of the real device, or wrong data if that has none."""
         if self.error is None:
-            return isinstance(error, AssertionError)
-        return error is not None and str(error).startswith((self.error, *LATER.get(self.error, ())))
+            return kind == "AssertionError"
+        return text.startswith((self.error, *LATER.get(self.error, ())))
 
 
 LATER = {
@@ -684,6 +688,25 @@ def sizes_that_depend_on_values(correct: bool) -> None:
     x, repeats = rand(4), torch.tensor([1, 2, 0, 1], device="cuda")
     with capturing():
         x.repeat_interleave(repeats, output_size=4 if correct else None)
+
+
+@case(CAPTURES, "pytorch/pytorch#159594", "CUDA out of memory.", memory="64MiB")
+def memory_that_would_have_to_be_freed(correct: bool) -> None:
+    held = torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+    del held
+    if correct:
+        torch.cuda.empty_cache()
+    with capturing():
+        torch.empty(50 << 20, dtype=torch.uint8, device="cuda").fill_(1)
+
+
+@case(CAPTURES, "fzyzcjy/torch_memory_saver#5", "captures_underway.empty() INTERNAL ASSERT FAILED")
+def emptying_the_cache(correct: bool) -> None:
+    x = rand(4)
+    with capturing():
+        x.mul_(2)
+        if not correct:
+            torch.cuda.empty_cache()
 
 
 # ---- Macs ------------------------------------------------------------------------------------------------------------

@@ -540,6 +540,32 @@ def replay_races_with_its_input(correct: bool) -> None:
     graph.replay()
 
 
+@bug(GRAPHS, "the graph's input is freed, and the graph reads its memory", races="error")
+def freed_input(correct: bool) -> None:
+    x, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x * 2
+    if not correct:
+        x = torch.full((3,), 5.0, device="cuda")
+    graph.replay()
+
+
+@bug(GRAPHS, "two graphs that share a memory pool are replayed at the same time", races="error")
+def pool_of_two_graphs(correct: bool) -> None:
+    x, pool, graphs = torch.ones(3, device="cuda"), torch.cuda.graph_pool_handle(), []
+    sides = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for factor in (2, 3):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1], pool=pool):
+            (x * factor).sum()
+    torch.cuda.synchronize()
+    for graph, side in zip(graphs, sides, strict=True):
+        with torch.cuda.stream(side):
+            graph.replay()
+        if correct:
+            sides[1].wait_stream(sides[0])
+
+
 # ---- collectives -----------------------------------------------------------------------------------------------------
 
 COLLECTIVES = "collective"

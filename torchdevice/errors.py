@@ -241,11 +241,17 @@ class RaceError(TorchDeviceError, RuntimeError):
         )
 
 
-class KernelRaceError(RaceError):
-    """Two instances of a Triton kernel use the same memory, one of them writes it, and no atomic orders them."""
+class GraphRaceError(RaceError):
+    """A CUDA graph was replayed after memory was freed that it reads or writes."""
 
     def __init__(self, text: str):
         TorchDeviceError.__init__(self, text)
+
+
+class KernelRaceError(RaceError):
+    """Two instances of a Triton kernel use the same memory, one of them writes it, and no atomic orders them."""
+
+    __init__ = GraphRaceError.__init__
 
 
 @dataclass(eq=False, repr=False)

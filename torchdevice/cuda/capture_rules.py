@@ -27,6 +27,12 @@ def error(text: str) -> torch.AcceleratorError:
     return torch.AcceleratorError(f"CUDA error: {text}")
 
 
+def current_capture() -> Any:
+    """Return the capture that this thread has begun; None where there is none."""
+    context = thread_state.state.context
+    return None if context is None else context.thread.capture
+
+
 def not_while_capturing(attempt: str | None = None) -> None:
     """Raise if this thread is capturing a graph.
 
@@ -34,8 +40,7 @@ def not_while_capturing(attempt: str | None = None) -> None:
         attempt: What a generator was asked, as torch's error begins (aten/src/ATen/cuda/CUDAGraphsUtils.cuh). None for
             what CUDA itself refuses, which spoils the capture.
     """
-    context = thread_state.state.context
-    capture = None if context is None else context.thread.capture
+    capture = current_capture()
     if capture is None:
         return
     if attempt is None:
@@ -56,18 +61,21 @@ class CaptureOrder(StreamObserver):
         stream: The stream on which it begins.
         mode: ``"global"``, ``"thread_local"`` or ``"relaxed"``: whose calls are refused that may be unsafe, those of
             all threads, of the capturing thread, or none.
+
+    Attributes:
+        clocks: Each stream that takes part -> the last kernel of each that it knows to be done.
     """
 
     def __init__(self, context: Context, capture: Any, stream: Stream, mode: str):
         self._context, self._capture, self._mode, self._first = context, capture, mode, stream
-        self._clocks: dict[Stream, dict[Stream, int]] = {stream: {}}
+        self.clocks: dict[Stream, dict[Stream, int]] = {stream: {}}
         self._events: dict[int, dict[Stream, int]] = {}
         self._count = 0
 
     def captures(self) -> bool:
         """Return whether the current stream takes part, and count a kernel on it if so."""
         stream = self.current()
-        clock = self._clocks.get(stream)
+        clock = self.clocks.get(stream)
         if clock is not None:
             self._count += 1
             clock[stream] = self._count
@@ -82,8 +90,8 @@ class CaptureOrder(StreamObserver):
         """Raise if the capture ends on another stream, or before its first stream has waited for all others."""
         if self.current() != self._first:
             raise RuntimeError("Capture must end on the same stream it began on.")
-        known = self._clocks[self._first]
-        if any(known.get(stream, 0) < clock.get(stream, 0) for stream, clock in self._clocks.items()):
+        known = self.clocks[self._first]
+        if any(known.get(stream, 0) < clock.get(stream, 0) for stream, clock in self.clocks.items()):
             self._refuse(UNJOINED)
 
     def _refuse(self, text: str) -> None:
@@ -97,8 +105,8 @@ class CaptureOrder(StreamObserver):
         return self._mode == "global" or (own and self._mode != "relaxed")
 
     def event_recorded(self, event: int, stream: Stream) -> None:
-        if stream in self._clocks:
-            self._events[event] = dict(self._clocks[stream])
+        if stream in self.clocks:
+            self._events[event] = dict(self.clocks[stream])
         else:
             self._events.pop(event, None)
 
@@ -108,9 +116,9 @@ class CaptureOrder(StreamObserver):
     def event_waited(self, event: int, stream: Stream) -> None:
         known = self._events.get(event)
         if known is not None:
-            clock = self._clocks.setdefault(stream, {})
+            clock = self.clocks.setdefault(stream, {})
             clock.update({each: max(number, clock.get(each, 0)) for each, number in known.items()})
-        elif stream in self._clocks:
+        elif stream in self.clocks:
             self._refuse(ISOLATION)
 
     def event_synchronized(self, event: int) -> None:
@@ -122,7 +130,7 @@ class CaptureOrder(StreamObserver):
     event_queried = event_synchronized
 
     def stream_synchronized(self, stream: Stream) -> None:
-        if stream in self._clocks:
+        if stream in self.clocks:
             self._refuse(NOT_PERMITTED)
 
     stream_queried = stream_synchronized

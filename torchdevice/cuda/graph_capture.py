@@ -80,10 +80,10 @@ class Capture(TorchDispatchMode):
 
     Attributes:
         failed: Whether the program called an operator that cannot be captured.
-        order: The streams that take part; None where that is not followed.
+        order: The streams that take part. Whoever enters the mode sets it.
     """
 
-    order: CaptureOrder | None = None
+    order: CaptureOrder
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.order is not None and not self.order.captures():
+        if not self.order.captures():
             return dispatch_modes.run(func, args, kwargs)  # on a stream that takes no part, at once
         self._refuse_waiting(func, args, kwargs)
         self._refuse_generator(args, kwargs)
@@ -185,6 +185,11 @@ class Capture(TorchDispatchMode):
             recorded = _Recorded(func, self._same_memory, self._numbers_of)
             self._steps.append(_Step(func, *recorded.take((args, kwargs, made))))
 
+    def inputs(self) -> set[int]:
+        """Return the addresses of the memory that the graph uses and that it did not allocate."""
+        used = _addresses([(step.args, step.kwargs) for step in self._steps], self._device_type)
+        return used - _addresses([step.made for step in self._steps], self._device_type)
+
     @property
     def has_work(self) -> bool:
         """Whether an operator was recorded."""
@@ -220,6 +225,11 @@ class Capture(TorchDispatchMode):
                 # In place: the program and later operators hold the recorded results.
                 for known, new in zip(made, _made_by(op, op(*args, **kwargs)), strict=True):
                     known.copy_(new)
+
+
+def _addresses(values: Any, device_type: str | None) -> set[int]:
+    dense = (each for each in tensors(values) if each.layout is torch.strided)
+    return {each.untyped_storage().data_ptr() for each in dense if native_device(each).type == device_type}
 
 
 def _made_by(op: Any, result: Any) -> list[torch.Tensor]:

@@ -153,8 +153,7 @@ class GraphStandIn:
             self._pools.route(self._pool, lambda: context.thread.capture is capture)
 
     def _end_following(self, capture: Capture) -> None:
-        if capture.order is not None:
-            self._context.stream_observers.remove(capture.order)
+        self._context.stream_observers.remove(capture.order)
         if self._pools is not None:
             self._pools.unroute(self._pool)
 
@@ -179,11 +178,12 @@ class GraphStandIn:
         self._end_following(capture)
         # Nothing is computed during a capture on CUDA.
         capture.put_back()
+        for observer in self._context.stream_observers:
+            observer.graph_captured(id(self), capture.order.clocks, capture.inputs())
         if capture.failed:
             self._release()
             raise error(INVALIDATED)
-        if capture.order is not None:
-            capture.order.check_end()
+        capture.order.check_end()
         if not capture.has_work:
             warn_at(program_line(), UserWarning(_EMPTY), UserWarning)
         self._captured = capture
@@ -201,6 +201,8 @@ class GraphStandIn:
         self._run_hooks("replay_start")
         try:
             self._captured.replay()
+            for observer in self._context.stream_observers:
+                observer.graph_replayed(id(self), self._pool, self._context.thread.device_index)
         finally:
             self._run_hooks("replay_end")
 

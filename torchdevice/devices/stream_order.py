@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 Stream = tuple[int, int]
@@ -52,6 +53,12 @@ class StreamObserver:
 
     def collectives_waited(self) -> None:
         """The current stream of each device waits for the collectives so far."""
+
+    def graph_captured(self, graph: int, streams: Iterable[Stream], inputs: Iterable[int]) -> None:
+        """A graph is captured on streams. It uses memory at addresses that it did not allocate."""
+
+    def graph_replayed(self, graph: int, pool: Any, index: int) -> None:
+        """A graph was replayed on a device's current stream. Its results are in a memory pool."""
 
     def backward_began(self) -> None:
         """The autograd engine begins, which orders its work after that of the forward on any stream."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import given_to
 from torchdevice.simulation import device_generators
-from torchdevice.simulation.kernels.cpu_kernels import index_of, of_formula
+from torchdevice.simulation.kernels.cpu_kernels import CpuAliases
 from torchdevice.simulation.kernels.overloads import overload_of
 
 _TABLE = data_files.read(__file__, "fused_attention.json")
@@ -86,7 +85,10 @@ class _Call:
         return F.pad(sums, (0, wanted - sums.size(-1)), value=math.inf)
 
 
-def _forward(op: Any, seed: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def _forward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    seed = (
+        torch.randint(2**62, (2,)) if given_to(op, args, kwargs).get("dropout_p") else torch.zeros(2, dtype=torch.int64)
+    )
     call = _Call(op, args, {**kwargs, "rng_state": seed})
     weights, sums, kept = call.weights()
     results = {
@@ -123,18 +125,12 @@ def _backward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     return tuple(results[: len(op._schema.returns)])
 
 
-def _kernel(name: str) -> Callable[..., Any]:
-    op = overload_of(name)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        seed = torch.zeros(2, dtype=torch.int64)
-        if given_to(op, args, kwargs).get("dropout_p"):
-            generator = device_generators.default_generator(index_of(args[0]))
-            seed[0] = torch.randint(2**62, (), generator=device_generators.next_numbers(generator))
-        return of_formula(functools.partial(_forward, op, seed))(*args, **kwargs)
-
-    return of_formula(functools.partial(_backward, op)) if name.endswith("backward") else run
+def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    backward = op._schema.name.endswith("backward")
+    draws = not backward and given_to(op, args, kwargs).get("dropout_p")
+    formula = functools.partial(_backward if backward else _forward, op)
+    return CpuAliases(formula, random=device_generators.from_default if draws else None).call(args, kwargs)
 
 
-KERNELS = {each: _kernel(each) for each in _TABLE["kernels"]}
+KERNELS = {each: functools.partial(_run, overload_of(each)) for each in _TABLE["kernels"]}
 """The kernels of the operators by their names."""

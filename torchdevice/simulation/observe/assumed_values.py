@@ -35,6 +35,7 @@ class AssumedValues(WithoutValues):
     """
 
     def __init__(self, context: Context):
+        super().__init__()
         self._context = context
 
     def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

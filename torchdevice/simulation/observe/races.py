@@ -11,6 +11,7 @@ not seen.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from torchdevice.core.context import Context
 from torchdevice.devices.allocation_events import Block
 from torchdevice.devices.stream_order import COLLECTIVES, Stream
-from torchdevice.errors import Access, RaceError, RaceWarning
+from torchdevice.errors import Access, GraphRaceError, RaceError, RaceWarning
 from torchdevice.foundation.extents import extent
 from torchdevice.journal.callers import program_line, site_of, warn_at
 from torchdevice.simulation.kernels.cpu_kernels import index_of
@@ -77,6 +78,8 @@ class Races(Order):
         self._memory: dict[int, _Memory] = {}
         self._freed: list[_Memory] = []
         self._told: set[tuple[Any, ...]] = set()
+        self._inputs: dict[int, dict[int, _Memory]] = {}  # of each graph, by addresses
+        self._pools: dict[Any, tuple[int, Access]] = {}  # the graph that was last replayed in each pool
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
@@ -184,6 +187,38 @@ class Races(Order):
             self._told.add(line)
             warn_at(program_line(), RaceWarning(str(error)), RaceWarning)
 
+    # ---- graphs ------------------------------------------------------------------------------------------------------
+
+    def graph_captured(self, graph: int, streams: Iterable[Stream], inputs: Iterable[int]) -> None:
+        with self.lock:
+            for stream in streams:  # on CUDA nothing was computed that later work would have to wait for
+                self.stream_synchronized(stream)
+            self._inputs[graph] = {each: self._memory[each] for each in inputs if each in self._memory}
+
+    def graph_replayed(self, graph: int, pool: Any, index: int) -> None:
+        """Look whether the memory of a graph is its own: its inputs are there, and no other graph in its pool runs.
+
+        Raises:
+            RaceError: It is not, and the option says ``"error"``.
+        """
+        with self.lock:
+            inputs = self._inputs.get(graph, {}).items()
+            if any(self._memory.get(address) is not memory for address, memory in inputs):
+                error = GraphRaceError(_LOST.format(site_of(program_line())))
+                if self._raises:
+                    raise error
+                warn_at(program_line(), RaceWarning(str(error)), RaceWarning)
+            now = self._access("the graph", self.current(index), True, 0, 1)
+            other, earlier = self._pools.get(pool, (graph, now))
+            self._pools[pool] = graph, now
+            if other != graph and not _knows(self.clock(now.stream), earlier):
+                self._report(earlier, now, _wait_for(earlier.stream, now.stream))
+
+
+_LOST = (
+    "the graph that is replayed at {} uses memory that was freed after its capture. Keep the tensors "
+    "that the capture has used, and copy new values into them by copy_()."
+)
 
 _KEPT = 1000
 """How many freed blocks are remembered."""

@@ -1,0 +1,106 @@
+"""``races=`` follows the memory of CUDA graphs: their inputs, and the pools that they share. A capture runs nothing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.errors import GraphRaceError, RaceError, RaceWarning
+
+
+@pytest.fixture(autouse=True)
+def scope() -> Iterator[None]:
+    with torchdevice.simulate(races="error"):
+        yield
+
+
+def captured(work: Callable[[], Any], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = work()
+    return graph, result
+
+
+def test_an_input_that_was_freed_is_told_at_the_replay() -> None:
+    x = torch.ones(4, device="cuda")
+    graph, _ = captured(functools.partial(torch.mul, x, 2))
+    graph.replay()
+    x = None
+    with pytest.raises(GraphRaceError, match=r"replayed at .*test_graph_memory\.py:\d+ .* uses memory that was freed"):
+        graph.replay()
+
+
+def test_an_input_that_was_freed_and_given_out_again_is_told() -> None:
+    x = torch.ones(4, device="cuda")
+    graph, _ = captured(lambda: x * 2)
+    x = torch.zeros(4, device="cuda")
+    with pytest.raises(GraphRaceError):
+        graph.replay()
+
+
+def test_a_warning_lets_the_program_go_on() -> None:
+    with torchdevice.simulate(races="warn"):
+        x = torch.ones(4, device="cuda")
+        graph, y = captured(functools.partial(torch.mul, x, 2))
+        x = None
+        with pytest.warns(RaceWarning, match="was freed after its capture"):
+            graph.replay()
+        assert y.tolist() == [2, 2, 2, 2]
+
+
+def test_memory_that_the_graph_allocated_may_be_freed() -> None:
+    x = torch.ones(4, device="cuda")
+    graph, result = captured(lambda: ((x * 2) + 1).sum())
+    del result
+    graph.replay()
+
+
+def test_a_module_that_is_trained_by_graphs_is_right() -> None:
+    model = torch.nn.Linear(4, 4).cuda()
+    graphed = torch.cuda.make_graphed_callables(model, (torch.randn(2, 4, device="cuda", requires_grad=True),))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        graphed(torch.randn(2, 4, device="cuda", requires_grad=True)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_two_graphs_of_one_pool_must_not_overlap(waits: bool) -> None:
+    x, pool = torch.ones(4, device="cuda"), torch.cuda.graph_pool_handle()
+    graphs = [captured(lambda factor=factor: (x * factor).sum(), pool)[0] for factor in (2, 3)]
+    one, other = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(one):
+        graphs[0].replay()
+    if waits:
+        other.wait_stream(one)
+    with torch.cuda.stream(other):
+        if waits:
+            graphs[1].replay()
+        else:
+            with pytest.raises(RaceError, match="the graph writes memory on stream"):
+                graphs[1].replay()
+
+
+def test_two_graphs_with_pools_of_their_own_may_overlap() -> None:
+    x = torch.ones(4, device="cuda")
+    graphs = [captured(lambda factor=factor: (x * factor).sum())[0] for factor in (2, 3)]
+    torch.cuda.synchronize()
+    for graph in graphs:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.replay()
+
+
+def test_what_a_capture_recorded_orders_nothing_because_it_did_not_run() -> None:
+    x, pool = torch.ones(4, device="cuda"), torch.cuda.graph_pool_handle()
+    graphs = [captured(lambda factor=factor: x.mul_(factor).add(1), pool)[0] for factor in (2, 3)]
+    x.fill_(5)  # on the default stream, which waits for no capture
+    for graph in graphs:
+        graph.replay()
+    assert x.tolist() == [30, 30, 30, 30]

@@ -1,0 +1,81 @@
+"""What the corpus says of real devices is what they did, where that is recorded; the command records it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from conftest import run_python
+from corpus import CASES
+from places import ROOT
+
+from benchmarks import conformance
+
+pytestmark = pytest.mark.one_engine
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    """Run the command for two cases on the simulated device; return what it printed and what it recorded, twice."""
+    file = tmp_path_factory.mktemp("conformance") / "recorded.json"
+    words = ["-m", "benchmarks.conformance", "--device", "simulated", "--write", str(file)]
+    names = ["lstm_in_evaluation", "results_of_two_graphs_in_one_pool"]
+    for _ in range(2):
+        ran = run_python(*words, "--only", *names, cwd=ROOT)
+        assert ran.returncode == 0, ran.stderr
+    return ran.stdout, json.loads(file.read_text())
+
+
+@pytest.mark.sampled(1)
+def test_the_command_records_how_each_case_ended(command: tuple[str, Any]) -> None:
+    printed, (record,) = command  # the second run has replaced the first one
+    assert record["outcomes"]["lstm_in_evaluation"] == {
+        "bug": {"error": "RuntimeError", "text": "cudnn RNN backward can only be called in training mode"},
+        "twin": None,
+    }
+    assert record["device"] == "simulated" and record["torch"]
+    assert "results_of_two_graphs_in_one_pool: 'wrong data' was expected" in printed
+    assert "2 cases, 1 differences" in printed
+
+
+@pytest.mark.sampled(1)
+def test_a_process_of_its_own_says_how_a_program_ended() -> None:
+    (case,) = (each for each in CASES if each.name == "lstm_in_evaluation")
+    text = "cudnn RNN backward can only be called in training mode"
+    assert conformance.apart(case, False, "simulated") == {"error": "RuntimeError", "text": text}
+
+
+def test_what_was_recorded_on_real_devices_is_what_the_corpus_says() -> None:
+    records = json.loads(conformance.FILE.read_text()) if conformance.FILE.exists() else []
+    found = [(record["device"], each) for record in records for each in conformance.differences(record["outcomes"])]
+    assert not found
+
+
+WRONG: list[tuple[Any, Any]] = [
+    (None, None),
+    ({"error": "RuntimeError", "text": "something else"}, None),
+    ({"error": "RuntimeError", "text": "cudnn RNN backward can only"}, None),
+]
+
+
+@pytest.mark.parametrize(("bug", "twin"), WRONG)
+def test_another_outcome_is_a_difference(bug: Any, twin: Any) -> None:
+    (said,) = conformance.differences({"lstm_in_evaluation": {"bug": bug, "twin": twin}})
+    assert said.startswith("lstm_in_evaluation: 'cudnn RNN backward can only be called in training mode' was expected")
+
+
+def test_a_twin_that_fails_is_a_difference() -> None:
+    error = {"error": "RuntimeError", "text": "cudnn RNN backward can only be called in training mode"}
+    assert not list(conformance.differences({"lstm_in_evaluation": {"bug": error, "twin": None}}))
+    (said,) = conformance.differences({"lstm_in_evaluation": {"bug": error, "twin": error}})
+    assert "the correct twin ended with RuntimeError" in said
+
+
+def test_each_device_gets_the_cases_that_it_can_show() -> None:
+    def named(device: str) -> set[str]:
+        return {case.name for case in CASES if conformance.fits(case, device)}
+
+    assert named("mps") & named("cuda") == set() and "float64_on_a_mac" in named("mps")
+    assert "flash_on_a_turing" not in named("cuda") and "flash_in_float32" in named("cuda")
+    assert named("simulated") == {case.name for case in CASES}
