@@ -60,7 +60,8 @@ def _unreadable(path: str, line: int, error: UnreadableError) -> Finding:
 
 def _looked(view: View, source: Source, rules: list[Rule]) -> Iterator[Finding]:
     by_kind: dict[type[ast.AST], list[Rule]] = {}
-    for rule in (each for each in rules if not (each.of_cuda and view.target.native == "cuda")):
+    is_cuda, is_whole = view.target.native == "cuda", not view.target.profile_name
+    for rule in (each for each in rules if not ((each.of_cuda and is_cuda) or (each.of_lacks and is_whole))):
         for kind in rule.kinds:
             by_kind.setdefault(kind, []).append(rule)
     lines = source.lines

@@ -22,7 +22,7 @@ _NARROWER = {"float64": "float32", "complex128": "complex64"}
 _MAX_DEPTH = 12
 
 
-@rule("dtype", ast.Attribute, ast.Name, ast.Call, ast.Constant)
+@rule("dtype", ast.Attribute, ast.Name, ast.Call, ast.Constant, of_lacks=True)
 def _dtype(node: ast.Attribute | ast.Name | ast.Call | ast.Constant, view: View) -> Iterator[Found]:
     """A dtype that the target cannot hold, such as float64 on MPS: `dtype=torch.float64` with a device, `.double()`,
     `torch.cuda.DoubleTensor`, a variable that surely holds such a dtype, and where a tensor of it moves to the device,

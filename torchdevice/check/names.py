@@ -15,6 +15,18 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPES = (ast.Module, ast.ClassDef, *_FUNCTIONS, *_COMPREHENSIONS)
 
+_LEAVES = frozenset({ast.Name, ast.Constant})
+"""Nodes whose parts are of no interest."""
+
+_BINDING = frozenset(
+    {
+        *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Global),
+        *(ast.Nonlocal, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.Assign, ast.AnnAssign, ast.NamedExpr),
+        *(ast.AugAssign, ast.For, ast.AsyncFor, ast.comprehension, ast.withitem),
+    }
+)
+"""Nodes that may give a name a value."""
+
 _MAX_STEPS = 20
 """How many assignments are followed from a name to what it means."""
 
@@ -74,6 +86,7 @@ class Names:
         self.defined: set[str] = set()
         self.uses_torch = False
         self._scopes: dict[ast.AST, _Scope] = {}
+        self._dotted: dict[ast.AST, str | None] = {}
         self._read(tree)
 
     def _read(self, tree: ast.Module) -> None:
@@ -85,7 +98,11 @@ class Names:
             assert inner is not None
             self.nodes.append(node)
             self._scopes[node] = inner if scope is None else scope
-            self._note(node, inner, scope)
+            kind = type(node)
+            if kind in _LEAVES:
+                continue
+            if kind in _BINDING:
+                self._note(node, inner, scope)
             for child in reversed(list(ast.iter_child_nodes(node))):
                 self.parents[child] = node
                 stack.append((child, scope if scope is not None and _is_outside(node, child) else inner))
@@ -117,6 +134,13 @@ class Names:
 
         Returns None for anything else, such as a variable that holds a tensor.
         """
+        if not isinstance(node, (ast.Attribute, ast.Name)):
+            return None
+        if node not in self._dotted:  # many rules ask for one name
+            self._dotted[node] = self._find_dotted(node)
+        return self._dotted[node]
+
+    def _find_dotted(self, node: ast.AST | None) -> str | None:
         words: list[str] = []
         for _ in range(_MAX_STEPS):
             while isinstance(node, ast.Attribute):

@@ -11,7 +11,7 @@ from torchdevice.check.rules import Found, rule
 from torchdevice.check.source_view import View, argument
 
 
-@rule("operator", ast.Attribute, ast.Name)
+@rule("operator", ast.Attribute, ast.Name, of_lacks=True)
 def _operator(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
     """A function, a module or a method of tensors that needs an operator without a kernel on the target, by torch's own
     table of operators: it runs on the CPU, which is approximate, and raises `NotImplementedError` on `simulated:strict`
@@ -29,7 +29,7 @@ def _operator(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
         yield Found(Verdict.APPROXIMATE, f"Expect {shown} to run on the CPU: {why}")
 
 
-@rule("operator-tests", ast.Attribute, ast.Name)
+@rule("operator-tests", ast.Attribute, ast.Name, of_lacks=True)
 def _operator_tests(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
     """A function that has a kernel on MPS, and that torch's own tests nevertheless expect to fail there for some inputs
     (`torch/testing/_internal/common_mps.py`): approximate."""

@@ -33,6 +33,7 @@ class Rule(NamedTuple):
         kinds: The kinds of nodes that it looks at.
         look: Yields what it finds at a node.
         of_cuda: Whether it looks for what needs CUDA, so that nothing is found for CUDA itself.
+        of_lacks: Whether it looks for what the target's profile lacks, so that nothing is found without one.
     """
 
     name: str
@@ -40,18 +41,19 @@ class Rule(NamedTuple):
     kinds: tuple[type[ast.AST], ...]
     look: Callable[[ast.AST, View], Iterator[Found]]
     of_cuda: bool
+    of_lacks: bool
 
 
 RULES: dict[str, Rule] = {}
 
 
 def rule(
-    name: str, *kinds: type[ast.AST], of_cuda: bool = False
+    name: str, *kinds: type[ast.AST], of_cuda: bool = False, of_lacks: bool = False
 ) -> Callable[[Callable[..., Iterator[Found]]], Callable[..., Iterator[Found]]]:
     """Register a function as a rule for some kinds of nodes. Its docstring says what the rule finds."""
 
     def register(look: Callable[..., Iterator[Found]]) -> Callable[..., Iterator[Found]]:
-        RULES[name] = Rule(name, " ".join((look.__doc__ or "").split()), kinds, look, of_cuda)
+        RULES[name] = Rule(name, " ".join((look.__doc__ or "").split()), kinds, look, of_cuda, of_lacks)
         return look
 
     return register

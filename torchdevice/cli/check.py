@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import textwrap
 from collections.abc import Sequence
@@ -83,11 +84,17 @@ def check(paths: Sequence[str], options: argparse.Namespace) -> int:
         options.target = options.target or project.target or "cpu"
         target, rules = Target.named(options.target), _chosen_rules(options, project)
         files = [file for file in sources.found(paths) if not project.excludes(file)]
-        findings = [
-            finding
-            for file in track(files, "files")
-            for finding in check_file(file, target, rules - project.ignored_in(file))
-        ]
+        # Syntax trees have no circles, and Python's collector would look at each node several times.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            findings = [
+                finding
+                for file in track(files, "files")
+                for finding in check_file(file, target, rules - project.ignored_in(file))
+            ]
+        finally:
+            (gc.enable if collects else gc.disable)()
         baseline = options.baseline or (project.baseline and project.folder / project.baseline)
         if baseline and not options.write_baseline:
             findings = configuration.without_known(Path(baseline), findings)
