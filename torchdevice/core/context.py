@@ -362,7 +362,10 @@ class Context:
         if spelling.index < self.device_count:
             return spelling.index
         if not self.accepts(spelling.index):
-            raise invalid_ordinal(spelling.index, self.device_count)
+            error = torch.AcceleratorError("CUDA error: invalid device ordinal")
+            told = f"cuda:{spelling.index} was asked for and {self.device_count} device(s) are advertised."
+            add_note(error, f"{told} Raise devices= in portable().")
+            raise error
         self.report(str(spelling), str(self.shown(self.device(0))), Fidelity.APPROXIMATE)
         return 0
 
@@ -399,13 +402,10 @@ class Context:
         if tensor in self._pinned:
             return True
         parts = plain_parts(tensor)  # torch too asks the values of a sparse tensor, which come last
-        return bool(parts) and (parts[-1].untyped_storage() in self._pinned_memory or self._is_registered(parts[-1]))
-
-    def _is_registered(self, tensor: torch.Tensor) -> bool:
-        """Return whether the program registered the tensor's memory with the CUDA runtime."""
-        if not self.registered_memory or not tensor.is_cpu:
-            return False
-        address = tensor.data_ptr()
+        if not parts or parts[-1].untyped_storage() in self._pinned_memory:
+            return bool(parts)
+        address = parts[-1].data_ptr() if self.registered_memory and parts[-1].is_cpu else -1
+        # What the program registered with the CUDA runtime.
         return any(start <= address < start + size for start, size in self.registered_memory.items())
 
     # ---- reports -----------------------------------------------------------------------------------------------------
@@ -488,10 +488,3 @@ def visible_ordinals() -> list[int] | None:
         return [each for each in _parse_visible_devices() if isinstance(each, int)]
     except ValueError:  # a sign without a number, which the parser takes for one
         return []
-
-
-def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:
-    """Return CUDA's error for an ordinal that does not exist."""
-    error = torch.AcceleratorError("CUDA error: invalid device ordinal")
-    add_note(error, f"cuda:{index} was asked for and {count} device(s) are advertised. Raise devices= in portable().")
-    return error

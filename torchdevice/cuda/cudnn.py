@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
-from torchdevice.foundation.fidelity import Fidelity
 
 
 class _BenchmarkLimit:
@@ -32,12 +31,6 @@ class _BenchmarkLimit:
 
 CUDNN = 91002
 """cuDNN 9.10.2 as ``torch.backends.cudnn.version()`` packs it: 10,000 x major + 100 x minor + patch."""
-
-
-@supplied_value("torch._C._has_cudnn", Fidelity.DECLARED)
-def has_cudnn(context: Context) -> bool:
-    """Return True, so that ``torch.backends.cudnn`` lets programs set its flags."""
-    return True
 
 
 def _asks_of(kernel: str) -> None:

@@ -122,21 +122,6 @@ def set_allocator_settings(context: Context, env: str) -> None:
             torch._C._accelerator_setAllocatorSettings(env)
 
 
-_CACHES = "caching allocator"
-
-
-@supplied_function("_cuda_cudaCachingAllocator_enable", Fidelity.INERT, note="stored; the allocator stays enabled")
-def enable_caching(context: Context, value: bool) -> None:
-    """Store the value."""
-    context.settings[_CACHES] = value
-
-
-@supplied_function("_cuda_cudaCachingAllocator_is_enabled")
-def is_caching_enabled(context: Context) -> bool:
-    """Return the value that was stored."""
-    return context.settings.get(_CACHES, True)
-
-
 @supplied_function("_cuda_setMemoryFraction", on=LIMITS)
 def set_memory_fraction(context: Context, fraction: float | None, device: int) -> None:
     """Limit the memory of a simulated device or of MPS. On other targets the fraction is only stored."""

@@ -113,12 +113,8 @@ def _guard_storage() -> None:
     original = torch.UntypedStorage.__new__
     guarded = functools.update_wrapper(functools.partial(new_storage, original), original)
     torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
-    torch.UntypedStorage.new = functools.update_wrapper(_empty_storage, torch.UntypedStorage.new)  # type: ignore[method-assign, assignment]
-
-
-def _empty_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
-    """``UntypedStorage.new``: make an empty storage on the same device."""
-    return type(self)(0, device=self.device)
+    empty: Any = functools.wraps(torch.UntypedStorage.new)(lambda self: type(self)(0, device=self.device))
+    torch.UntypedStorage.new = empty  # type: ignore[method-assign]
 
 
 def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
