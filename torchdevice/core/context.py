@@ -260,10 +260,6 @@ class Context:
         """Return the index of the target's device for one of the program's ordinals."""
         return index if index < self.runtime.device_count() else 0
 
-    def stands_for(self, family: str) -> bool:
-        """Return whether the target stands in for an accelerator: the program may use it, and it is not the target."""
-        return family in self.stood_for
-
     def is_targets(self, device: torch.device) -> bool:
         """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""
         return self.is_targets_type(device.type)
@@ -317,7 +313,7 @@ class Context:
             if spells.__class__ is str and spells == self.device_type:  # the target, without an index
                 return self.target
         spelling = parse(value)
-        if spelling is None or not (self.stands_for(spelling.accelerator) or ordinal_of(value) is not None):
+        if spelling is None or not (spelling.accelerator in self.stood_for or ordinal_of(value) is not None):
             return self._redirect_own(value, spelling)
         folded = spelling.index is not None and spelling.index >= self.device_count
         # Once in the process, and only when a device is first asked for: a program that never does gets no notice.
@@ -373,10 +369,6 @@ class Context:
         """Return whether an ordinal is one of the program's accelerators, or is folded onto the first."""
         folds = self.options.devices is None and self.runtime.folds_ordinals
         return index >= 0 and (folds or index < self.device_count)
-
-    def current_spelling(self, accelerator: str) -> str:
-        """Return how the program would spell its current accelerator as one of that kind."""
-        return f"{accelerator}:{self.thread.device_index}"
 
     def force_cpu(self) -> torch.device:
         """Send the rest of this scope to the CPU in this thread, until the thread leaves the scope."""

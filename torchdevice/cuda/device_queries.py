@@ -172,7 +172,6 @@ class InitializedFlag:
 
     def __bool__(self) -> bool:
         context = thread_state.state.context
-        # As `stands_for` says it, without its frame: `torch.cuda` asks in most of its functions.
         if context is None or self._family not in context.stood_for:
             return bool(self._original)
         return sys._getframe(1).f_code is not self._device_count

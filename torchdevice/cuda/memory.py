@@ -66,10 +66,10 @@ def _target_index(context: Context, device: int) -> int:
     return context.target_index(device)
 
 
-def report(context: Context, name: str) -> None:
+def report(context: Context, name: str, told: str = "figures of the {} process") -> None:
     """Report a memory figure as approximate where it is not the allocator's own."""
     if not context.runtime.exact_memory:
-        context.report(name, f"figures of the {context.family} process", Fidelity.APPROXIMATE)
+        context.report(name, told.format(context.family), Fidelity.APPROXIMATE)
 
 
 @supplied_function("_cuda_memoryStats", on=APPROXIMATE_FIGURES)

@@ -179,10 +179,7 @@ class StreamStandIn(torch.Stream):
             return 0
         return NoPointer(self.stream_id, f"{self.module.__name__}.Stream.{self.handle}", self.pointer)
 
-    @property
-    def cuda_stream(self) -> Any:
-        """``native_handle``, under CUDA's name."""
-        return self.native_handle
+    cuda_stream = native_handle  # under CUDA's name
 
     @classmethod
     def priority_range(cls) -> tuple[int, int]:

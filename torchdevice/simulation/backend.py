@@ -155,7 +155,8 @@ def _register_kernels() -> None:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             aten.impl(name, _holding_doubles(overload_of(name).decompose), key)
     nested.register(aten)
-    pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, _NON_FUNCTIONAL)
+    non_functional = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
+    pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, non_functional)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
     _libraries.extend(
         (
@@ -195,9 +196,6 @@ _COMPOSED_IN_FLOAT64 = [
     *(f"linalg_pinv{overload}" for overload in ("", ".rcond_tensor", ".atol_rtol_float")),
 ]
 """Composite operators that make tolerances in float64, where torch's own for MPS have float32."""
-
-
-_NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
 
 
 def _holding_doubles(composition: Any) -> Any:

@@ -244,8 +244,7 @@ def _end(context: Context) -> None:
     # First, so that kernels of other threads ask no more.
     context.asks = False
     native.end(context)
-    followers = (stream_uses.StreamUses, *_FOLLOWERS)
-    for each in [each for each in context.stream_observers if isinstance(each, followers)]:
+    for each in [each for each in context.stream_observers if isinstance(each, _FOLLOWERS)]:
         if isinstance(each, async_copies.InFlight):
             # The copies end before the observer is gone.
             each.land()
@@ -256,7 +255,7 @@ def _end(context: Context) -> None:
     machine.leave(context)
 
 
-_FOLLOWERS = (meta_kernels.WithoutValues, async_copies.InFlight, races.Races)
+_FOLLOWERS = (stream_uses.StreamUses, meta_kernels.WithoutValues, async_copies.InFlight, races.Races)
 
 
 @functools.cache

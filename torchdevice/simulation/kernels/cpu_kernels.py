@@ -19,9 +19,8 @@ from torchdevice.core.thread_state import state
 from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.extents import extent
 from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
-from torchdevice.foundation.view_bits import with_bits
+from torchdevice.foundation.view_bits import extent, with_bits
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy, storage_resizing
 from torchdevice.simulation.allocator.storages import (
@@ -45,9 +44,6 @@ _CPU = torch.device("cpu")
 
 
 _CPU_KEYS = torch._C.DispatchKeySet(DispatchKey.CPU)
-
-
-_STRIDED = torch.strided
 
 
 NUMBERS = frozenset({bool, int, float, complex})
