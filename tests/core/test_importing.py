@@ -13,7 +13,7 @@ import pytest
 
 import torchdevice
 from torchdevice.core import thread_state
-from torchdevice.core.importing import LateModules, Refused, WhenImported
+from torchdevice.core.importing import Late, LateModules, Refused
 from torchdevice.core.patching import Patch, Replaced
 
 pytestmark = pytest.mark.one_engine
@@ -38,7 +38,7 @@ def patches(module: types.ModuleType) -> list[Patch]:
 
 
 def test_a_module_is_patched_as_soon_as_it_is_imported_and_as_long_as_that_is_wanted() -> None:
-    late = LateModules([WhenImported("another", patches), WhenImported(NAME, patches)])
+    late = LateModules([Late("another", patches), Late(NAME, patches)])
     for _ in range(2):
         late.install()
         late.install()
@@ -57,7 +57,7 @@ def test_a_module_is_patched_as_soon_as_it_is_imported_and_as_long_as_that_is_wa
 
 
 def test_a_module_in_the_midst_of_its_import_is_not_patched(folder: Path) -> None:
-    late = LateModules([WhenImported(NAME, patches)])
+    late = LateModules([Late(NAME, patches)])
     sys.modules["late_modules_of_the_test"] = types.SimpleNamespace(late=late)  # type: ignore[assignment]
     folder.joinpath(f"{NAME}.py").write_text("from late_modules_of_the_test import late\nlate.install()\nnumber = 1\n")
     try:
@@ -73,7 +73,7 @@ def test_a_module_in_the_midst_of_its_import_is_not_patched(folder: Path) -> Non
 @pytest.mark.parametrize("sees_scope", [True, False])
 def test_the_text_of_a_module_runs_in_the_scope_where_it_is_a_programs(sees_scope: bool) -> None:
     with torchdevice.portable("cpu"):
-        late = LateModules([WhenImported(NAME, patches, sees_scope=sees_scope)])
+        late = LateModules([Late(NAME, patches, sees_scope=sees_scope)])
         late.install()
         try:
             assert (importlib.import_module(NAME).context is thread_state.state.context) is sees_scope
@@ -95,12 +95,12 @@ def test_a_refused_module_is_found_and_not_imported() -> None:
 
 
 def test_one_error_keeps_no_other_module_from_its_removal() -> None:
-    class Failing(WhenImported):
+    class Failing(Late):
         def remove(self) -> None:
             raise RuntimeError("half-way")
 
     module = importlib.import_module(NAME)
-    late = LateModules([WhenImported(NAME, patches), Failing("torch", lambda _: [Replaced(module, "loader", type)])])
+    late = LateModules([Late(NAME, patches), Failing("torch", lambda _: [Replaced(module, "loader", type)])])
     late.install()
     with pytest.raises(RuntimeError, match="half-way"):
         late.remove()

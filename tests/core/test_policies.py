@@ -187,7 +187,7 @@ class TestFlags:
             with torchdevice.portable("cpu", devices=count):
                 last = torch.backends.cuda.cufft_plan_cache[count - 1]
                 last.max_size = 7
-                assert torch.backends.cuda.cufft_plan_cache[count - 1] is last and last.max_size == 7
+                assert torch.backends.cuda.cufft_plan_cache[count - 1].max_size == last.max_size == 7
                 with pytest.raises(RuntimeError, match=f"0 <= device index < {count}"):
                     torch.backends.cuda.cufft_plan_cache[count]
         assert torch.backends.cuda.cufft_plan_cache.caches == before

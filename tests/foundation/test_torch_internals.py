@@ -13,7 +13,7 @@ from conftest import run_python
 from private_names import NOT_OF_TORCH, Reads, is_listed, is_private, listed, own_names, sources
 
 from torchdevice import installed
-from torchdevice.core.importing import LateModules, WhenImported
+from torchdevice.core.importing import LateModules
 from torchdevice.errors import TorchVersionError
 from torchdevice.foundation import torch_internals
 
@@ -88,7 +88,7 @@ def test_each_name_is_listed_once() -> None:
 def test_each_module_that_is_checked_later_is_checked() -> None:
     """Where the module is imported in a scope, or before the package reads it."""
     late = next(patch for patch in installed._patches() if isinstance(patch, LateModules))
-    watched = {each.name for each in late.modules.values() if isinstance(each, WhenImported)}
+    watched = {each.name for each in late.modules.values() if each.makers}
     within = {
         node.args[1].value
         for tree in SOURCES.values()

@@ -137,14 +137,20 @@ class TestOutsideAScope:
         _thread.start_new_thread(lambda: (seen.append(torch.cuda.is_available()), done.set()), ())
         assert done.wait(30) and seen == [False]
 
-    def test_backward_is_on_engine_threads_again(self) -> None:
+    def test_backward_is_on_the_calling_thread(self) -> None:
+        seen: list[tuple[int, bool]] = []
+
+        def look(gradient: torch.Tensor) -> None:
+            seen.append((threading.get_ident(), torch._C._is_multithreading_enabled()))
+
         before = torch._C._is_multithreading_enabled()
-        with torchdevice.simulate():
-            assert not torch._C._is_multithreading_enabled()
-            with torchdevice.simulate():
-                pass
-            assert not torch._C._is_multithreading_enabled()
-        assert torch._C._is_multithreading_enabled() is before
+        with torchdevice.simulate(count=2):
+            x = torch.ones(2, device="cuda:1", requires_grad=True)
+            y = x.to("cuda:0") * 2
+            y.register_hook(look)
+            x.register_hook(look)
+            y.sum().backward()
+        assert seen == [(threading.get_ident(), False)] * 2 and torch._C._is_multithreading_enabled() is before
 
     def test_importing_registers_nothing(self, tmp_path: Path) -> None:
         program = (

@@ -35,16 +35,6 @@ def get_accelerator(context: Context, check: bool | None = None) -> torch.device
     return device_of(context.program, None)
 
 
-def get_stream(context: Context, index: int) -> torch.Stream:
-    """Return the current stream of a device."""
-    return streams.new_stream(
-        context,
-        streams.StreamStandIn,
-        stream_id=context.thread.streams.get(index, 0),
-        device_index=index,
-    )
-
-
 def set_stream(context: Context, stream: torch.Stream) -> None:
     """Make a stream current on its device."""
     streams.set_stream(context, stream.stream_id, stream.device_index, stream.device_type)
@@ -76,7 +66,7 @@ def is_allocator_initialized(context: Context) -> bool:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_get_accelerator": get_accelerator,
     "_accelerator_getAccelerator": get_accelerator,
-    "_accelerator_getStream": get_stream,
+    "_accelerator_getStream": streams.current_stream,
     "_accelerator_setStream": set_stream,
     "_accelerator_getDeviceIndex": device_queries.get_device,
     "_accelerator_setDeviceIndex": device_queries.set_device,

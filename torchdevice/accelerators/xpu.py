@@ -14,7 +14,7 @@ from torchdevice.core.bindings import imported_by_value, supplied_as, supplied_f
 from torchdevice.core.context import Context
 from torchdevice.core.patching import without_cache, without_original
 from torchdevice.core.replacing import replaces
-from torchdevice.cuda import device_queries, memory, memory_pools, monitoring, random, streams
+from torchdevice.cuda import device_queries, memory, memory_pools, random, streams
 from torchdevice.cuda.streams import EventStandIn, StreamStandIn
 from torchdevice.devices.device_properties import XpuDeviceProperties
 from torchdevice.devices.device_strings import Spelling
@@ -105,7 +105,7 @@ def _device_properties(context: Context, original: Any, index: int) -> XpuDevice
 
 @replaces(torch.xpu, "utilization", by_value=True, optional=True)
 def _utilization(context: Context, original: Any, device: Any = None) -> float:
-    return monitoring.processor_utilization(context, "torch.xpu.utilization")
+    return device_queries.processor_utilization(context, "torch.xpu.utilization")
 
 
 if hasattr(torch.xpu, "XPUGraph"):  # torch 2.10 has neither

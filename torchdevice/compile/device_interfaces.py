@@ -67,10 +67,7 @@ def _late(name: str) -> Callable[[Any], Any]:
     """Return the ``make`` of a patch whose method looks ``torch.cuda._<name>`` up when it is called."""
 
     # Looked up at each call, since the scope supplies `torch.cuda._exchange_device` only while it is active.
-    def make(original: Any) -> Any:
-        return staticmethod(lambda device: getattr(torch.cuda, f"_{name}")(device))
-
-    return make
+    return lambda original: staticmethod(lambda device: getattr(torch.cuda, f"_{name}")(device))
 
 
 def _registry() -> Any:

@@ -25,7 +25,7 @@ from torchdevice.core.patching import (
 )
 from torchdevice.core.replacing import LATER
 from torchdevice.core.thread_state import ContextMode
-from torchdevice.cuda.streams import StreamStandIn, new_stream
+from torchdevice.cuda.streams import current_stream
 from torchdevice.devices.device_properties import DeviceProperties
 from torchdevice.engines import traced
 from torchdevice.errors import FidelityError
@@ -169,7 +169,8 @@ def _guard_by_key(context: Context, original: Any, self: Any) -> Any:
 def _stream_patches() -> list[Patch]:
     utils, guards, names = torch._dynamo.utils, torch._dynamo.guards, unstacked_mode.names_in_guards()
     found: list[Patch] = [
-        replaced_function(utils, "build_stream", _build_stream),
+        # Torch would use `torch._C.Stream`, which makes no stand-ins.
+        replaced_function(utils, "build_stream", lambda _, original, args, kwargs: torch.Stream(*args, **kwargs)),
         replaced_function(utils, "build_event", _build_event),
     ]
     for module in (utils, guards):
@@ -187,16 +188,9 @@ def without_modes(context: Context, original: Any, *args: Any, **kwargs: Any) ->
         return original(*args, **kwargs)
 
 
-def _build_stream(context: Context, original: Any, args: Any, kwargs: Any) -> Any:
-    """Make a stream for compiled code. Torch would use ``torch._C.Stream``, which makes no stand-ins."""
-    return torch.Stream(*args, **kwargs)
-
-
 def _current_stream(context: Context, original: Any, device: torch.device) -> Any:
     """Return the current stream, which compiled code and its guards ask for at each call."""
-    index = context.thread.device_index if device.index is None else device.index
-    stream_id = context.thread.streams.get(index, 0)
-    return new_stream(context, StreamStandIn, stream_id=stream_id, device_index=index)
+    return current_stream(context, context.thread.device_index if device.index is None else device.index)
 
 
 def _build_event(context: Context, original: Any, args: Any, kwargs: Any) -> Any:

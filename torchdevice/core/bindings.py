@@ -138,8 +138,8 @@ def supplied_value(
 def _answers(context: Context, family: str, denied: str) -> bool:
     """Return whether a name is supplied: for the program's accelerator, or to deny one that torch's own name finds."""
     # The name may deny its accelerator only where torch's own name would find one.
-    if context.stands_for(family) or not denied or context.family == family:
-        return context.stands_for(family)
+    if family in context.stood_for or not denied or context.family == family:
+        return family in context.stood_for
     module, _, name = denied.rpartition(".")
     return name in vars(importlib.import_module(module))
 

@@ -260,10 +260,6 @@ class Context:
         """Return the index of the target's device for one of the program's ordinals."""
         return index if index < self.runtime.device_count() else 0
 
-    def stands_for(self, family: str) -> bool:
-        """Return whether the target stands in for an accelerator: the program may use it, and it is not the target."""
-        return family in self.stood_for
-
     def is_targets(self, device: torch.device) -> bool:
         """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""
         return self.is_targets_type(device.type)
@@ -317,7 +313,7 @@ class Context:
             if spells.__class__ is str and spells == self.device_type:  # the target, without an index
                 return self.target
         spelling = parse(value)
-        if spelling is None or not (self.stands_for(spelling.accelerator) or ordinal_of(value) is not None):
+        if spelling is None or not (spelling.accelerator in self.stood_for or ordinal_of(value) is not None):
             return self._redirect_own(value, spelling)
         folded = spelling.index is not None and spelling.index >= self.device_count
         # Once in the process, and only when a device is first asked for: a program that never does gets no notice.
@@ -362,7 +358,10 @@ class Context:
         if spelling.index < self.device_count:
             return spelling.index
         if not self.accepts(spelling.index):
-            raise invalid_ordinal(spelling.index, self.device_count)
+            error = torch.AcceleratorError("CUDA error: invalid device ordinal")
+            told = f"cuda:{spelling.index} was asked for and {self.device_count} device(s) are advertised."
+            add_note(error, f"{told} Raise devices= in portable().")
+            raise error
         self.report(str(spelling), str(self.shown(self.device(0))), Fidelity.APPROXIMATE)
         return 0
 
@@ -370,10 +369,6 @@ class Context:
         """Return whether an ordinal is one of the program's accelerators, or is folded onto the first."""
         folds = self.options.devices is None and self.runtime.folds_ordinals
         return index >= 0 and (folds or index < self.device_count)
-
-    def current_spelling(self, accelerator: str) -> str:
-        """Return how the program would spell its current accelerator as one of that kind."""
-        return f"{accelerator}:{self.thread.device_index}"
 
     def force_cpu(self) -> torch.device:
         """Send the rest of this scope to the CPU in this thread, until the thread leaves the scope."""
@@ -399,13 +394,10 @@ class Context:
         if tensor in self._pinned:
             return True
         parts = plain_parts(tensor)  # torch too asks the values of a sparse tensor, which come last
-        return bool(parts) and (parts[-1].untyped_storage() in self._pinned_memory or self._is_registered(parts[-1]))
-
-    def _is_registered(self, tensor: torch.Tensor) -> bool:
-        """Return whether the program registered the tensor's memory with the CUDA runtime."""
-        if not self.registered_memory or not tensor.is_cpu:
-            return False
-        address = tensor.data_ptr()
+        if not parts or parts[-1].untyped_storage() in self._pinned_memory:
+            return bool(parts)
+        address = parts[-1].data_ptr() if self.registered_memory and parts[-1].is_cpu else -1
+        # What the program registered with the CUDA runtime.
         return any(start <= address < start + size for start, size in self.registered_memory.items())
 
     # ---- reports -----------------------------------------------------------------------------------------------------
@@ -488,10 +480,3 @@ def visible_ordinals() -> list[int] | None:
         return [each for each in _parse_visible_devices() if isinstance(each, int)]
     except ValueError:  # a sign without a number, which the parser takes for one
         return []
-
-
-def invalid_ordinal(index: int, count: int) -> torch.AcceleratorError:
-    """Return CUDA's error for an ordinal that does not exist."""
-    error = torch.AcceleratorError("CUDA error: invalid device ordinal")
-    add_note(error, f"cuda:{index} was asked for and {count} device(s) are advertised. Raise devices= in portable().")
-    return error

@@ -15,18 +15,19 @@ from torchdevice.foundation import torch_internals
 
 
 class Late:
-    """Patches of a module that programs import themselves.
+    """Patches of a module that programs import themselves: put in as soon as it is imported.
 
     Args:
         name: The module's full name.
+        makers: Return the patches for the module.
         sees_scope: Whether the module's text runs in the scope; a module of torch sees the machine as it is.
 
     Attributes:
         patches: The patches, from the first installation on.
     """
 
-    def __init__(self, name: str, *, sees_scope: bool = False):
-        self.name, self.sees_scope = name, sees_scope
+    def __init__(self, name: str, *makers: Callable[[ModuleType], list[Patch]], sees_scope: bool = False):
+        self.name, self.makers, self.sees_scope = name, list(makers), sees_scope
         self.patches: list[Patch] = []
 
     def refuse(self) -> None:
@@ -34,6 +35,10 @@ class Late:
 
     def install(self) -> None:
         """Put the patches in. The module has been imported."""
+        if self.makers and not self.patches:
+            torch_internals.check("later", self.name)
+            # Made once: the module stays the same object for the process.
+            self.patches = together([patch for make in self.makers for patch in make(sys.modules[self.name])])
         for patch in self.patches:
             patch.install()
 
@@ -41,21 +46,6 @@ class Late:
         """Take the patches out."""
         for patch in reversed(self.patches):
             patch.remove()
-
-
-class WhenImported(Late):
-    """Patches that ``makers`` return for the module: put in as soon as it is imported."""
-
-    def __init__(self, name: str, *makers: Callable[[ModuleType], list[Patch]], sees_scope: bool = False):
-        super().__init__(name, sees_scope=sees_scope)
-        self.makers = list(makers)
-
-    def install(self) -> None:
-        if not self.patches:
-            torch_internals.check("later", self.name)
-            # Made once: the module stays the same object for the process.
-            self.patches = together([patch for make in self.makers for patch in make(sys.modules[self.name])])
-        super().install()
 
 
 class Refused(Late):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
-from torchdevice.core.importing import WhenImported
+from torchdevice.core.importing import Late
 from torchdevice.core.patching import Patch, Replaced, ReplacedInImporters, routed
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,4 +62,4 @@ def replaces(
 
 def later(module: str, *, sees_scope: bool = False) -> Callable[[Callable[[ModuleType], list[Patch]]], Any]:
     """Register a function that returns patches of a module which programs import themselves."""
-    return LATER.setdefault(module, WhenImported(module, sees_scope=sees_scope)).makers.append
+    return LATER.setdefault(module, Late(module, sees_scope=sees_scope)).makers.append

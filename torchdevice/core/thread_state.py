@@ -154,10 +154,6 @@ class _Lifted(NamedTuple):
     mode: Any
     to_reach: ContextMode
 
-    def place(self) -> int:
-        """Return the index at which the mode belongs now: one lower if the mode below is gone."""
-        return self.position - (self.to_reach not in stacked_modes())
-
 
 def answering() -> Context | None:
     """Return the context that answers in this thread, or for whose program a compiler works meanwhile."""
@@ -407,7 +403,8 @@ def _is_top(mode: Any) -> bool:
 def _put_back_lifted() -> None:
     while state.lifted:
         lifted = state.lifted[-1]
-        _push(lifted.mode) if _stack_length() == lifted.place() else None
+        place = lifted.position - (lifted.to_reach not in stacked_modes())  # one lower if the mode below is gone
+        _push(lifted.mode) if _stack_length() == place else None
         # Compared with the last one: a handler may have put it back and removed it.
         state.lifted.pop() if lifted in state.lifted[-1:] else None
 

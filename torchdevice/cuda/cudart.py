@@ -12,7 +12,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
 from torchdevice.cuda.memory import mem_get_info
-from torchdevice.cuda.streams import create_external, destroy_external
+from torchdevice.cuda.streams import create_external
 from torchdevice.foundation import data_files
 from torchdevice.lowlevel.pointers import word_at
 
@@ -62,12 +62,12 @@ class Cudart:
         return thread_state.state.for_cuda is not None or self._original is not None
 
 
-def _get_error_string(context: Context, error: int) -> str:
-    return _TEXTS.get(str(int(error)), "unrecognized error code")
-
-
 def _success(context: Context, *args: Any) -> CudaError:
     return CudaError.success
+
+
+def _done(found: object, error: CudaError) -> CudaError:
+    return error if found is None else CudaError.success
 
 
 def _host_register(context: Context, address: int, size: int, flags: int) -> CudaError:
@@ -79,10 +79,6 @@ def _host_register(context: Context, address: int, size: int, flags: int) -> Cud
     return CudaError.success
 
 
-def _host_unregister(context: Context, address: int) -> CudaError:
-    return CudaError.success if context.registered_memory.pop(address, None) is not None else _NOT_REGISTERED
-
-
 def _stream_create(context: Context, place: int) -> CudaError:
     """Write the handle of a new stream to an address."""
     if not context.runtime.has_handles:
@@ -91,17 +87,13 @@ def _stream_create(context: Context, place: int) -> CudaError:
     return CudaError.success
 
 
-def _stream_destroy(context: Context, handle: int) -> CudaError:
-    return CudaError.success if destroy_external(context, handle) else _INVALID_HANDLE
-
-
 _CUDART: dict[str, Callable[..., Any]] = {
-    "cudaGetErrorString": _get_error_string,
+    "cudaGetErrorString": lambda context, error: _TEXTS.get(str(int(error)), "unrecognized error code"),
     "cudaMemGetInfo": mem_get_info,
     "cudaProfilerStart": _success,
     "cudaProfilerStop": _success,
     "cudaHostRegister": _host_register,
-    "cudaHostUnregister": _host_unregister,
+    "cudaHostUnregister": lambda context, address: _done(context.registered_memory.pop(address, None), _NOT_REGISTERED),
     "cudaStreamCreate": _stream_create,
-    "cudaStreamDestroy": _stream_destroy,
+    "cudaStreamDestroy": lambda context, handle: _done(context.stream_handles.pop(handle, None), _INVALID_HANDLE),
 }

@@ -7,37 +7,26 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
-from torchdevice.foundation.fidelity import Fidelity
 
 
-class _BenchmarkLimit:
-    """``torch.backends.cudnn.benchmark_limit``, which a build without cuDNN lacks. The value is stored per context."""
+def _limit(module: Any) -> int | None:
+    """Return ``torch.backends.cudnn.benchmark_limit``, which a build without cuDNN lacks."""
+    in_scope = thread_state.state.for_cuda is not None
+    return torch._C._cuda_get_cudnn_benchmark_limit() if in_scope else vars(module).get("benchmark_limit")
 
-    def __get__(self, module: Any, owner: type) -> int | None:
-        if module is None:
-            return None  # the class attribute of torch in a build without cuDNN
-        if thread_state.state.for_cuda is None:
-            return vars(module).get("benchmark_limit")
-        return torch._C._cuda_get_cudnn_benchmark_limit()
 
-    def __set__(self, module: Any, limit: int) -> None:
-        if thread_state.state.for_cuda is None:
-            vars(module)["benchmark_limit"] = limit
-        else:
-            torch._C._cuda_set_cudnn_benchmark_limit(limit)
+def _set_limit(module: Any, limit: int) -> None:
+    if thread_state.state.for_cuda is not None:
+        torch._C._cuda_set_cudnn_benchmark_limit(limit)
+    else:
+        vars(module)["benchmark_limit"] = limit
 
 
 CUDNN = 91002
 """cuDNN 9.10.2 as ``torch.backends.cudnn.version()`` packs it: 10,000 x major + 100 x minor + patch."""
-
-
-@supplied_value("torch._C._has_cudnn", Fidelity.DECLARED)
-def has_cudnn(context: Context) -> bool:
-    """Return True, so that ``torch.backends.cudnn`` lets programs set its flags."""
-    return True
 
 
 def _asks_of(kernel: str) -> None:
@@ -53,7 +42,7 @@ for _kernel in ("cudnn", "flash", "mem_efficient"):
 
 
 if vars(type(torch.backends.cudnn)).get("benchmark_limit") is None:
-    replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: _BenchmarkLimit())
+    replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: property(_limit, _set_limit))
 
 
 @replaces(torch.backends.cudnn, "is_acceptable", native_to="cuda")

@@ -159,12 +159,6 @@ def cuda_device_properties(context: Context) -> type:
 supplied_value("torch.cuda._CudaDeviceProperties")(cuda_device_properties)
 
 
-@supplied_value("torch._C._has_cuda")
-def has_cuda(context: Context) -> bool:
-    """Return True, so that ``torch.backends.cuda.is_built()`` does."""
-    return True
-
-
 class InitializedFlag:
     """``torch.cuda._initialized``: true in threads that are in a scope, torch's own value in the others.
 
@@ -178,7 +172,6 @@ class InitializedFlag:
 
     def __bool__(self) -> bool:
         context = thread_state.state.context
-        # As `stands_for` says it, without its frame: `torch.cuda` asks in most of its functions.
         if context is None or self._family not in context.stood_for:
             return bool(self._original)
         return sys._getframe(1).f_code is not self._device_count
@@ -251,6 +244,19 @@ def _ordinal(context: Context, original: Any) -> int:
 @replaces(torch.cuda, "_is_in_bad_fork")
 def _is_in_bad_fork(context: Context, original: Any) -> bool:
     return context.is_in_bad_fork
+
+
+def processor_utilization(context: Context, name: str) -> float:
+    """Return the percentage of time in which the CPU's cores worked, in place of what ``name`` measures."""
+    import psutil
+
+    context.report(name, "processor utilization", Fidelity.APPROXIMATE)
+    return psutil.cpu_percent()
+
+
+@replaces(torch.cuda, "utilization")
+def _utilization(context: Context, original: Any, device: Any = None) -> int:
+    return round(processor_utilization(context, "torch.cuda.utilization"))
 
 
 def replaces_functions(module: Any, properties: Callable[..., Any]) -> None:

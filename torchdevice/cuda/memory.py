@@ -66,10 +66,10 @@ def _target_index(context: Context, device: int) -> int:
     return context.target_index(device)
 
 
-def report(context: Context, name: str) -> None:
+def report(context: Context, name: str, told: str = "figures of the {} process") -> None:
     """Report a memory figure as approximate where it is not the allocator's own."""
     if not context.runtime.exact_memory:
-        context.report(name, f"figures of the {context.family} process", Fidelity.APPROXIMATE)
+        context.report(name, told.format(context.family), Fidelity.APPROXIMATE)
 
 
 @supplied_function("_cuda_memoryStats", on=APPROXIMATE_FIGURES)
@@ -120,21 +120,6 @@ def set_allocator_settings(context: Context, env: str) -> None:
         context.report("torch.cuda.memory._set_allocator_settings", "checked, not used", Fidelity.INERT)
         with thread_state.suspended():
             torch._C._accelerator_setAllocatorSettings(env)
-
-
-_CACHES = "caching allocator"
-
-
-@supplied_function("_cuda_cudaCachingAllocator_enable", Fidelity.INERT, note="stored; the allocator stays enabled")
-def enable_caching(context: Context, value: bool) -> None:
-    """Store the value."""
-    context.settings[_CACHES] = value
-
-
-@supplied_function("_cuda_cudaCachingAllocator_is_enabled")
-def is_caching_enabled(context: Context) -> bool:
-    """Return the value that was stored."""
-    return context.settings.get(_CACHES, True)
 
 
 @supplied_function("_cuda_setMemoryFraction", on=LIMITS)

@@ -143,6 +143,8 @@ _GIVING_BACK = frozenset({"segment_free", "segment_unmap"})
 
 _HISTORY, _STOP = "memory history", "end of memory history"
 
+_HELD_BY_PYTHON = "tensors of the {} process that Python holds"
+
 
 APPROXIMATE_SNAPSHOT = dict.fromkeys(
     ("cpu", "mps"), (Fidelity.APPROXIMATE, "Covers tensors that Python holds and results of operators.")
@@ -181,7 +183,7 @@ def record_memory_history(
     if enabled is None:
         _stop(active)
         return
-    _report(active, "torch.cuda.memory._record_memory_history")
+    memory.report(active, "torch.cuda.memory._record_memory_history", _HELD_BY_PYTHON)
     history.configure(enabled, context, max_entries, frozenset(skip_actions or ()), cpp=_unwinds(active, stacks))
     if _STOP not in active.settings:
 
@@ -241,7 +243,7 @@ def is_history_enabled(context: Context) -> bool:
 @supplied_function("_cuda_memorySnapshot", on=APPROXIMATE_SNAPSHOT)
 def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
     """Return the blocks in use and the recorded events, in the format of CUDA's allocator."""
-    _report(context, "torch.cuda.memory_snapshot")
+    memory.report(context, "torch.cuda.memory_snapshot", _HELD_BY_PYTHON)
     history = _history(context)
     history.look_up()
     others = pool is not None and tuple(pool[:2]) != (0, 0)
@@ -291,11 +293,6 @@ def allocation_traceback(context: Context, address: int) -> list[dict[str, Any]]
 def attach_out_of_memory_observer(context: Context, observer: Callable[[int, int, int, int], None]) -> None:
     """Call ``observer(device, bytes requested, bytes of the device, bytes free)`` when memory runs out."""
     context.out_of_memory_observers.append(observer)
-
-
-def _report(context: Context, name: str) -> None:
-    if not context.runtime.exact_memory:
-        context.report(name, f"tensors of the {context.family} process that Python holds", Fidelity.APPROXIMATE)
 
 
 def _check(value: str | None, known: tuple[str, ...], message: str) -> None:

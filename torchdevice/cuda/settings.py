@@ -15,8 +15,7 @@ import torch
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.patching import ReplacedItem
-from torchdevice.core.replacing import REPLACED
-from torchdevice.engines.rewriters import rewrites
+from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
@@ -32,10 +31,6 @@ _STORED: dict[str, dict[str, Any]] = {
 The size of cuBLAS's workspace is that of ``:4096:2:16:8``, the default of aten/src/ATen/cuda/CublasHandlePool.cpp."""
 
 
-def _getter_of(setter: str) -> str:
-    return re.sub("^_cudnn", "_cuda", setter).replace("_set", "_get").replace("_enable", "_is_enabled")
-
-
 def _store(setter: str, default: Any, why: str) -> None:
     def set_(context: Context, value: Any) -> None:
         context.settings[setter] = value
@@ -44,7 +39,8 @@ def _store(setter: str, default: Any, why: str) -> None:
         return context.settings.get(setter, default)
 
     supplied_function(setter, Fidelity.INERT, note=f"stored; {why}")(set_)
-    supplied_function(_getter_of(setter), note="Return the value that was stored, or CUDA's default.")(get)
+    getter = re.sub("^_cudnn", "_cuda", setter).replace("_set", "_get").replace("_enable", "_is_enabled")
+    supplied_function(getter, note="Return the value that was stored, or CUDA's default.")(get)
 
 
 for _why, _defaults in _STORED.items():
@@ -66,29 +62,25 @@ _DEFAULT_PLAN_CACHE_SIZE = 4096
 """``CUFFT_DEFAULT_CACHE_SIZE`` of aten/src/ATen/native/cuda/CuFFTPlanCache.h."""
 
 
-@rewrites(torch._cufft_get_plan_cache_max_size)
-def _plan_cache_max_size(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    (device,) = args
+_PLAN_CACHE: Any = torch.backends.cuda.cuFFTPlanCache
+
+
+@replaces(vars(_PLAN_CACHE)["max_size"], "getter")
+def _plan_cache_max_size(context: Context, original: Any, device: int) -> int:
     return context.settings.get(("plan cache", device), _DEFAULT_PLAN_CACHE_SIZE)
 
 
-@rewrites(torch._cufft_set_plan_cache_max_size)
-def _set_plan_cache_max_size(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    device, size = args
+@replaces(vars(_PLAN_CACHE)["max_size"], "setter")
+def _set_plan_cache_max_size(context: Context, original: Any, device: int, size: int) -> None:
     context.settings["plan cache", device] = size
 
 
-@rewrites(torch._cufft_get_plan_cache_size)
-def _plan_cache_size(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    return 0
+# There is no plan to count, and none to clear.
+replaces(vars(_PLAN_CACHE)["size"], "getter")(lambda *_: 0)
+replaces(_PLAN_CACHE, "clear")(lambda *_: None)
 
 
-@rewrites(torch._cufft_clear_plan_cache)
-def _clear_plan_cache(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Do nothing: there is no cache to clear."""
-
-
-_plan_cache = functools.cache(torch.backends.cuda.cuFFTPlanCache)  # which is an index, and two settings of the scope
+_plan_cache = functools.cache(_PLAN_CACHE)  # which is an index, and two settings of the scope
 
 
 class _PlanCaches(list[Any]):

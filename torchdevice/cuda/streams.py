@@ -29,7 +29,6 @@ from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import Mark, device_of
 from torchdevice.devices.stream_order import Stream
-from torchdevice.lowlevel.pointers import Pointer
 
 DEVICE_TYPES = {"cuda": 1, "xpu": 12}
 """``c10::DeviceType`` of accelerators with streams."""
@@ -180,19 +179,14 @@ class StreamStandIn(torch.Stream):
             return 0
         return NoPointer(self.stream_id, f"{self.module.__name__}.Stream.{self.handle}", self.pointer)
 
-    @property
-    def cuda_stream(self) -> Any:
-        """``native_handle``, under CUDA's name."""
-        return self.native_handle
-
-    @property
-    def _as_parameter_(self) -> Pointer:
-        return Pointer(self.native_handle)
+    cuda_stream = native_handle  # under CUDA's name
 
     @classmethod
     def priority_range(cls) -> tuple[int, int]:
         """Return the accelerator's lowest and highest priority."""
         return cls.lowest_priority, cls.highest_priority
+
+    _as_parameter_ = torch.cuda.Stream._as_parameter_  # which reads `cuda_stream`
 
     # torch's own, which call the methods below.
     wait_event, wait_stream = torch.cuda.Stream.wait_event, torch.cuda.Stream.wait_stream  # type: ignore[assignment]
@@ -315,9 +309,7 @@ class EventStandIn(torch.Event):
         name = f"{self.module.__name__}.Event.{self.handle}"
         thread_state.refuse(name, f"There is no {self.pointer}. Use the event's methods.")
 
-    @property
-    def _as_parameter_(self) -> Pointer:
-        return Pointer(self.cuda_event)
+    _as_parameter_ = torch.cuda.Event._as_parameter_  # which reads `cuda_event`
 
     def record(self, stream: Any = None) -> None:
         """Record a point in the stream, or in the current stream if None.
@@ -437,16 +429,17 @@ def new_stream(
     return stream
 
 
+def current_stream(context: Context, index: int) -> StreamStandIn:
+    """Return the current stream of a device."""
+    stream_id = context.thread.streams.get(index, 0)
+    return new_stream(context, StreamStandIn, stream_id=stream_id, device_index=index)
+
+
 def create_external(context: Context) -> int:
     """Return the handle of a new stream on the current device, as ``cudaStreamCreate`` does for other libraries."""
     stream = context.thread.device_index, next(_ids)
     context.stream_handles[handle_of(stream)] = stream
     return handle_of(stream)
-
-
-def destroy_external(context: Context, handle: int) -> bool:
-    """Forget a stream of :func:`create_external`. Return whether there was one."""
-    return context.stream_handles.pop(handle, None) is not None
 
 
 def _remembered(context: Context, stream: StreamStandIn) -> StreamStandIn:
@@ -509,15 +502,16 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
         known = context.streams.get((stream, kwargs.get("stream_id", -1), kwargs.get("device_index", -1)))
         return known or new_stream(context, stream, *args, **kwargs)
 
-    def range_of_priorities(*_: Any) -> tuple[int, int]:
-        return stream.priority_range()
-
     @replaces(stream.module.Event, "__new__")
     def make_event(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> EventStandIn:
         return event(context, *args, **kwargs)
 
     # Torch's class may lack it without a driver.
-    REPLACED.append(replaced_function(stream.module.Stream, "priority_range", range_of_priorities, may_be_absent=True))
+    REPLACED.append(
+        replaced_function(
+            stream.module.Stream, "priority_range", lambda *_: stream.priority_range(), may_be_absent=True
+        )
+    )
 
 
 replaces_classes(StreamStandIn, EventStandIn)

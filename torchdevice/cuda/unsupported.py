@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.patching import without_original
 from torchdevice.core.replacing import replaces
@@ -34,12 +34,6 @@ def _refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
         thread_state.refuse(name.removesuffix(".__init__").removesuffix(".__new__"), remedy)
 
     return refuse
-
-
-@supplied_value("torch._C._has_gds")
-def has_gds(context: Context) -> bool:
-    """Return False: files cannot be read into storages."""
-    return False
 
 
 def _found(dotted: str) -> Any:

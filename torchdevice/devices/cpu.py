@@ -20,7 +20,8 @@ def computes_in_bfloat16() -> bool:
     """Return whether the CPU has instructions that multiply matrices in bfloat16; without them float32 is faster."""
     if platform.machine().lower() in ("x86_64", "amd64"):
         # oneDNN also says yes where it converts to float32 and back, and no where ONEDNN_MAX_CPU_ISA forbids it.
-        return bool(_has_avx512_bf16() or _has_amx()) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return bool(has_instructions and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
@@ -28,10 +29,6 @@ def computes_in_bfloat16() -> bool:
 def computes_in_float16() -> bool:
     """Return whether the CPU has instructions that multiply matrices in float16; without them float32 is faster."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-
-
-_has_avx512_bf16 = torch.cpu._is_avx512_bf16_supported
-_has_amx = torch.cpu._is_amx_tile_supported
 
 
 class CpuRuntime(Runtime):

@@ -116,11 +116,10 @@ def _described(found: Any, name: str) -> DeviceModel:
     return DeviceModel(**{**found, **lists})
 
 
-def _is_list_of_names(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
-
-
-_NAMES = _is_list_of_names, 'a list of names, such as ["float64"]'
+_NAMES = (
+    lambda value: isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value),
+    'a list of names, such as ["float64"]',
+)
 
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "base": (lambda value: isinstance(value, str), "the name of a profile"),

@@ -58,13 +58,16 @@ class ModuleRuntime(Runtime):
         """The module, for example ``torch.xpu``."""
         return getattr(torch, self.device_type, None)
 
-    def _call(self, name: str, *args: Any) -> Any:
-        function = getattr(self.module, name, None)
-        if function is None:
+    def _named(self, name: str) -> Any:
+        found = getattr(self.module, name, None)
+        if not found:  # absent, or an empty tuple of generators
             raise NotSupportedError(
                 f"torch.{self.device_type}.{name}", f"The {self.device_type!r} backend does not provide it."
             )
-        return function(*args)
+        return found
+
+    def _call(self, name: str, *args: Any) -> Any:
+        return self._named(name)(*args)
 
     def is_available(self) -> bool:
         return self.module is not None and self._call("is_available")
@@ -106,12 +109,7 @@ class ModuleRuntime(Runtime):
     def default_generator(self, index: int) -> torch.Generator:
         if hasattr(self.module, "init"):
             self._call("init")
-        generators = getattr(self.module, "default_generators", None)
-        if not generators:
-            raise NotSupportedError(
-                f"torch.{self.device_type}.default_generators", f"The {self.device_type!r} backend does not provide it."
-            )
-        return generators[index]
+        return self._named("default_generators")[index]
 
     def multiprocessor_count(self) -> int:
         properties = self._call("get_device_properties", 0)

@@ -71,7 +71,6 @@ class MpsRuntime(Runtime):
     known_faults_key = "MPS"
     has_peaks = False
     lacks_in_module = frozenset({"device", "_initialized"})
-    kernels_refuse = True
     refusing_key = "MPS"
 
     def __init__(self) -> None:

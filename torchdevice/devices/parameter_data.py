@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchdevice.lowlevel.object_fields import offset_of
-from torchdevice.lowlevel.pointers import Word, word_at
+from torchdevice.lowlevel.pointers import word_at
 
 _WORDS = 24
 """The words of a tensor that are looked at."""
@@ -36,7 +36,7 @@ def _set_data(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if not isinstance(value, torch.Tensor) or not _changes_kind(context.device_type, tensor, value):
         return func(*args, **kwargs)
     with torch._C.DisableTorchFunction():
-        keys = keys_of(tensor)
+        keys = word_at(tensor._cdata + _offset_of_keys())
         before, keys.value = keys.value, _keys(value).raw_repr()
         try:
             func(*args, **kwargs)
@@ -46,11 +46,6 @@ def _set_data(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 _keys = torch._C._dispatch_keys
-
-
-def keys_of(tensor: torch.Tensor) -> Word:
-    """Return the dispatch keys of a tensor, as bits that can be set."""
-    return word_at(tensor._cdata + _offset_of_keys())
 
 
 @functools.cache

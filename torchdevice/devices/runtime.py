@@ -115,8 +115,8 @@ class Runtime(abc.ABC):
         lacks_kernel: Says of an operator whether the device lacks it; None where torch's registrations say that.
         run_for_others: Runs an operator for scopes on other devices with that key; None where there are none.
         known_faults_key: The dispatch key under which kernels are guarded that give wrong results; None for none.
-        kernels_refuse: Whether kernels of the device refuse calls that the CPU's do not, see :meth:`refuses`.
-        refusing_key: The dispatch key under which operators of ``backward`` are looked at for refusals; None for none.
+        refusing_key: The dispatch key under which operators of ``backward`` are looked at for refusals, see
+            :meth:`refuses`; None where kernels refuse no call that the CPU's do not.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
     """
@@ -153,7 +153,6 @@ class Runtime(abc.ABC):
     lacks_kernel: Callable[[str], bool] | None = None
     run_for_others: Callable[..., Any] | None = None
     known_faults_key: str | None = None
-    kernels_refuse = False
     refusing_key: str | None = None
     degraded_notice = ""
 
@@ -213,7 +212,7 @@ class Runtime(abc.ABC):
         """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone before."""
 
     def after_backward(self) -> None:
-        """Bring this thread in line with its entries after the autograd engine, which restores what hooks changed."""
+        """Prepare this thread for the next call of the autograd engine."""
 
     @abc.abstractmethod
     def is_available(self) -> bool:

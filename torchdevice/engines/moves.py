@@ -51,7 +51,6 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 _is_tracing = torch._C._is_tracing
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # functorch's wrappers report is_leaf too
-_use_count = torch._C._storage_Use_Count
 _DisableTorchDispatch = torch._C._DisableTorchDispatch
 
 
@@ -268,7 +267,7 @@ def _is_exclusive(storage: Any) -> bool:
 
 def _references(storage: Any) -> tuple[int, int]:
     # The variable and the argument of `getrefcount` count too; `_own_references` counts them in the same way.
-    return int(_use_count(storage._cdata)), sys.getrefcount(storage)
+    return int(torch._C._storage_Use_Count(storage._cdata)), sys.getrefcount(storage)
 
 
 def _own_references() -> tuple[int, int]:

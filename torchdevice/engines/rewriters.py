@@ -224,7 +224,7 @@ def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
         device = rest.pop("device", None)
     if device is None:
         # The current device of that accelerator, as CUDA does for `x.cuda()`.
-        device = context.current_spelling(func.__name__)
+        device = f"{func.__name__}:{context.thread.device_index}"
     # As `Tensor.to`, so that all moves follow one rule.
     return move(context, torch.Tensor.to, (args[0], device), rest)
 

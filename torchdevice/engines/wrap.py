@@ -267,7 +267,7 @@ _ATTENTION = torch._C._nn.scaled_dot_product_attention
 
 
 def _members() -> Iterator[tuple[Any, str, Any]]:
-    """Yield owner, name and value of each member of torch's namespaces, of tensors and of the settings of cuFFT."""
+    """Yield owner, name and value of each member of torch's namespaces and of tensors."""
     for namespace in _NAMESPACES:
         for name, value in list(vars(namespace).items()):
             yield namespace, name, value
@@ -276,11 +276,6 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
         yield torch.Tensor, name, value
     for name in dir(torch._C._VariableFunctions):  # torch._VF looks its functions up there
         yield torch._VF, name, getattr(torch._C._VariableFunctions, name)
-    # The settings hold their getter and setter as attributes, which are called without a look-up in `torch._C`.
-    for setting in vars(torch.backends.cuda.cuFFTPlanCache).values():
-        if isinstance(setting, torch.backends.cuda.cuFFTPlanCacheAttrContextProp):
-            yield setting, "getter", setting.getter
-            yield setting, "setter", setting.setter
 
 
 def _listed(functions: Collection[Any]) -> list[Patch]:
@@ -406,7 +401,7 @@ _INSTALLATIONS = {
     operator.attrgetter("runtime.blocking_copies_only"): Installation(lambda: _listed(rewriters.COPIES)),
     operator.attrgetter("product_dtypes"): Installation(lambda: _listed(half_precision_matmul.TABLE)),
     operator.attrgetter("unsupported_dtypes"): Installation(_for_dtypes),
-    operator.attrgetter("runtime.kernels_refuse"): Installation(lambda: _listed(_may_be_refused())),
+    operator.attrgetter("runtime.refusing_key"): Installation(lambda: _listed(_may_be_refused())),
 }
 """What a context must have -> what it then needs."""
 

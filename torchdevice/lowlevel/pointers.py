@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-Pointer = ctypes.c_void_p
-"""What an object's ``_as_parameter_`` is where a program passes the object to a function of a C library."""
-
 Word = ctypes.c_uint64
 """A word of memory, whose ``value`` can be read and set."""
 

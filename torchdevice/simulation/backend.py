@@ -114,12 +114,8 @@ def _guard_storage() -> None:
     original = torch.UntypedStorage.__new__
     guarded = functools.update_wrapper(functools.partial(new_storage, original), original)
     torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
-    torch.UntypedStorage.new = functools.update_wrapper(_empty_storage, torch.UntypedStorage.new)  # type: ignore[method-assign, assignment]
-
-
-def _empty_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
-    """``UntypedStorage.new``: make an empty storage on the same device."""
-    return type(self)(0, device=self.device)
+    empty: Any = functools.wraps(torch.UntypedStorage.new)(lambda self: type(self)(0, device=self.device))
+    torch.UntypedStorage.new = empty  # type: ignore[method-assign]
 
 
 def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
@@ -161,7 +157,8 @@ def _register_kernels() -> None:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             aten.impl(name, _holding_doubles(overload_of(name).decompose), key)
     nested.register(aten)
-    pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, _NON_FUNCTIONAL)
+    non_functional = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
+    pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, non_functional)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
     _libraries.extend(
         (
@@ -201,9 +198,6 @@ _COMPOSED_IN_FLOAT64 = [
     *(f"linalg_pinv{overload}" for overload in ("", ".rcond_tensor", ".atol_rtol_float")),
 ]
 """Composite operators that make tolerances in float64, where torch's own for MPS have float32."""
-
-
-_NON_FUNCTIONAL = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
 
 
 def _holding_doubles(composition: Any) -> Any:

@@ -24,10 +24,6 @@ from torchdevice.simulation.simulated_runtime import SimulatedRuntime
 from torchdevice.simulation.simulated_runtime import runtime as simulated
 
 
-def _lacks_kernel(operator: str) -> bool:
-    return operator.startswith("aten::") and PROFILES["mps"].missing(overload(operator)) is not None
-
-
 class MacRuntime(MpsRuntime):
     """MPS on a simulated Mac.
 
@@ -46,7 +42,9 @@ class MacRuntime(MpsRuntime):
     draws_on_cpu = True
     autocast_key = None
     missing_operators_key = "PrivateUse1"
-    lacks_kernel = staticmethod(_lacks_kernel)
+    lacks_kernel = staticmethod(
+        lambda operator: operator.startswith("aten::") and PROFILES["mps"].missing(overload(operator)) is not None
+    )
     run_for_others = staticmethod(backend.run_any)
     known_faults_key = "PrivateUse1"
     refusing_key = "PrivateUse1"

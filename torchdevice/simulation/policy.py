@@ -26,7 +26,7 @@ from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.journal.callers import program_line, site_of
 from torchdevice.simulation.machine import Machine
-from torchdevice.simulation.profiles import Profile
+from torchdevice.simulation.profiles import Profile, missing_on_cuda
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
 
 DEVICE_TYPE = "simulated"
@@ -131,7 +131,8 @@ class Policy:
         asked = os.environ.get(missing_operators.VARIABLE, "0" if native else "")
         if self.profile.refuses or context.options.strict or asked == "0":
             context.note(missing, "NotImplementedError", Fidelity.UNSUPPORTED)
-            raise NotImplementedError(self.profile.missing_message(missing))
+            text = missing_operators.error_text if self.profile.backends else missing_on_cuda
+            raise NotImplementedError(text(missing))
         return missing
 
     def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from torchdevice.devices import device_models
-from torchdevice.fallback.missing_operators import error_text
 
 _COMPOSITE = re.compile(r"\bComposite\w+")
 
@@ -73,10 +72,6 @@ class Profile:
             if found is not None:
                 return f"aten::{found}"
         return None
-
-    def missing_message(self, operator: str) -> str:
-        """Return the text of torch's error for an operator without a kernel."""
-        return error_text(operator) if self.backends else missing_on_cuda(operator)
 
     def dtype_message(self, dtype: torch.dtype) -> str:
         """Return the text of torch's error for a dtype that Metal lacks (aten/src/ATen/mps/EmptyTensor.cpp)."""

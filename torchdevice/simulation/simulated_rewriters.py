@@ -46,8 +46,7 @@ def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: di
 
 def _is_shared(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """``Tensor.is_shared``, which CUDA answers with True for each of its tensors."""
-    with torch._C.DisableTorchFunction():
-        return args[0].device.type == policy.DEVICE_TYPE or func(*args)
+    return rewriters.native_device(args[0]).type == policy.DEVICE_TYPE or func(*args)
 
 
 def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -74,8 +73,7 @@ def _of_batch(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
     """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries refuse."""
-    with torch._C.DisableTorchFunction():
-        device = args[0].device
+    device = rewriters.native_device(args[0])
     return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.DEVICE_TYPE else func(*args, **kwargs)
 
 

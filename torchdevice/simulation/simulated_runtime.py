@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,29 +34,6 @@ from torchdevice.simulation.observe import assumed_values, async_copies, host_wa
 from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention
 from torchdevice.torch_apis import sanitizer
-
-_set_multithreading = torch._C._set_multithreading_enabled
-
-
-_is_multithreading = torch._C._is_multithreading_enabled
-
-
-class _ThreadEntries(threading.local):
-    """This thread's entries on simulated devices.
-
-    Attributes:
-        entries: The entries.
-        switched_off: Whether multithreaded backward is switched off for the entries.
-        multithreading: Torch's setting of multithreaded backward before that.
-    """
-
-    def __init__(self) -> None:
-        self.entries: set[Any] = set()
-        self.switched_off = False
-        self.multithreading = True
-
-
-_thread = _ThreadEntries()
 
 
 class SimulatedRuntime(Runtime):
@@ -92,8 +68,7 @@ class SimulatedRuntime(Runtime):
         self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
         self.folds_ordinals = profile.single
         self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
-        self.kernels_refuse = profile.accelerator == "mps"
-        self.refusing_key = "PrivateUse1" if self.kernels_refuse else None
+        self.refusing_key = "PrivateUse1" if profile.accelerator == "mps" else None
         self._count = count
 
     @functools.cached_property  # each entry of a scope reads it
@@ -128,14 +103,9 @@ class SimulatedRuntime(Runtime):
         return self.profile.stands_for_cuda and attention.can_use(kernel, params, debug)
 
     def enter_thread(self, entry: Any) -> None:
-        """Register the device, unless it is registered already, and keep backward on the calling thread.
-
-        Torch would run backward in one thread per device, and starts a thread for one simulated device only.
-        """
+        """Register the device, unless it is registered already, and give the entry's context its machine."""
         # Registration first: the other steps need the device type.
         backend.register()
-        _thread.entries.add(entry)
-        _settle_multithreading()
         device_guard.renew()
         context = entry.context
         # The context of a scope that is entered again has a policy, and keeps it while it is active.
@@ -153,15 +123,9 @@ class SimulatedRuntime(Runtime):
         if not entry.context.entries:
             _end(entry.context)
             sanitizer.end(entry.context)
-        _thread.entries.discard(entry)
-        _settle_multithreading()
 
     def after_backward(self) -> None:
         device_guard.renew()
-        # The engine has put torch's setting back to what it was when backward began, also where a hook left the scope.
-        # Otherwise the setting stays switched off for the entries.
-        if not _thread.entries:
-            _set_multithreading(_thread.multithreading)
 
     def is_available(self) -> bool:
         return True
@@ -172,12 +136,9 @@ class SimulatedRuntime(Runtime):
             text = allocator_settings.text()
             if text:
                 self.set_allocator(text)
-                self._limit_all(allocator_settings.parsed(text).memory_fraction)
-
-    def _limit_all(self, fraction: float) -> None:
-        context = thread_state.state.context
-        if fraction < 1 and context is not None:
-            context.settings.update({(MEMORY_FRACTION, index): fraction for index in range(self._count)})
+                fraction, context = allocator_settings.parsed(text).memory_fraction, thread_state.state.context
+                if fraction < 1 and context is not None:
+                    context.settings.update({(MEMORY_FRACTION, index): fraction for index in range(self._count)})
 
     def synchronize(self, index: int) -> None:
         policy.check_alive()
@@ -251,7 +212,7 @@ class SimulatedRuntime(Runtime):
         return backend.new_storage(original, *args, device=device, **kwargs)
 
     def refuses(self, error: BaseException) -> bool:
-        return self.kernels_refuse and says_refused(error)
+        return self.refusing_key is not None and says_refused(error)
 
     def out_of_memory(self, error: BaseException) -> str | None:
         # The device's memory is the host's, so running out of the host's is an error of the device.
@@ -284,8 +245,7 @@ def _end(context: Context) -> None:
     # First, so that kernels of other threads ask no more.
     context.asks = False
     native.end(context)
-    followers = (stream_uses.StreamUses, *_FOLLOWERS)
-    for each in [each for each in context.stream_observers if isinstance(each, followers)]:
+    for each in [each for each in context.stream_observers if isinstance(each, _FOLLOWERS)]:
         if isinstance(each, async_copies.InFlight):
             # The copies end before the observer is gone.
             each.land()
@@ -296,20 +256,7 @@ def _end(context: Context) -> None:
     machine.leave(context)
 
 
-_FOLLOWERS = (meta_kernels.WithoutValues, async_copies.InFlight, races.Races)
-
-
-def _settle_multithreading() -> None:
-    """Keep backward on this thread while it has entries, and put torch's setting back afterwards."""
-    if _thread.entries:
-        if not _thread.switched_off:
-            # Noted once: nested entries must not take "switched off" for torch's setting.
-            _thread.multithreading = _is_multithreading()
-            _thread.switched_off = True
-        _set_multithreading(False)
-    elif _thread.switched_off:
-        _set_multithreading(_thread.multithreading)
-        _thread.switched_off = False
+_FOLLOWERS = (stream_uses.StreamUses, meta_kernels.WithoutValues, async_copies.InFlight, races.Races)
 
 
 @functools.cache

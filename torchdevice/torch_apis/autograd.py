@@ -65,7 +65,6 @@ def _in_this_thread(context: Context) -> contextlib.AbstractContextManager[Any]:
     It would run the backward of an accelerator's operators in a thread of its own for each device, where no scope is
     active: neither for the program's hooks and custom functions, nor for operators that run on the CPU.
     """
-    # Where a scope has switched the threads off, it switches them on itself, even if a hook leaves it meanwhile.
     if context.runtime.shares_host_memory or not torch._C._is_multithreading_enabled():
         return contextlib.nullcontext()
     return torch.autograd.set_multithreading_enabled(False)

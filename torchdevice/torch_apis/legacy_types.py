@@ -189,7 +189,8 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
         return moves.followed(args[0], result) if context.runtime.shares_host_memory else result
     dtype = legacy_dtype(wanted, context.families)
     if dtype is not None:
-        return move(context, torch.Tensor.to, (args[0], context.current_spelling(context.program)), {"dtype": dtype})
+        here = f"{context.program}:{context.thread.device_index}"
+        return move(context, torch.Tensor.to, (args[0], here), {"dtype": dtype})
     return to_host(context, func, args, kwargs)  # a CPU type
 
 

@@ -503,7 +503,7 @@ def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
         before, allocated, owners = (
             addresses(0),
             torch.cuda.memory_allocated(),
-            len(storages.owners_of(storages.device(0))),
+            len(storages.blocks(storages.device(0))),
         )
         tensor.untyped_storage().resize_(0)
         assert addresses(0) < before and torch.cuda.memory_allocated() == allocated - 512
@@ -511,7 +511,7 @@ def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
         tensor.untyped_storage().resize_(12)
         assert len(addresses(0)) == len(before) and torch.cuda.memory_allocated() == allocated
         # A storage that C++ made has a reference here from its first resize on.
-        assert len(storages.owners_of(storages.device(0))) == owners or storages.native is not None
+        assert len(storages.blocks(storages.device(0))) == owners or storages.native is not None
         del tensor
         assert len(addresses(0)) == len(before) - 1 and torch.cuda.memory_allocated() == allocated - 512
 

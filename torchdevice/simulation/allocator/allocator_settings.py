@@ -33,8 +33,6 @@ _OWN_SEGMENT = 10 << 20
 _LARGE_UNIT = 2 << 20
 """``kRoundLarge``: such segments are a multiple of it, in bytes."""
 
-_MIB = 1 << 20
-
 _INTERVALS = 16
 """The settings of ``roundup_power2_divisions``: for sizes from 1 MiB, from 2 MiB, and so on up to 32 GiB."""
 
@@ -106,7 +104,6 @@ _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 _KEYS: dict[str, list[str]] = data_files.read(__file__, "allocator_settings.json")
 _OF_ALL = _KEYS["of all accelerators"]
-_OF_CUDA = _KEYS["of CUDA alone"]
 
 _BACKENDS = ("native", "cudaMallocAsync")
 
@@ -132,7 +129,7 @@ def parsed(text: str) -> Settings:
     # Keys and values, without the colon.
     pairs = [setting.strip().partition(":")[::2] for setting in _SETTING.findall(text)]
     for key, value in pairs:
-        if key not in (*_OF_ALL, *_OF_CUDA):
+        if key not in (*_OF_ALL, *_KEYS["of CUDA alone"]):
             raise ValueError(f"Unrecognized key '{key}' in CUDA allocator config.")
         if key == "backend" and value.strip() not in _BACKENDS:
             raise RuntimeError("Unknown allocator backend, options are native and cudaMallocAsync")
@@ -158,7 +155,7 @@ def _check(text: str) -> None:
 
 
 def _mebibytes(text: str) -> int:
-    return int(text) * _MIB
+    return int(text) << 20
 
 
 def _divisions(text: str) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from torchdevice.simulation.allocator.memory_blocks import Block
@@ -56,13 +56,11 @@ class Statistics:
 
     def forget_peaks(self) -> None:
         """Reset the peaks to the current values."""
-        self._for_each_figures(Figures.forget_peaks)
+        for each in (*self.counting, *self._oversize.values()):
+            each.forget_peaks()
 
     def forget_totals(self) -> None:
         """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0."""
-        self._for_each_figures(Figures.forget_totals)
+        for each in (*self.counting, *self._oversize.values()):
+            each.forget_totals()
         self.numbers = dict.fromkeys(_NUMBERS, 0)
-
-    def _for_each_figures(self, change: Callable[[Figures], None]) -> None:
-        for figures in (*self.counting, *self._oversize.values()):
-            change(figures)

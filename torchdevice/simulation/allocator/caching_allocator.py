@@ -23,14 +23,10 @@ from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.allocator.memory_blocks import Block, Owner
 
 
-def _telling(index: int, observers: Sequence[Observer]) -> Callable[[str, int, int, int], None]:
-    """Return what tells observers of a change of a segment. It holds no device, so that one ends with its last user."""
-
-    def tell(action: str, address: int, size: int, stream: int) -> None:
-        for observer in observers:
-            observer.segment_changed(action, Place(index, address, size, size), stream)
-
-    return tell
+def _tell(index: int, observers: Sequence[Observer], action: str, address: int, size: int, stream: int) -> None:
+    """Tell observers of a change of a segment."""
+    for observer in observers:
+        observer.segment_changed(action, Place(index, address, size, size), stream)
 
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -100,7 +96,8 @@ class Device:
         self.observers: list[Observer] = [] if observers is None else observers
         self.live: Callable[[Device], Collection[Block]] = lambda device: ()
         number = _take_number(self)
-        self._blocks = Blocks(index, number, limits, error, _telling(index, self.observers))
+        # What tells observers holds no device, so that one ends with its last user.
+        self._blocks = Blocks(index, number, limits, error, functools.partial(_tell, index, self.observers))
         # Shortcuts for `allocate`, which is called for every tensor.
         self.ended, self.freed = self._blocks.ended, self._blocks.freed
         self.renew_lock()

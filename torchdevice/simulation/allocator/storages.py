@@ -269,22 +269,17 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     return with_bits(on_device(memory_of(tensor).clone(), index), tensor)
 
 
-def owners_of(on: Device) -> list[StorageRef]:
-    """Return the storages of a device that have a block."""
+def blocks(on: Device) -> dict[memory_blocks.Block, int]:
+    """Return the blocks of a device that are in use, with the address of the values of each."""
     on.release_ended()
-    found = []
+    found = dict(on.held.values())
     for owner in [each for each in list(_owners.values()) if each.on is on]:
         if owner() is None:
             # The weak reference is dead, and its callback was lost.
             owner.release()  # an interrupt came into the first attempt
         elif owner.block is not None:
-            found.append(owner)
+            found[owner.block] = owner.address
     return found
-
-
-def blocks(on: Device) -> dict[memory_blocks.Block, int]:
-    """Return the blocks of a device that are in use, with the address of the values of each."""
-    return {owner.block: owner.address for owner in owners_of(on) if owner.block is not None} | dict(on.held.values())
 
 
 def shown(index: int, block: memory_blocks.Block, address: int) -> Block:

@@ -20,9 +20,8 @@ from torchdevice.cuda.capture_rules import not_while_capturing
 from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.extents import extent
 from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
-from torchdevice.foundation.view_bits import with_bits
+from torchdevice.foundation.view_bits import extent, with_bits
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import machine, policy, storage_resizing
 from torchdevice.simulation.allocator.storages import (
@@ -46,9 +45,6 @@ _CPU = torch.device("cpu")
 
 
 _CPU_KEYS = torch._C.DispatchKeySet(DispatchKey.CPU)
-
-
-_STRIDED = torch.strided
 
 
 NUMBERS = frozenset({bool, int, float, complex})
@@ -400,8 +396,12 @@ class _Outs(CpuAliases):
         try:
             return super().call(args, kwargs)
         except RuntimeError as error:
-            if not (str(error).startswith(CANNOT_GROW) and self._let_grow()):
+            # Torch sets the size of `out` before it resizes the memory, so a tensor that exceeds its storage was too
+            # small. It gets a CPU tensor that can grow.
+            small = {key for key in self._outs if not _fits(self.pairs[key][1])}
+            if not small or not str(error).startswith(CANNOT_GROW):
                 raise
+        self._grown |= small
         self.pairs.clear()
         return self.call(args, kwargs)
 
@@ -417,15 +417,6 @@ class _Outs(CpuAliases):
             return super().run(args, kwargs)
         except RuntimeError as error:
             return again(error, self._op, self.func, list(args), kwargs)
-
-    def _let_grow(self) -> bool:
-        """Let each argument whose memory was too small have a CPU tensor that can grow. Return whether there was one.
-
-        Torch sets the size of ``out`` before it resizes the memory, so a tensor that exceeds its storage was too small.
-        """
-        small = {key for key in self._outs if not _fits(self.pairs[key][1])}
-        self._grown |= small
-        return bool(small)
 
     def settle(self) -> None:
         for given, own in map(self.pairs.__getitem__, self._outs):

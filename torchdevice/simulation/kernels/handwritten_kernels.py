@@ -202,7 +202,7 @@ def attend(
             return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, scale=scale)[0]
         options = {"scale": scale, "enable_gqa": enable_gqa}
         many = query.dim() > 1 and query.size(1) > attention.MOST_HEADS
-        if (many or not _math_is_enabled()) and policy.stands_for_cuda():
+        if (many or not torch._C._get_math_sdp_enabled()) and policy.stands_for_cuda():
             attention.check(attention.Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
             return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
@@ -233,7 +233,8 @@ def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causa
         return not (dropout_p or options["enable_gqa"]) and query.dim() == 4 and query.shape[-1] == value.shape[-1]
     memory: list[Any] = [_memory(each.detach()) for each in tensors]
     mask = memory[3] if len(memory) > 3 else None
-    return bool(_aten._fused_sdp_choice(*memory[:3], mask, dropout_p, is_causal, **options) == _FLASH)
+    chosen = _aten._fused_sdp_choice(*memory[:3], mask, dropout_p, is_causal, **options)
+    return bool(chosen == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
 
 
 _run_convolution = Pipeline(_aten.convolution.default, refusals=lambda op: ()).run
@@ -296,16 +297,10 @@ def _is_real(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(tensor)
 
 
-_math_is_enabled = torch._C._get_math_sdp_enabled
-
-
 _MATH_KERNEL = _aten._scaled_dot_product_attention_math.default
 
 
 _FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
-
-
-_FLASH = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 
 
 # ---- linear algebra by cuSOLVER's names ------------------------------------------------------------------------------

@@ -20,10 +20,6 @@ from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, Kernel, alias
 from torchdevice.simulation.kernels.overloads import of_aten, overload_of
 from torchdevice.simulation.kernels.pipeline import Pipeline
 
-_aten = torch.ops.aten
-
-_KEY = "NestedTensorPrivateUse1"
-
 _OPERATORS = data_files.read(__file__, "operators.json")
 
 _ON_ITSELF = frozenset(_OPERATORS["of a nested tensor itself"].split())
@@ -38,7 +34,7 @@ def register(aten: torch.library.Library) -> None:
     for name in sorted(of_aten(registrations_for_dispatch_key("NestedTensorCPU"))):
         op = overload_of(name)
         on_itself = functools.partial(op._op_dk, DispatchKey.NestedTensorCPU)
-        aten.impl(name, without_mode(on_itself) if name in _ON_ITSELF else _kernel(op), _KEY)
+        aten.impl(name, without_mode(on_itself) if name in _ON_ITSELF else _kernel(op), "NestedTensorPrivateUse1")
     for name in MAKING:
         aten.impl(name, _kernel(overload_of(name)), "PrivateUse1")
 
@@ -69,4 +65,4 @@ def _buffer(tensor: torch.Tensor) -> torch.Tensor:
 def _of_buffer(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a nested tensor of a buffer, with the sizes, strides and offsets of another."""
     parts = like._nested_tensor_size(), like._nested_tensor_strides(), like._nested_tensor_storage_offsets()
-    return _aten._nested_view_from_buffer(buffer, *parts)
+    return torch.ops.aten._nested_view_from_buffer(buffer, *parts)

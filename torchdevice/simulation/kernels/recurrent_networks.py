@@ -17,11 +17,7 @@ from torchdevice.simulation import policy
 
 OPERATORS = tuple(f"{name}.{kind}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("input", "data"))
 
-_is_enabled = torch._C._get_cudnn_enabled
-
 _DTYPES = (torch.float16, torch.float32, torch.float64)
-
-_EVALUATING = "cudnn RNN backward can only be called in training mode"
 
 _TWICE = (
     "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not supported for CuDNN RNNs due "
@@ -34,7 +30,7 @@ _TWICE = (
 
 def is_on_cudnn(input: torch.Tensor) -> bool:
     """Return whether cuDNN computes a network with this input, as ``at::cudnn_is_acceptable`` decides."""
-    return bool(_is_enabled() and input.dtype in _DTYPES and input.numel() and not input.is_cpu)
+    return bool(torch._C._get_cudnn_enabled() and input.dtype in _DTYPES and input.numel() and not input.is_cpu)
 
 
 class _Backward(torch.autograd.Function):
@@ -50,7 +46,7 @@ class _Backward(torch.autograd.Function):
         if ctx.train is None:
             raise NotImplementedError(_TWICE)
         if not ctx.train:
-            raise RuntimeError(_EVALUATING)
+            raise RuntimeError("cudnn RNN backward can only be called in training mode")
         return None, *(_Backward.apply(None, *gradients) if torch.is_grad_enabled() else gradients)
 
 

@@ -20,7 +20,7 @@ from torchdevice.core.context import Context
 from torchdevice.devices.allocation_events import Block
 from torchdevice.devices.stream_order import COLLECTIVES, Stream
 from torchdevice.errors import Access, GraphRaceError, RaceError, RaceWarning
-from torchdevice.foundation.extents import extent
+from torchdevice.foundation.view_bits import extent
 from torchdevice.journal.callers import program_line, site_of, warn_at
 from torchdevice.simulation.kernels.cpu_kernels import index_of
 from torchdevice.simulation.observe.happens_before import Clock, Order, knows
