@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdevice.cli.parsing import add_command, did_you_mean
-from torchdevice.cli.progress import track
 from torchdevice.cli.reports import output_file
 from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation import styled_text
@@ -83,11 +82,7 @@ def check(paths: Sequence[str], options: argparse.Namespace) -> int:
         options.target = options.target or project.target or "cpu"
         target, rules = Target.named(options.target), _chosen_rules(options, project)
         files = [file for file in sources.found(paths) if not project.excludes(file)]
-        findings = [
-            finding
-            for file in track(files, "files")
-            for finding in check_file(file, target, rules - project.ignored_in(file))
-        ]
+        findings = [finding for file in files for finding in check_file(file, target, rules - project.ignored_in(file))]
         baseline = options.baseline or (project.baseline and project.folder / project.baseline)
         if baseline and not options.write_baseline:
             findings = configuration.without_known(Path(baseline), findings)
