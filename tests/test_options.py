@@ -25,9 +25,14 @@ pytestmark = pytest.mark.one_engine
 
 @dataclasses.dataclass(frozen=True)
 class Extended(Options):
-    """The record of options with one more option."""
+    """The record of options with one more option.
 
-    flavour: str = record._option("plain", "How it tastes.", **record._one_of("flavour", "plain", "sweet"))
+    Attributes:
+        flavour: How it
+            tastes.
+    """
+
+    flavour: str = record._option("plain", **record._one_of("flavour", "plain", "sweet"))
 
 
 class TestOneMore:
