@@ -286,13 +286,13 @@ class Options:
     implied: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, declaration in declarations(type(self)).items():
+        for name, declaration in declarations().items():
             object.__setattr__(self, name, declaration.check(getattr(self, name)))
 
     @functools.cached_property
     def key(self) -> str:
         """Every option as text. Compiled code is guarded by it."""
-        return " ".join(f"{name}={getattr(self, name)}" for name in declarations(type(self)))
+        return " ".join(f"{name}={getattr(self, name)}" for name in declarations())
 
     def for_target(self, *, simulated: bool, shares_host_memory: bool, names_count: bool) -> Options:
         """Return these options without those that contradict the target.
@@ -332,20 +332,12 @@ class Options:
         return dataclasses.replace(self, **left_out) if left_out else self
 
 
-_DECLARATIONS: dict[type, dict[str, Declaration]] = {}
-
-
-def declarations(record: type = Options) -> dict[str, Declaration]:
+@functools.cache
+def declarations() -> dict[str, Declaration]:
     """Return the declaration of each option, by name, in order."""
-    if record not in _DECLARATIONS:
-        _DECLARATIONS[record] = _declarations_of(record)
-    return _DECLARATIONS[record]
-
-
-def _declarations_of(record: type) -> dict[str, Declaration]:
-    said = {name: text for kind in reversed(record.__mro__) for name, text in _attributes(kind.__doc__ or "")}
-    options = [(field.name, field.metadata["option"]) for field in dataclasses.fields(record) if field.metadata]
-    return {name: option._replace(text=said.get(name, "")) for name, option in options}
+    said = {name: text for kind in reversed(Options.__mro__) for name, text in _attributes(kind.__doc__ or "")}
+    fields = [field for field in dataclasses.fields(Options) if field.metadata]
+    return {field.name: field.metadata["option"]._replace(text=said.get(field.name, "")) for field in fields}
 
 
 def _attributes(docstring: str) -> Iterator[tuple[str, str]]:
@@ -358,26 +350,24 @@ def _attributes(docstring: str) -> Iterator[tuple[str, str]]:
 # ---- the ways in -----------------------------------------------------------------------------------------------------
 
 
-def chosen(given: Mapping[str, Any], *, record: type = Options, **defaults: Any) -> Any:
+def chosen(given: Mapping[str, Any], **defaults: Any) -> Options:
     """Return the options of a call.
 
     Args:
         given: The options of the call. The value None leaves an option out.
-        record: The class of the record.
         **defaults: Defaults that replace those of the record.
 
     Raises:
         TypeError: An option does not exist, or a value has a wrong type.
         ValueError: A value is not valid for its option.
     """
-    unknown = sorted(given.keys() - declarations(record).keys())
+    unknown = sorted(given.keys() - declarations().keys())
     if unknown:
-        raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations(record))}.")
+        raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations())}.")
     said = {name: value for name, value in given.items() if value is not None}
-    others = {**defaults, **from_environment(record)}
-    if record is Options:
-        others = {**_implied_by(said.get("target", others.get("target"))), **others}
-    return record(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
+    others = {**defaults, **from_environment()}
+    others = {**_implied_by(said.get("target", others.get("target"))), **others}
+    return Options(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
 
 
 def _implied_by(target: Any) -> dict[str, Any]:
@@ -411,31 +401,28 @@ def pytest_key_of(name: str) -> str:
     return pytest_flag_of(name)[2:].replace("-", "_")
 
 
-def from_environment(record: type = Options) -> dict[str, Any]:
+def from_environment() -> dict[str, Any]:
     """Return the options whose variables are set.
 
     Raises:
         ValueError: A variable's text is not valid for its option; the message names the variable.
     """
-    return from_texts(variable_of, os.environ.get, "Or unset the variable.", record)
+    return from_texts(variable_of, os.environ.get, "Or unset the variable.")
 
 
-def from_texts(
-    key_of: Callable[[str], str], read: Callable[[str], str | None], remedy: str, record: type = Options
-) -> dict[str, Any]:
+def from_texts(key_of: Callable[[str], str], read: Callable[[str], str | None], remedy: str) -> dict[str, Any]:
     """Return the options that are given as texts.
 
     Args:
         key_of: Returns the key of an option.
         read: Returns the text at a key; nothing where the option is not given.
         remedy: What the message of an error says last.
-        record: The class of the record.
 
     Raises:
         ValueError: A text is not valid for its option; the message names the key.
     """
     found = {}
-    for name, declaration in declarations(record).items():
+    for name, declaration in declarations().items():
         text = read(key_of(name))
         if text:
             try:
@@ -445,12 +432,12 @@ def from_texts(
     return found
 
 
-def to_environment(options: Any) -> dict[str, str | None]:
+def to_environment(options: Options) -> dict[str, str | None]:
     """Return the variables that give a child process these options; None means that a variable must not be set."""
     values: dict[str, str | None] = {SWITCH: "1", SAID: os.environ.get(SAID)}
     # What the target implies is left to it, so that a child's scope on another target has the figures of that one.
     implied = device_models.options_of(options.target)
-    for name, declaration in declarations(type(options)).items():
+    for name, declaration in declarations().items():
         value = getattr(options, name)
         left_out = value is None or (name in implied and declaration.check(implied[name]) == value)
         values[variable_of(name)] = None if left_out else declaration.show(value)
@@ -473,15 +460,14 @@ def set_environment(values: Mapping[str, str | None], before: dict[str, str | No
             os.environ[name] = value
 
 
-def add_flags(add: Callable[..., Any], flag: Callable[[str], str] = flag_of, record: type = Options) -> None:
+def add_flags(add: Callable[..., Any], flag: Callable[[str], str] = flag_of) -> None:
     """Add a flag for each option to a command line.
 
     Args:
         add: ``add_argument`` of an argparse parser, or ``addoption`` of a pytest parser.
         flag: Returns the flag of an option.
-        record: The class of the record.
     """
-    for name, declaration in declarations(record).items():
+    for name, declaration in declarations().items():
         text = f"{declaration.text} (variable: {variable_of(name)})".replace("%", "%%")
         if declaration.parse is _truth:
             add(flag(name), action="store_true", default=None, help=text)
@@ -503,25 +489,24 @@ def _argument(declaration: Declaration) -> Callable[[str], Any]:
     return parse
 
 
-def takes_options(*, without: tuple[str, ...] = (), record: type = Options) -> Callable[[F], F]:
+def takes_options(*, without: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Give a function that takes ``**options`` the signature and the documentation of these options.
 
     Args:
         without: Options that the function does not take.
-        record: The class of the record.
     """
 
     def complete(function: Any) -> Any:
         signature = inspect.signature(function)
-        own = [each for name, each in signature.parameters.items() if name not in declarations(record)]
+        own = [each for name, each in signature.parameters.items() if name not in declarations()]
         parameters = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
         lines = []
-        for field in dataclasses.fields(record):
-            if field.name not in declarations(record) or field.name in without:
+        for field in dataclasses.fields(Options):
+            if field.name not in declarations() or field.name in without:
                 continue
             kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
             parameters.append(inspect.Parameter(field.name, kind, default=field.default, annotation=field.type))
-            lines.append(f"{field.name}: {declarations(record)[field.name].text}")
+            lines.append(f"{field.name}: {declarations()[field.name].text}")
         parameters.sort(key=lambda parameter: parameter.kind)
         function.__signature__ = signature.replace(parameters=parameters)
         # Python 3.13 indents docstrings less, and -OO leaves them out.
