@@ -27,7 +27,7 @@ import torch
 
 from benchmarks import cases, entering, facade, growth, instructions, peers, plotting, soak
 from benchmarks.measuring import Timing, compare
-from torchdevice.cli.progress import track
+from benchmarks.progress import track
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ import psutil
 import torch
 
 import torchdevice
-from torchdevice.cli.progress import track
+from benchmarks.progress import track
 
 
 class Point(NamedTuple):

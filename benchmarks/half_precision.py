@@ -13,7 +13,7 @@ import torch
 
 import torchdevice
 from benchmarks.measuring import Timing, compare
-from torchdevice.cli.progress import track
+from benchmarks.progress import track
 
 FLOAT32 = "float32"
 _DTYPES = {FLOAT32: torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

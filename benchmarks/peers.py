@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import one_way
-from torchdevice.cli.progress import track
+from benchmarks.progress import track
 
 ROOT = Path(__file__).parent.parent
 

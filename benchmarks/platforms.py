@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torchdevice.cli.progress import track
+from benchmarks.progress import track
 
 ROOT = Path(__file__).parent.parent
 

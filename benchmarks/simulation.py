@@ -11,7 +11,7 @@ import transformers
 
 import torchdevice
 from benchmarks.measuring import Timing, compare
-from torchdevice.cli.progress import track
+from benchmarks.progress import track
 
 PLAIN, SIMULATED = "CPU", "simulated"
 

@@ -9,7 +9,7 @@ import torch
 
 import torchdevice
 from benchmarks.measuring import Condition, Timing, compare
-from torchdevice.cli.progress import track
+from benchmarks.progress import track
 
 BARE, OBJECT = "x.to(device)", "ToDevice"
 

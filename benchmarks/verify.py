@@ -6,8 +6,8 @@ from typing import Any
 
 import torchdevice
 from benchmarks.measuring import Timing, compare
+from benchmarks.progress import track
 from benchmarks.simulation import CASES
-from torchdevice.cli.progress import track
 
 WITHOUT = "without verify"
 

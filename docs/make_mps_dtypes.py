@@ -37,16 +37,22 @@ NEVER = {torch.float64, torch.complex128}
 """What no tensor of MPS can have."""
 
 
-def lists() -> tuple[Mapping[str, set[torch.dtype]], set[str]]:
-    """Return function -> the dtypes in which it is expected to fail on MPS, and those that may support complex numbers.
-
-    The latter are those that the list says, and those that make tensors without values, which are not tested.
-    """
+def assigned() -> Mapping[str, ast.expr]:
+    """Return what torch's tests of MPS assign to each name first."""
     found: dict[str, ast.expr] = {}
     for node in ast.walk(ast.parse(LISTS.read_text())):
         target = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [None])[0]
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(target, ast.Name) and node.value is not None:
             found.setdefault(target.id, node.value)
+    return found
+
+
+def lists() -> tuple[Mapping[str, set[torch.dtype]], set[str]]:
+    """Return function -> the dtypes in which it is expected to fail on MPS, and those that may support complex numbers.
+
+    The latter are those that the list says, and those that make tensors without values, which are not tested.
+    """
+    found = assigned()
     refused, complex_ones = found["UNIMPLEMENTED_XFAILLIST"], found["SUPPORTED_COMPLEX_OPS"]
     empty = found["EMPTY_OPS_SKIPLIST"]
     assert isinstance(refused, ast.Dict) and isinstance(complex_ones, ast.Set) and isinstance(empty, ast.Dict)

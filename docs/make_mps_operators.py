@@ -1,12 +1,14 @@
 """Write torchdevice/check/mps_operators.json from torch's databases of operators and modules, or check it (--check).
 
-The samples of the databases (``op_db``, ``module_db``) run on a simulated Mac that lets operators without a kernel fall
+``tests`` are the functions that torch's own tests expect to fail (``torch/testing/_internal/common_mps.py``). The
+samples of the databases (``op_db``, ``module_db``) run on a simulated Mac that lets operators without a kernel fall
 back to the CPU and counts them: most public functions are made of other operators, and the table of kernels alone does
 not say which.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 import json
@@ -21,6 +23,7 @@ from typing import Any
 
 import torch
 from generated import require_release, write_or_check
+from make_mps_dtypes import assigned
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_leaves, tree_map
@@ -165,12 +168,26 @@ def _exists(name: str) -> bool:
     return found is not None and "._" not in name
 
 
+CONVERSIONS = {"to", "double", "cdouble"}
+"""Entries of the list of torch's tests that are in it for float64 alone."""
+
+
+def expected_failures() -> list[str]:
+    """Return the public functions that torch's own tests expect to fail on MPS in float32."""
+    listed = assigned()["UNIMPLEMENTED_XFAILLIST"]
+    assert isinstance(listed, ast.Dict)
+    rows = zip(listed.keys, listed.values, strict=True)
+    entries = [(str(getattr(key, "value", "")), ast.unparse(dtypes)) for key, dtypes in rows]
+    names = {name for name, dtypes in entries if dtypes == "None" or "torch.float32" in dtypes}
+    return sorted(filter(_exists, (f"torch.{name}" for name in names - CONVERSIONS)))
+
+
 def page() -> str:
     """Return the text of the file."""
     torch.manual_seed(0)
     random.seed(0)
-    found = (dict(sorted(table.items())) for table in tables())
-    return json.dumps(dict(zip(("forward", "backward"), found, strict=True)), indent=2) + "\n"
+    forward, backward = (dict(sorted(table.items())) for table in tables())
+    return json.dumps({"forward": forward, "backward": backward, "tests": expected_failures()}, indent=2) + "\n"
 
 
 if __name__ == "__main__":

@@ -49,11 +49,11 @@ has what its processes share, `TORCHDEVICE_REPORT`, whether there is a report, a
 """
 
 
-def table(record: type = options.Options) -> str:
+def table() -> str:
     """Return the options as rows of a Markdown table."""
     rows = ["| option | flag of `run` | variable | pytest | default | what it does |", "|---|---|---|---|---|---|"]
-    defaults = {field.name: field.default for field in dataclasses.fields(record)}
-    for name, declaration in options.declarations(record).items():
+    defaults = {field.name: field.default for field in dataclasses.fields(options.Options)}
+    for name, declaration in options.declarations().items():
         flags = [options.flag_of(name), options.variable_of(name), options.pytest_flag_of(name)]
         cells = [name, *flags, repr(defaults[name])]
         rows.append("| " + " | ".join(f"`{cell}`" for cell in cells) + f" | {declaration.text} |")

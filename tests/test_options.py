@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,37 @@ pytestmark = pytest.mark.one_engine
 
 @dataclasses.dataclass(frozen=True)
 class Extended(Options):
-    """The record of options with one more option."""
+    """The record of options with one more option.
 
-    flavour: str = record._option("plain", "How it tastes.", **record._one_of("flavour", "plain", "sweet"))
+    Attributes:
+        flavour: How it
+            tastes.
+    """
+
+    flavour: str = record._option("plain", **record._one_of("flavour", "plain", "sweet"))
 
 
+@pytest.fixture
+def extended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make :class:`Extended` the record of options."""
+    monkeypatch.setattr(record, "Options", Extended)
+    record.declarations.cache_clear()
+    yield
+    record.declarations.cache_clear()
+
+
+@pytest.mark.usefixtures("extended")
 class TestOneMore:
     """An option that is added to the record appears in every way to give options."""
 
     def test_as_a_keyword_with_its_default_and_its_check(self) -> None:
-        assert record.chosen({}, record=Extended).flavour == "plain"
-        assert record.chosen({"flavour": "sweet"}, record=Extended).flavour == "sweet"
+        assert record.chosen({}).flavour == "plain"
+        assert record.chosen({"flavour": "sweet"}).flavour == "sweet"
         with pytest.raises(ValueError, match=r"flavour='sour' is not known. Use 'plain' or 'sweet'"):
-            record.chosen({"flavour": "sour"}, record=Extended)
+            record.chosen({"flavour": "sour"})
 
     def test_in_signature_and_documentation(self) -> None:
-        @record.takes_options(record=Extended)
+        @record.takes_options()
         def portable(**options: Any) -> None:
             """Run.
 
@@ -59,21 +75,21 @@ class TestOneMore:
         def portable(**options: Any) -> None: ...
 
         portable.__doc__ = "Run.\n\nArgs:\n    **options: See below.\n\nMore."
-        lines = (record.takes_options(record=Extended)(portable).__doc__ or "").splitlines()
+        lines = (record.takes_options()(portable).__doc__ or "").splitlines()
         assert "    flavour: How it tastes." in lines and lines[:3] == ["Run.", "", "Args:"] and lines[-1] == "More."
 
     def test_as_a_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCHDEVICE_FLAVOUR", "sweet")
-        assert record.chosen({}, record=Extended).flavour == "sweet"
-        assert record.chosen({"flavour": "plain"}, record=Extended).flavour == "plain"
+        assert record.chosen({}).flavour == "sweet"
+        assert record.chosen({"flavour": "plain"}).flavour == "plain"
         monkeypatch.setenv("TORCHDEVICE_FLAVOUR", "sour")
         with pytest.raises(ValueError, match=r"TORCHDEVICE_FLAVOUR='sour'.*unset the variable"):
-            record.chosen({}, record=Extended)
+            record.chosen({})
 
     @pytest.mark.parametrize("flag", [record.flag_of, record.pytest_flag_of])
     def test_as_a_flag(self, flag: Any) -> None:
         parser = argparse.ArgumentParser()
-        record.add_flags(parser.add_argument, flag, Extended)
+        record.add_flags(parser.add_argument, flag)
         assert vars(parser.parse_args([flag("flavour"), "sweet"]))[flag("flavour")[2:].replace("-", "_")] == "sweet"
         assert "How it tastes. (variable: TORCHDEVICE_FLAVOUR)" in " ".join(parser.format_help().split())
         with pytest.raises(SystemExit):
@@ -85,9 +101,7 @@ class TestOneMore:
 
     def test_in_the_key_and_in_the_table(self) -> None:
         assert Extended(flavour="sweet").key != Extended().key
-        assert "`--flavour` | `TORCHDEVICE_FLAVOUR` | `--torchdevice-flavour` | `'plain'`" in make_options.table(
-            Extended
-        )
+        assert "`--flavour` | `TORCHDEVICE_FLAVOUR` | `--torchdevice-flavour` | `'plain'`" in make_options.table()
 
 
 OTHER_VALUES: dict[str, Any] = {

@@ -109,7 +109,7 @@ def _chosen(words: list[str]) -> _options.Options:
     if first != _ON:
         given["target"] = first or given["target"]
     try:
-        found: _options.Options = _options.chosen(given)
+        found = _options.chosen(given)
         target_selection.resolve(found)
     except (TorchDeviceError, ValueError, TypeError) as error:
         raise UsageError(str(error)) from error

@@ -18,7 +18,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from torchdevice.devices import device_models, device_properties
@@ -38,25 +38,25 @@ class Declaration(NamedTuple):
     """The properties of an option, apart from its name, type and default.
 
     Attributes:
-        text: What the option does, for the command line and the documentation.
         check: Returns the value to use for a given value, or raises a ValueError or TypeError that names the value and
             a remedy.
         parse: Returns the value for a text of the command line or of a variable. ``check`` is applied to the result.
         show: Returns the text from which ``parse`` makes a value.
         choices: The texts that are accepted, where there are few.
         alone: What the flag means without a text; None where it must have one.
+        text: What the option does, for the command line and the documentation. The docstring of the record has it.
     """
 
-    text: str
     check: Callable[[Any], Any]
     parse: Callable[[str], Any] = str
     show: Callable[[Any], str] = str
     choices: tuple[str, ...] = ()
     alone: Any = None
+    text: str = ""
 
 
-def _option(default: Any, text: str, check: Callable[[Any], Any], *, kw_only: bool = True, **more: Any) -> Any:
-    return dataclasses.field(default=default, kw_only=kw_only, metadata={"option": Declaration(text, check, **more)})
+def _option(default: Any, check: Callable[[Any], Any], *, kw_only: bool = True, **more: Any) -> Any:
+    return dataclasses.field(default=default, kw_only=kw_only, metadata={"option": Declaration(check, **more)})
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -196,153 +196,107 @@ class Options:
     """The options of a scope. Every value is checked.
 
     Attributes:
+        target: The device that stands in: cpu, mps, xpu, cuda, the name of a PrivateUse1 backend, or a simulated device
+            such as simulated:cuda:2. Left out, the first available of cuda, mps, xpu, a PrivateUse1 backend and cpu.
+        devices: The number of accelerators that the program sees; a higher ordinal raises CUDA's 'invalid device
+            ordinal'. Left out, the number of the target's devices, and a higher ordinal means device 0.
+        identity: The device that tensors report: target, or program for the accelerator that the program is written
+            for. Left out, program on simulated devices but a Mac, and target elsewhere.
+        strict: Raise FidelityError where the target would only approximate a request.
+        float64: What is done with float64 and complex128 on a target that lacks them: float32 with a warning, cpu to
+            keep such tensors on the CPU and run their operators there, or error for torch's own error.
+        autocast: What autocast in float16 or bfloat16 computes in on a CPU. auto is bfloat16 where the CPU has
+            instructions for it, and float32 where it has none, which is several times faster there.
+        half_products: What products of float16 and bfloat16 tensors are computed in on a CPU: float32, rounded once, or
+            what torch does there (target). auto is float32 for a dtype that the CPU has no instructions for.
+        capability: The CUDA compute capability that torch.cuda.get_device_capability() returns.
+        memory: Memory of each simulated device, in bytes or as a text such as 8GiB. Left out, no limit.
+        properties: Fields of torch.cuda.get_device_properties() and the values to return; on the command line a JSON
+            object.
+        written_for: The accelerator that the program is written for. Others are absent, as on a machine without them.
+            any is cuda, and names and devices of the others work too, though none of them is reported as available.
+        races: What is done where kernels on different streams of a simulated device use the same memory and nothing
+            orders them: error, or warn. Left out, nothing is looked for.
+        asynchronous: On simulated devices, let copies with non_blocking=True from and to page-locked memory go on after
+            the call, until the program waits for them.
+        random: The numbers that simulated devices draw: their own, by a seed and an offset as CUDA's, or for each seed
+            the CPU's, to compare a program with itself on the CPU.
+        compute: meta: tensors of simulated devices have shapes and memory, but no values, so that a program is planned
+            that is too large for this machine. Left out, values are computed.
+        values: assume: where a program without values (compute='meta') reads some, they are 0, a condition is False,
+            and a result whose size depends on them has the size for ones; each line is in the report. Left out, an
+            error.
+        verify: Compute every operator of the target on the CPU too, on a CPU target in float64, and say which differ
+            beyond the tolerances of torch.testing; FILE.json is where the findings are written.
+        verify_sample: The fraction of the calls of each operator that verify looks at: 0.1 for every tenth, and the
+            first.
+        verify_only: The operators that verify looks at, such as mm,addcmul_. Left out, all of torch's.
+        engine: How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. auto is wrap
+            where no module that uses torch was imported before the scope of a whole process (run, TORCHDEVICE=1,
+            enable()), and mode elsewhere.
+        native: Whether the kernels in C++ that 'torchdevice native build' compiles compute on simulated devices: auto
+            where they are built, never, or always, which is an error where they are not.
         implied: The names of the options whose values the call did not give: those of variables and of files.
     """
 
     target: str | torch.device | None = _option(  # noqa: RUF009, as of the other options
-        None,
-        "The device that stands in: cpu, mps, xpu, cuda, the name of a PrivateUse1 backend, or a simulated "
-        "device such as simulated:cuda:2. Left out, the first available of cuda, mps, xpu, a PrivateUse1 "
-        "backend and cpu.",
-        _target,
-        kw_only=False,
+        None, _target, kw_only=False
     )
-    devices: int | None = _option(
-        None,
-        "The number of accelerators that the program sees; a higher ordinal raises CUDA's 'invalid device ordinal'. "
-        "Left out, the number of the target's devices, and a higher ordinal means device 0.",
-        _devices,
-        parse=_literal,
-    )
+    devices: int | None = _option(None, _devices, parse=_literal)
     identity: Literal["target", "program"] | None = _option(
-        None,
-        "The device that tensors report: target, or program for the accelerator that the program is written for. Left "
-        "out, program on simulated devices but a Mac, and target elsewhere.",
-        **_one_of("identity", "target", "program", optional=True),
+        None, **_one_of("identity", "target", "program", optional=True)
     )
-    strict: bool = _option(
-        False,
-        "Raise FidelityError where the target would only approximate a request.",
-        **_switch("strict"),
-    )
-    float64: Literal["float32", "cpu", "error"] = _option(
-        "float32",
-        "What is done with float64 and complex128 on a target that lacks them: float32 with a warning, cpu to keep "
-        "such tensors on the CPU and run their operators there, or error for torch's own error.",
-        **_one_of("float64", "float32", "cpu", "error"),
-    )
+    strict: bool = _option(False, **_switch("strict"))
+    float64: Literal["float32", "cpu", "error"] = _option("float32", **_one_of("float64", "float32", "cpu", "error"))
     autocast: Literal["auto", "bfloat16", "float32"] = _option(
-        "auto",
-        "What autocast in float16 or bfloat16 computes in on a CPU. auto is bfloat16 where the CPU has instructions "
-        "for it, and float32 where it has none, which is several times faster there.",
-        **_one_of("autocast", "auto", "bfloat16", "float32"),
+        "auto", **_one_of("autocast", "auto", "bfloat16", "float32")
     )
     half_products: Literal["auto", "float32", "target"] = _option(
-        "auto",
-        "What products of float16 and bfloat16 tensors are computed in on a CPU: float32, rounded once, or what "
-        "torch does there (target). auto is float32 for a dtype that the CPU has no instructions for.",
-        **_one_of("half_products", "auto", "float32", "target"),
+        "auto", **_one_of("half_products", "auto", "float32", "target")
     )
     capability: tuple[int, int] = _option(
         (8, 0),
-        "The CUDA compute capability that torch.cuda.get_device_capability() returns.",
         _capability,
         parse=lambda text: tuple(map(_literal, text.split("."))),
         show=lambda value: "{}.{}".format(*value),
     )
-    memory: int | str | None = _option(
-        None,
-        "Memory of each simulated device, in bytes or as a text such as 8GiB. Left out, no limit.",
-        _memory,
-    )
+    memory: int | str | None = _option(None, _memory)
     properties: Mapping[str, Any] | None = _option(
         None,
-        "Fields of torch.cuda.get_device_properties() and the values to return; on the command line a JSON object.",
         lambda value: None if value is None else device_properties.checked(value),
         parse=_literal,
         show=lambda value: json.dumps(value, default=str, sort_keys=True),
     )
     written_for: Family | Literal["any"] = _option(  # noqa: RUF009, as of the other options
-        "cuda",
-        "The accelerator that the program is written for. Others are absent, as on a machine without them. any is "
-        "cuda, and names and devices of the others work too, though none of them is reported as available.",
-        **_one_of("written_for", *FAMILIES, "any"),
+        "cuda", **_one_of("written_for", *FAMILIES, "any")
     )
-    races: Literal["error", "warn"] | None = _option(
-        None,
-        "What is done where kernels on different streams of a simulated device use the same memory and nothing orders "
-        "them: error, or warn. Left out, nothing is looked for.",
-        **_one_of("races", "error", "warn", optional=True),
-    )
-    asynchronous: bool = _option(
-        False,
-        "On simulated devices, let copies with non_blocking=True from and to page-locked memory go on after the call, "
-        "until the program waits for them.",
-        **_switch("asynchronous"),
-    )
-    random: Literal["device", "cpu"] = _option(
-        "device",
-        "The numbers that simulated devices draw: their own, by a seed and an offset as CUDA's, or for each seed the "
-        "CPU's, to compare a program with itself on the CPU.",
-        **_one_of("random", "device", "cpu"),
-    )
-    compute: Literal["meta"] | None = _option(
-        None,
-        "meta: tensors of simulated devices have shapes and memory, but no values, so that a program is planned that "
-        "is too large for this machine. Left out, values are computed.",
-        **_one_of("compute", "meta", optional=True),
-    )
-    values: Literal["assume"] | None = _option(
-        None,
-        "assume: where a program without values (compute='meta') reads some, they are 0, a condition is False, and a "
-        "result whose size depends on them has the size for ones; each line is in the report. Left out, an error.",
-        **_one_of("values", "assume", optional=True),
-    )
+    races: Literal["error", "warn"] | None = _option(None, **_one_of("races", "error", "warn", optional=True))
+    asynchronous: bool = _option(False, **_switch("asynchronous"))
+    random: Literal["device", "cpu"] = _option("device", **_one_of("random", "device", "cpu"))
+    compute: Literal["meta"] | None = _option(None, **_one_of("compute", "meta", optional=True))
+    values: Literal["assume"] | None = _option(None, **_one_of("values", "assume", optional=True))
     verify: bool | str | None = _option(
         None,
-        "Compute every operator of the target on the CPU too, on a CPU target in float64, and say which differ beyond "
-        "the tolerances of torch.testing; FILE.json is where the findings are written.",
         _verify,
         parse=lambda text: text if text.endswith(".json") else _truth(text),
         show=lambda value: "1" if value is True else value,
         choices=("FILE.json",),
         alone=True,
     )
-    verify_sample: float = _option(
-        1.0,
-        "The fraction of the calls of each operator that verify looks at: 0.1 for every tenth, and the first.",
-        _verify_sample,
-        parse=_literal,
-    )
-    verify_only: str | tuple[str, ...] | None = _option(
-        None,
-        "The operators that verify looks at, such as mm,addcmul_. Left out, all of torch's.",
-        _verify_only,
-        show=lambda value: ",".join(value or ()),
-    )
-    engine: Literal["auto", "mode", "wrap"] = _option(
-        "auto",
-        "How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. auto is wrap where "
-        "no module that uses torch was imported before the scope of a whole process (run, TORCHDEVICE=1, enable()), "
-        "and mode elsewhere.",
-        **_one_of("engine", "auto", "mode", "wrap"),
-    )
-    native: Literal["auto", "never", "always"] = _option(
-        "auto",
-        "Whether the kernels in C++ that 'torchdevice native build' compiles compute on simulated devices: auto where "
-        "they are built, never, or always, which is an error where they are not.",
-        **_one_of("native", "auto", "never", "always"),
-    )
+    verify_sample: float = _option(1.0, _verify_sample, parse=_literal)
+    verify_only: str | tuple[str, ...] | None = _option(None, _verify_only, show=lambda value: ",".join(value or ()))
+    engine: Literal["auto", "mode", "wrap"] = _option("auto", **_one_of("engine", "auto", "mode", "wrap"))
+    native: Literal["auto", "never", "always"] = _option("auto", **_one_of("native", "auto", "never", "always"))
     implied: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, declaration in declarations(type(self)).items():
+        for name, declaration in declarations().items():
             object.__setattr__(self, name, declaration.check(getattr(self, name)))
 
     @functools.cached_property
     def key(self) -> str:
         """Every option as text. Compiled code is guarded by it."""
-        return " ".join(f"{name}={getattr(self, name)}" for name in declarations(type(self)))
+        return " ".join(f"{name}={getattr(self, name)}" for name in declarations())
 
     def for_target(self, *, simulated: bool, shares_host_memory: bool, names_count: bool) -> Options:
         """Return these options without those that contradict the target.
@@ -384,42 +338,42 @@ class Options:
         return dataclasses.replace(self, **left_out) if left_out else self
 
 
-_DECLARATIONS: dict[type, dict[str, Declaration]] = {}
-
-
-def declarations(record: type = Options) -> dict[str, Declaration]:
+@functools.cache
+def declarations() -> dict[str, Declaration]:
     """Return the declaration of each option, by name, in order."""
-    found = _DECLARATIONS.get(record)
-    if found is None:
-        fields = dataclasses.fields(record)
-        found = {field.name: field.metadata["option"] for field in fields if "option" in field.metadata}
-        _DECLARATIONS[record] = found
-    return found
+    said = {name: text for kind in reversed(Options.__mro__) for name, text in _attributes(kind.__doc__ or "")}
+    fields = [field for field in dataclasses.fields(Options) if field.metadata]
+    return {field.name: field.metadata["option"]._replace(text=said.get(field.name, "")) for field in fields}
+
+
+def _attributes(docstring: str) -> Iterator[tuple[str, str]]:
+    """Yield the attributes that a docstring describes, and what it says of each."""
+    section = inspect.cleandoc(docstring).partition("Attributes:\n")[2]
+    for name, text in re.findall(r"^    (\w+): (.*\n?(?: {5,}.*\n?)*)", section, re.MULTILINE):
+        yield name, " ".join(text.split())
 
 
 # ---- the ways in -----------------------------------------------------------------------------------------------------
 
 
-def chosen(given: Mapping[str, Any], *, record: type = Options, **defaults: Any) -> Any:
+def chosen(given: Mapping[str, Any], **defaults: Any) -> Options:
     """Return the options of a call.
 
     Args:
         given: The options of the call. The value None leaves an option out.
-        record: The class of the record.
         **defaults: Defaults that replace those of the record.
 
     Raises:
         TypeError: An option does not exist, or a value has a wrong type.
         ValueError: A value is not valid for its option.
     """
-    unknown = sorted(given.keys() - declarations(record).keys())
+    unknown = sorted(given.keys() - declarations().keys())
     if unknown:
-        raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations(record))}.")
+        raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations())}.")
     said = {name: value for name, value in given.items() if value is not None}
-    others = {**defaults, **from_environment(record)}
-    if record is Options:
-        others = {**_implied_by(said.get("target", others.get("target"))), **others}
-    return record(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
+    others = {**defaults, **from_environment()}
+    others = {**_implied_by(said.get("target", others.get("target"))), **others}
+    return Options(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
 
 
 def _implied_by(target: Any) -> dict[str, Any]:
@@ -453,31 +407,28 @@ def pytest_key_of(name: str) -> str:
     return pytest_flag_of(name)[2:].replace("-", "_")
 
 
-def from_environment(record: type = Options) -> dict[str, Any]:
+def from_environment() -> dict[str, Any]:
     """Return the options whose variables are set.
 
     Raises:
         ValueError: A variable's text is not valid for its option; the message names the variable.
     """
-    return from_texts(variable_of, os.environ.get, "Or unset the variable.", record)
+    return from_texts(variable_of, os.environ.get, "Or unset the variable.")
 
 
-def from_texts(
-    key_of: Callable[[str], str], read: Callable[[str], str | None], remedy: str, record: type = Options
-) -> dict[str, Any]:
+def from_texts(key_of: Callable[[str], str], read: Callable[[str], str | None], remedy: str) -> dict[str, Any]:
     """Return the options that are given as texts.
 
     Args:
         key_of: Returns the key of an option.
         read: Returns the text at a key; nothing where the option is not given.
         remedy: What the message of an error says last.
-        record: The class of the record.
 
     Raises:
         ValueError: A text is not valid for its option; the message names the key.
     """
     found = {}
-    for name, declaration in declarations(record).items():
+    for name, declaration in declarations().items():
         text = read(key_of(name))
         if text:
             try:
@@ -487,12 +438,12 @@ def from_texts(
     return found
 
 
-def to_environment(options: Any) -> dict[str, str | None]:
+def to_environment(options: Options) -> dict[str, str | None]:
     """Return the variables that give a child process these options; None means that a variable must not be set."""
     values: dict[str, str | None] = {SWITCH: "1", SAID: os.environ.get(SAID)}
     # What the target implies is left to it, so that a child's scope on another target has the figures of that one.
     implied = device_models.options_of(options.target)
-    for name, declaration in declarations(type(options)).items():
+    for name, declaration in declarations().items():
         value = getattr(options, name)
         left_out = value is None or (name in implied and declaration.check(implied[name]) == value)
         values[variable_of(name)] = None if left_out else declaration.show(value)
@@ -515,15 +466,14 @@ def set_environment(values: Mapping[str, str | None], before: dict[str, str | No
             os.environ[name] = value
 
 
-def add_flags(add: Callable[..., Any], flag: Callable[[str], str] = flag_of, record: type = Options) -> None:
+def add_flags(add: Callable[..., Any], flag: Callable[[str], str] = flag_of) -> None:
     """Add a flag for each option to a command line.
 
     Args:
         add: ``add_argument`` of an argparse parser, or ``addoption`` of a pytest parser.
         flag: Returns the flag of an option.
-        record: The class of the record.
     """
-    for name, declaration in declarations(record).items():
+    for name, declaration in declarations().items():
         text = f"{declaration.text} (variable: {variable_of(name)})".replace("%", "%%")
         if declaration.parse is _truth:
             add(flag(name), action="store_true", default=None, help=text)
@@ -545,25 +495,24 @@ def _argument(declaration: Declaration) -> Callable[[str], Any]:
     return parse
 
 
-def takes_options(*, without: tuple[str, ...] = (), record: type = Options) -> Callable[[F], F]:
+def takes_options(*, without: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Give a function that takes ``**options`` the signature and the documentation of these options.
 
     Args:
         without: Options that the function does not take.
-        record: The class of the record.
     """
 
     def complete(function: Any) -> Any:
         signature = inspect.signature(function)
-        own = [each for name, each in signature.parameters.items() if name not in declarations(record)]
+        own = [each for name, each in signature.parameters.items() if name not in declarations()]
         parameters = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
         lines = []
-        for field in dataclasses.fields(record):
-            if "option" not in field.metadata or field.name in without:
+        for field in dataclasses.fields(Options):
+            if field.name not in declarations() or field.name in without:
                 continue
             kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
             parameters.append(inspect.Parameter(field.name, kind, default=field.default, annotation=field.type))
-            lines.append(f"{field.name}: {field.metadata['option'].text}")
+            lines.append(f"{field.name}: {declarations()[field.name].text}")
         parameters.sort(key=lambda parameter: parameter.kind)
         function.__signature__ = signature.replace(parameters=parameters)
         # Python 3.13 indents docstrings less, and -OO leaves them out.

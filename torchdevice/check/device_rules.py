@@ -224,35 +224,3 @@ def _is_demanded(node: ast.AST, view: View) -> bool:
             return False
         below = each
     return False
-
-
-# ---- capabilities ----------------------------------------------------------------------------------------------------
-
-_CAPABILITY = ("torch.cuda.get_device_capability", "torch.cuda.get_device_properties")
-
-
-@rule("capability", ast.Compare, of_cuda=True)
-def _capability(node: ast.Compare, view: View) -> Iterator[Found]:
-    """A comparison with the compute capability: `torch.cuda.get_device_capability() >= (8, 0)`. The stand-in answers
-    (8, 0), and `--capability` sets another."""
-    if any(_reads_capability(side, view) for side in (node.left, *node.comparators)):
-        said = f"The compute capability of {view.target.name} is (8, 0), and --capability sets another."
-        yield Found(Verdict.HANDLED, said, leaves_trace=False)
-
-
-def _reads_capability(node: ast.AST, view: View, depth: int = 0) -> bool:
-    """Return whether an expression is a compute capability or a part of one."""
-    if depth > 6:
-        return False
-    if isinstance(node, ast.Call):
-        return view.called(node) == _CAPABILITY[0] or any(
-            _reads_capability(each, view, depth + 1) for each in node.args
-        )
-    if isinstance(node, ast.Attribute) and node.attr in ("major", "minor"):
-        owners = (node.value, *view.values(node.value))
-        return any(view.called(owner) == _CAPABILITY[1] for owner in owners)
-    if isinstance(node, (ast.Subscript, ast.Starred)):
-        return _reads_capability(node.value, view, depth + 1)
-    if isinstance(node, ast.BinOp):
-        return _reads_capability(node.left, view, depth + 1) or _reads_capability(node.right, view, depth + 1)
-    return any(_reads_capability(value, view, depth + 1) for value in view.values(node))

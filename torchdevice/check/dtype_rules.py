@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Any
 
 from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
@@ -152,25 +153,20 @@ def _names_dtype(call: ast.Call, view: View) -> bool:
     return any((view.dotted(each) or "").startswith("torch.") for each in given)
 
 
-def _wide(node: ast.AST, view: View, depth: int = 0) -> str:
+def _wide(node: ast.AST, view: View) -> str:
     """Return the dotted name of the wide dtype that a tensor surely has; empty where none is known."""
-    if depth > _MAX_DEPTH:
-        return ""
-    if isinstance(node, ast.Call):
-        function = view.called(node)
-        if function in WORDS["functions of arrays"] and _is_wide_array(node.args[0] if node.args else node, view):
-            names_another = argument(node, 1, "dtype") is not None and not _dtype_of(node, view)
+
+    def of_call(call: ast.Call) -> Any:
+        function = view.called(call)
+        if function in WORDS["functions of arrays"] and call.args and _is_wide_array(call.args[0], view):
+            names_another = argument(call, 1, "dtype") is not None and not _dtype_of(call, view)
             return "" if names_another else _CONVERSIONS["double"]
         if function.startswith("torch."):
-            return _dtype_of(node, view)
-        if isinstance(node.func, ast.Attribute):
-            kept = node.func.attr in WORDS["keep the dtype"]
-            return _converted(node, view) or (_wide(node.func.value, view, depth + 1) if kept else "")
-        return ""
-    if isinstance(node, ast.Subscript):
-        return _wide(node.value, view, depth + 1)
-    found = [_wide(value, view, depth + 1) for value in view.values(node)]
-    return found[0] if found and all(found) else ""
+            return _dtype_of(call, view)
+        kept = isinstance(call.func, ast.Attribute) and call.func.attr in WORDS["keep the dtype"] and call.func.value
+        return _converted(call, view) or kept
+
+    return view.surely(node, of_call) or ""
 
 
 def _dtype_of(call: ast.Call, view: View) -> str:
@@ -178,17 +174,12 @@ def _dtype_of(call: ast.Call, view: View) -> str:
     return _wide_name(view.dotted(argument(call, None, "dtype")) or "")
 
 
-def _is_wide_array(node: ast.AST, view: View, depth: int = 0) -> bool:
+def _is_wide_array(node: ast.AST, view: View) -> bool:
     """Return whether an expression is surely an array of NumPy in float64, its default."""
-    if depth > _MAX_DEPTH:
-        return False
-    if isinstance(node, ast.BinOp):
-        return _is_wide_array(node.left, view, depth + 1) or _is_wide_array(node.right, view, depth + 1)
-    if isinstance(node, ast.Subscript):
-        return _is_wide_array(node.value, view, depth + 1)
-    if isinstance(node, ast.Call):
-        if view.method(node) in ("reshape", "copy", "transpose", "squeeze") and isinstance(node.func, ast.Attribute):
-            return _is_wide_array(node.func.value, view, depth + 1)
-        return view.called(node) in WORDS["functions that make float64"] and argument(node, None, "dtype") is None
-    values = view.values(node)
-    return bool(values) and all(_is_wide_array(value, view, depth + 1) for value in values)
+
+    def of_call(call: ast.Call) -> Any:
+        if view.method(call) in ("reshape", "copy", "transpose", "squeeze") and isinstance(call.func, ast.Attribute):
+            return call.func.value
+        return view.called(call) in WORDS["functions that make float64"] and argument(call, None, "dtype") is None
+
+    return bool(view.surely(node, of_call))

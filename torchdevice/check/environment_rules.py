@@ -1,4 +1,4 @@
-"""The rules for what stands beside a program: packages, extensions, process groups, compilers, variables."""
+"""The rules for what stands beside a program: packages, extensions, process groups, compilers."""
 
 from __future__ import annotations
 
@@ -171,32 +171,3 @@ def _profiler(node: ast.Call, view: View) -> Iterator[Found]:
         asked = any(isinstance(each, ast.Constant) and each.value in (True, "cuda") for each in named)
     if asked:
         yield Found(Verdict.APPROXIMATE, f"The profiler's times for CUDA are those of {view.target.name}.")
-
-
-# ---- variables -------------------------------------------------------------------------------------------------------
-
-
-@rule("variable", ast.Assign, ast.Call, of_cuda=True)
-def _variable(node: ast.Assign | ast.Call, view: View) -> Iterator[Found]:
-    """A variable of CUDA that the program sets: `os.environ["CUDA_VISIBLE_DEVICES"] = "0"`, `TORCH_CUDA_ARCH_LIST` and
-    the like. `CUDA_VISIBLE_DEVICES` is heeded where devices are simulated or advertised, the others have no effect."""
-    for name in _written(node, view):
-        if name in _TABLES["variables"]:
-            yield Found(Verdict.HANDLED, _TABLES["variables"][name], leaves_trace=False)
-
-
-def _written(node: ast.Assign | ast.Call, view: View) -> Iterator[str]:
-    """Yield the variables of the process that a statement sets."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            if isinstance(target, ast.Subscript) and view.dotted(target.value) == "os.environ":
-                yield from (str(text.value) for text in view.texts(target.slice))
-        return
-    name = view.called(node)
-    if name in ("os.environ.setdefault", "os.putenv"):
-        yield from (str(text.value) for text in view.texts(argument(node, 0, "key")))
-    elif name == "os.environ.update":
-        for given in node.args:
-            keys = given.keys if isinstance(given, ast.Dict) else []
-            yield from (str(key.value) for key in keys if isinstance(key, ast.Constant))
-        yield from (keyword.arg for keyword in node.keywords if keyword.arg)

@@ -65,5 +65,5 @@ SYNTAX = "syntax"
 
 @rule(SYNTAX)
 def _syntax(node: ast.AST, view: View) -> Iterator[Found]:
-    """A file that is no Python 3: a syntax error, Python 2, bytes that are no text, a notebook that is no JSON."""
+    """A file that is no Python 3: a syntax error, bytes that are no text, a notebook that is no JSON."""
     yield from ()

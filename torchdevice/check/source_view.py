@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from torchdevice.check.names import Names
 from torchdevice.check.target import Target
@@ -61,21 +62,34 @@ class View(Names):
             below = each
         return False
 
-    def is_tensor(self, node: ast.AST, depth: int = 0) -> bool:
+    def is_tensor(self, node: ast.AST) -> bool:
         """Return whether an expression is surely a tensor: the result of a function of torch, or made from one."""
+
+        def of_call(call: ast.Call) -> Any:
+            function = self.called(call)
+            return _makes_tensors(function) if function else getattr(call.func, "value", False)
+
+        return bool(self.surely(node, of_call))
+
+    def surely(self, node: ast.AST, of_call: Callable[[ast.Call], Any], depth: int = 0) -> Any:
+        """Return what is surely known of an expression: of each value that it may have, by the calls it is made by.
+
+        Args:
+            node: The expression.
+            of_call: Returns what is known of the result of a call, false where nothing is; or the expression of which
+                the same is known.
+            depth: How deep the expression is.
+        """
         if depth > _MAX_DEPTH:
             return False
         if isinstance(node, ast.Call):
-            function = self.called(node)
-            if function:
-                return _makes_tensors(function)
-            return isinstance(node.func, ast.Attribute) and self.is_tensor(node.func.value, depth + 1)
+            found = of_call(node)
+            return self.surely(found, of_call, depth + 1) if isinstance(found, ast.AST) else found
         if isinstance(node, ast.BinOp):
-            return self.is_tensor(node.left, depth + 1) or self.is_tensor(node.right, depth + 1)
-        if isinstance(node, ast.Subscript):
-            return self.is_tensor(node.value, depth + 1)
-        values = self.values(node)
-        return bool(values) and all(self.is_tensor(value, depth + 1) for value in values)
+            return self.surely(node.left, of_call, depth + 1) or self.surely(node.right, of_call, depth + 1)
+        values = [node.value] if isinstance(node, ast.Subscript) else self.values(node)
+        known = [self.surely(value, of_call, depth + 1) for value in values]
+        return known[0] if known and all(known) else False
 
     def texts(self, node: ast.AST | None, depth: int = 0) -> Iterator[ast.Constant]:
         """Yield the literal texts that an expression may be, by its branches and the variables it reads."""

@@ -82,8 +82,7 @@ class Source:
                 warnings.simplefilter("ignore")  # of escapes in the program's strings
                 return ast.parse(self.text)
         except SyntaxError as error:
-            said = f"the file cannot be parsed: {error.msg}"
-            raise UnreadableError(_PYTHON_2 if _is_python_2(error) else said, error.lineno or 1) from None
+            raise UnreadableError(f"the file cannot be parsed as Python 3: {error.msg}", error.lineno or 1) from None
         except (ValueError, RecursionError, MemoryError) as error:  # bytes of zero, and what is nested too deep
             raise UnreadableError(f"the file cannot be parsed: {error or 'it is nested too deep'}") from None
 
@@ -104,16 +103,6 @@ class Source:
 
 
 _IGNORE = re.compile(r"#\s*torchdevice:\s*ignore(?:\[([^\]]*)\])?")
-
-_PYTHON_2 = "this is Python 2, which torch does not run on. Convert the file to Python 3, or leave it out"
-
-
-def _is_python_2(error: SyntaxError) -> bool:
-    said = error.msg or ""
-    line = (error.text or "").strip()
-    statement = re.match("Missing parentheses in call to|multiple exception types must be parenthesized$", said)
-    written = re.match(r"(print|exec)\s+[\"'\w]|except\s+[\w.]+\s*,\s*\w+\s*:|raise\s+\w+\s*,", line)
-    return bool(statement or written)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -5,11 +5,9 @@ Torch is imported when the first of them is looked up, because the tables are th
 
 from __future__ import annotations
 
-import ast
 import functools
 import operator
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdevice.devices.accelerators import FAMILIES
@@ -122,7 +120,7 @@ class Target(NamedTuple):
 
     def refused_by_tests(self, name: str) -> bool:
         """Return whether torch's own tests expect a function to fail on the device for some inputs."""
-        return self.profile is not None and bool(self.profile.backends) and name in expected_failures()
+        return self.profile is not None and bool(self.profile.backends) and name in _needed_operators()["tests"]
 
 
 _PREFIXES = {"torch.linalg.": "linalg_", "torch.special.": "special_", "torch.fft.": "fft_", "torch.nn.functional.": ""}
@@ -131,39 +129,14 @@ _PREFIXES |= {"torch.Tensor.": "", "torch.": ""}
 
 
 @functools.cache
-def _needed_operators() -> Mapping[str, Mapping[str, str]]:
+def _needed_operators() -> Mapping[str, Any]:
     """Return which operators without a kernel on MPS names need: for themselves, and for their gradients alone.
+
+    ``"tests"`` are the names that torch's own tests expect to fail on MPS in float32.
 
     ``docs/make_mps_operators.py`` makes the table.
     """
     return data_files.read(__file__, "mps_operators.json")
-
-
-_LIST = "UNIMPLEMENTED_XFAILLIST"
-"""The list in ``torch/testing/_internal/common_mps.py`` of what MPS is known to lack."""
-
-
-@functools.cache
-def expected_failures() -> frozenset[str]:
-    """Return the public functions that torch's own tests expect to fail on MPS in float32.
-
-    The list stands in a function that torch defines on a Mac only, so its source is read.
-    """
-    import torch
-
-    path = Path(torch.__file__).parent / "testing" / "_internal" / "common_mps.py"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assigned = (node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict))
-    (listed,) = (node.value for node in assigned if ast.unparse(node.target) == _LIST)
-    assert isinstance(listed, ast.Dict)
-    entries = zip(listed.keys, listed.values, strict=True)
-    texts = [(str(getattr(key, "value", "")), ast.unparse(dtypes)) for key, dtypes in entries]
-    names = {name for name, dtypes in texts if dtypes == "None" or "torch.float32" in dtypes}
-    return frozenset(f"torch.{name}" for name in names - _CONVERSIONS)
-
-
-_CONVERSIONS = {"to", "double", "cdouble"}
-"""Entries that are in the list for float64 alone, which has its own rule."""
 
 
 _REAL: Mapping[str, Target] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import textwrap
 from collections.abc import Sequence
@@ -12,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdevice.cli.parsing import add_command, did_you_mean
-from torchdevice.cli.progress import track
 from torchdevice.cli.reports import output_file
 from torchdevice.cli.usage_errors import refusals
-from torchdevice.foundation import styled_text
+from torchdevice.foundation import garbage_collection, styled_text
 from torchdevice.foundation.environment import switched_off
 
 if TYPE_CHECKING:
@@ -84,17 +82,10 @@ def check(paths: Sequence[str], options: argparse.Namespace) -> int:
         options.target = options.target or project.target or "cpu"
         target, rules = Target.named(options.target), _chosen_rules(options, project)
         files = [file for file in sources.found(paths) if not project.excludes(file)]
-        # Syntax trees have no circles, and Python's collector would look at each node several times.
-        collects = gc.isenabled()
-        gc.disable()
-        try:
+        with garbage_collection.paused():  # syntax trees have no circles, and it would look at each node several times
             findings = [
-                finding
-                for file in track(files, "files")
-                for finding in check_file(file, target, rules - project.ignored_in(file))
+                finding for file in files for finding in check_file(file, target, rules - project.ignored_in(file))
             ]
-        finally:
-            (gc.enable if collects else gc.disable)()
         baseline = options.baseline or (project.baseline and project.folder / project.baseline)
         if baseline and not options.write_baseline:
             findings = configuration.without_known(Path(baseline), findings)

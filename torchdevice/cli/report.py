@@ -42,10 +42,7 @@ def _report(options: argparse.Namespace) -> int:
 def _read(kind: Any, path: str) -> Any:
     try:
         return kind.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-    except OSError as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(
-            f"{path!r} cannot be read: {error.strerror}. Name a file that 'torchdevice run --report=FILE.json' wrote."
+            f"{path!r} is not a report of torchdevice. Name a file that 'torchdevice run --report=FILE.json' wrote."
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        said = str(error) if str(error).startswith("this is") else "this is not a report of torchdevice."
-        raise ValueError(f"{path}: {said}") from None

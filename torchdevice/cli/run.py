@@ -176,8 +176,7 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> _options.Options:
-    found: _options.Options = _options.chosen({name: getattr(options, name) for name in _options.declarations()})
-    return found
+    return _options.chosen({name: getattr(options, name) for name in _options.declarations()})
 
 
 def _set_first_path(program: Program) -> None:
