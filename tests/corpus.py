@@ -949,7 +949,6 @@ def many_channels_of_a_layer(correct: bool) -> None:
 SILENT = {
     "weights_in_several_pieces",
     "results_of_two_graphs_in_one_pool",
-    "compressed_sparse_on_a_mac",
 }
 """Cases that are not found: no rule has them yet, or the simulation's memory is another than a GPU's."""
 
