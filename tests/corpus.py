@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import planted_bugs
 import torch
 import torch.nn.functional as F
@@ -604,7 +605,9 @@ def a_branch_on_a_value(correct: bool) -> None:
 
 
 @case(
-    CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture"
+    CAPTURES,
+    "cuda/CUDAGeneratorImpl.cpp",
+    "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same",
 )
 def seeding(correct: bool) -> None:
     x = rand(4)
@@ -616,13 +619,20 @@ def seeding(correct: bool) -> None:
         F.dropout(x)
 
 
-@case(CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture")
+@case(CAPTURES, "pytorch/pytorch#83148")
 def checkpointing_with_random_state(correct: bool) -> None:
     from torch.utils.checkpoint import checkpoint
 
-    layer, x = nn.Linear(4, 4).cuda(), rand(2, 4)
-    with capturing():
-        checkpoint(layer, x, use_reentrant=False, preserve_rng_state=not correct).sum()
+    x = torch.ones(64, device="cuda", requires_grad=True)
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        graph.capture_begin()
+        y = checkpoint(F.dropout, x, use_reentrant=False, preserve_rng_state=correct)
+        (gradient,) = torch.autograd.grad(y.square().sum() / 2, x)
+        graph.capture_end()
+    for _ in range(2):
+        graph.replay()
+        assert torch.equal(y * 2, gradient), "the second forward drops what the first one did"
 
 
 @case(CAPTURES, "CUDA runtime API: cudaErrorStreamCaptureUnjoined", "CUDA error: capturing stream has unjoined work")
@@ -707,6 +717,117 @@ def emptying_the_cache(correct: bool) -> None:
         x.mul_(2)
         if not correct:
             torch.cuda.empty_cache()
+
+
+# ---- assertions of kernels -------------------------------------------------------------------------------------------
+
+ASSERTIONS = "assertions of kernels"
+
+ASSERTED = "CUDA error: device-side assert triggered"
+
+
+def indices(*values: int) -> torch.Tensor:
+    return torch.tensor(values, device="cuda")
+
+
+@case(ASSERTIONS, "pytorch/pytorch#1204", ASSERTED)
+def more_classes_than_outputs(correct: bool) -> None:
+    F.cross_entropy(rand(4, 4 if correct else 3), indices(0, 1, 2, 3))
+
+
+@case(ASSERTIONS, "milesial/Pytorch-UNet#375", ASSERTED)
+def mask_with_a_value_that_is_no_class(correct: bool) -> None:
+    mask = torch.full((1, 2, 2), 255, device="cuda")
+    F.cross_entropy(rand(1, 2, 2, 2), mask, ignore_index=255 if correct else -100).nan_to_num()
+
+
+@case(ASSERTIONS, "meetps/pytorch-semseg#158", ASSERTED)
+def labels_that_begin_at_one(correct: bool) -> None:
+    labels = indices(1, 2, 3)
+    F.nll_loss(rand(3, 3).log_softmax(1), labels - 1 if correct else labels)
+
+
+@case(ASSERTIONS, "smartyfh/DST-STAR#7", ASSERTED)
+def one_loss_of_several_with_fewer_labels(correct: bool) -> None:
+    for classes in (8, 4 if correct else 3):
+        F.cross_entropy(rand(2, classes), indices(3, 0))
+
+
+@case(ASSERTIONS, "cuda/Indexing.cu", ASSERTED)
+def token_beyond_the_vocabulary(correct: bool) -> None:
+    nn.Embedding(8, 4).cuda()(indices(1, 7 if correct else 8))
+
+
+@case(ASSERTIONS, "cuda/Loss.cu", ASSERTED)
+def probabilities_beyond_one(correct: bool) -> None:
+    x = torch.tensor([0.5, 2.0], device="cuda")
+    F.binary_cross_entropy(x.sigmoid() if correct else x, torch.ones(2, device="cuda"))
+
+
+@case(ASSERTIONS, "cuda/MultinomialKernel.cu", ASSERTED)
+def sampling_from_scores(correct: bool) -> None:
+    scores = torch.tensor([0.5, -2.0], device="cuda")
+    torch.multinomial(scores.softmax(0) if correct else scores, 1)
+
+
+# ---- tensors on two devices ------------------------------------------------------------------------------------------
+
+DEVICES = "tensors on two devices"
+
+TWO = "Expected all tensors to be on the same device, but"
+
+
+@case(DEVICES, "facebookresearch/detr#524", TWO)
+def tokens_left_on_the_host(correct: bool) -> None:
+    tokens = torch.tensor([1, 2])
+    nn.Embedding(8, 4).cuda()(tokens.cuda() if correct else tokens)
+
+
+@case(DEVICES, "QwenLM/Qwen#920", TWO)
+def layers_on_two_gpus(correct: bool) -> None:
+    hidden = nn.Linear(4, 4).cuda(0)(rand(2, 4))
+    nn.Linear(4, 4).cuda(1)(hidden.to("cuda:1") if correct else hidden)
+
+
+@case(DEVICES, "haoosz/ConceptExpress#5", TWO)
+def steps_left_on_the_host(correct: bool) -> None:
+    schedule, steps = rand(10), torch.tensor([3, 4])
+    schedule.index_select(0, steps.cuda() if correct else steps)
+
+
+# ---- determinism -----------------------------------------------------------------------------------------------------
+
+DETERMINISM = "kernels that are not deterministic"
+
+
+def deterministically(correct: bool, module: nn.Module, *shape: int) -> None:
+    """Train a module where the program asks for deterministic kernels, or does not."""
+    x = rand(*shape, requires_grad=True)
+    torch.use_deterministic_algorithms(not correct)
+    module(x).sum().backward()
+
+
+@case(DETERMINISM, "pytorch/pytorch#50198", "adaptive_avg_pool2d_backward_cuda does not have a deterministic")
+def deterministic_adaptive_pooling(correct: bool) -> None:
+    deterministically(correct, nn.AdaptiveAvgPool2d(2), 1, 2, 4, 4)
+
+
+@case(DETERMINISM, "pytorch/pytorch#59783", "adaptive_max_pool2d_backward_cuda does not have a deterministic")
+def deterministic_maximum_of_a_sentence(correct: bool) -> None:
+    deterministically(correct, nn.AdaptiveMaxPool1d(2), 1, 2, 8)
+
+
+@case(DETERMINISM, "pytorch/pytorch#107999", "upsample_trilinear3d_backward_out_cuda does not have a deterministic")
+def deterministic_upsampling_of_volumes(correct: bool) -> None:
+    x = rand(1, 1, 2, 2, 2, requires_grad=True)
+    y = F.interpolate(x, scale_factor=2, mode="trilinear")
+    torch.use_deterministic_algorithms(not correct)
+    y.sum().backward()
+
+
+@case(DETERMINISM, "cuda/ReplicationPadding.cu", "replication_pad2d_backward_cuda does not have a deterministic")
+def deterministic_replication(correct: bool) -> None:
+    deterministically(correct, nn.ReplicationPad2d(1), 1, 1, 3, 3)
 
 
 # ---- Macs ------------------------------------------------------------------------------------------------------------
@@ -807,12 +928,27 @@ def generator_of_a_mac_for_the_host(correct: bool) -> None:
     torch.randperm(4, generator=torch.Generator("cpu" if correct else "mps"))
 
 
+@on_mac("thu-ml/tianshou#1237", "Cannot convert a MPS Tensor to float64 dtype", float64="error")
+def observations_of_numpy(correct: bool) -> None:
+    observations = torch.from_numpy(np.zeros(2))
+    (observations.float() if correct else observations).to("mps")
+
+
+@on_mac("unit8co/darts#2326", "Cannot convert a MPS Tensor to float64 dtype", float64="error")
+def model_in_float64(correct: bool) -> None:
+    nn.Linear(2, 2, dtype=torch.float32 if correct else torch.float64).to("mps")
+
+
+@on_mac("mps/operations/Convolution.mm", "Output channels > 65536 not supported at the MPS device.")
+def many_channels_of_a_layer(correct: bool) -> None:
+    nn.Conv2d(1, 1 << 16 if correct else (1 << 16) + 1, 1).to("mps")(ones(1, 1, 1, 1))
+
+
 # ---- what is known to be wrong ---------------------------------------------------------------------------------------
 
 SILENT = {
     "weights_in_several_pieces",
     "results_of_two_graphs_in_one_pool",
-    "compressed_sparse_on_a_mac",
 }
 """Cases that are not found: no rule has them yet, or the simulation's memory is another than a GPU's."""
 
@@ -833,6 +969,20 @@ def weights_in_several_pieces(correct: bool) -> None:
 def more_heads_than_a_grid_has_blocks(correct: bool) -> None:
     x = heads(1, 65_535 if correct else 65_536, 1, 8)
     attend(SDPBackend.EFFICIENT_ATTENTION, x, x, x)
+
+
+@case(ATTENTION, "pytorch/pytorch#142228", "CUDA error: invalid configuration argument")
+def heads_where_the_batch_was_meant(correct: bool) -> None:
+    x = rand(65_536, 1, 1, 8) if correct else rand(1, 65_536, 1, 8)
+    F.scaled_dot_product_attention(x, x, x)
+
+
+@case(CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::get_offset during CUDA graph capture")
+def offset_of_random_numbers_in_a_capture(correct: bool) -> None:
+    generator, x = torch.cuda.default_generators[0], rand(4)
+    with capturing():
+        generator.get_state() if correct else generator.get_offset()
+        x.mul_(2)
 
 
 @case(CAPTURES, "docs/source/notes/cuda.rst")

@@ -247,3 +247,35 @@ def test_an_exception_undoes_what_was_written(scope: torchdevice.Scope, made: An
     assert [each.tolist() for each in state] == before
     step()
     assert [each.tolist() for each in state] != before
+
+
+def test_a_state_that_a_capture_restores_is_restored_by_each_replay() -> None:
+    with torchdevice.simulate():
+        generator, graph = torch.cuda.default_generators[0], torch.cuda.CUDAGraph()
+        torch.cuda.manual_seed(3)
+        with torch.cuda.graph(graph):
+            state = torch.cuda.get_rng_state()
+            one = torch.rand(4, device="cuda")
+            torch.cuda.set_rng_state(state)
+            again, next_one = torch.rand(4, device="cuda"), torch.rand(4, device="cuda")
+        assert generator.get_offset() == 0, "a capture draws nothing"
+        seen = []
+        for _ in range(3):
+            graph.replay()
+            assert torch.equal(one, again) and not torch.equal(one, next_one)
+            seen += [one.tolist(), next_one.tolist()]
+        torch.cuda.manual_seed(3)
+        assert seen == [torch.rand(4, device="cuda").tolist() for _ in range(6)]
+
+
+def test_a_capture_may_name_its_own_seed_again_and_no_other() -> None:
+    with torchdevice.simulate():
+        torch.cuda.manual_seed(3)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.cuda.manual_seed(3)
+            assert torch.cuda.initial_seed() == 3
+            with pytest.raises(RuntimeError, match="only if new seed is the same as the original seed"):
+                torch.cuda.manual_seed(4)
+            with pytest.raises(RuntimeError, match="Cannot call CUDAGeneratorImpl::seed during CUDA graph capture"):
+                torch.cuda.seed()
+            torch.ones(1, device="cuda")

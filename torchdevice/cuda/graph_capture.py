@@ -53,7 +53,7 @@ class _Step(NamedTuple):
     """One recorded operator.
 
     Attributes:
-        op: The operator.
+        op: The operator, or a function that has no result.
         args: Its arguments.
         kwargs: Its keyword arguments.
         made: Its results that are new tensors: no arguments and no views of arguments.
@@ -185,6 +185,11 @@ class Capture(TorchDispatchMode):
             recorded = _Recorded(func, self._same_memory, self._numbers_of)
             self._steps.append(_Step(func, *recorded.take((args, kwargs, made))))
 
+    def do(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function that has no result, as each replay does at this place."""
+        function(*args)
+        self._steps.append(_Step(function, args, {}, []))
+
     def inputs(self) -> set[int]:
         """Return the addresses of the memory that the graph uses and that it did not allocate."""
         used = _addresses([(step.args, step.kwargs) for step in self._steps], self._device_type)
@@ -222,8 +227,9 @@ class Capture(TorchDispatchMode):
             for op, args, kwargs, made in self._steps:
                 if op in _UNINITIALISED:  # has no values to copy
                     continue
+                result = op(*args, **kwargs)
                 # In place: the program and later operators hold the recorded results.
-                for known, new in zip(made, _made_by(op, op(*args, **kwargs)), strict=True):
+                for known, new in zip(made, _made_by(op, result) if made else (), strict=True):
                     known.copy_(new)
 
 

@@ -16,11 +16,16 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.cuda.capture_rules import not_while_capturing
+from torchdevice.cuda.capture_rules import current_capture, not_while_capturing
 from torchdevice.simulation import machine, policy
 
 Drawing = Callable[[Callable[..., Any], int, list[Any], dict[str, Any]], Any]
 
+
+_OTHER_SEED = (
+    "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same as the "
+    "original seed."
+)
 
 _PER_KERNEL = 4
 """By how much a kernel moves the offset of a generator. Philox makes four numbers at a time, and counts in them."""
@@ -40,6 +45,7 @@ class _State:
         self.numbers: torch.Generator = _Plain("cpu")
         self.seed, self.offset = self.numbers.initial_seed(), 0
         self.before: torch.Tensor | None = None
+        self._remembered: dict[bytes, torch.Tensor] = {}
 
     def begin(self, seed: int, offset: int = 0) -> None:
         """Go on from an offset of a seed."""
@@ -47,6 +53,30 @@ class _State:
             raise RuntimeError("offset must be a multiple of 4")
         self.seed, self.offset = seed & _WORD, offset
         self.numbers.manual_seed(_mixed(self.seed, offset) if offset else seed)
+
+    def read(self) -> torch.Tensor:
+        """Return the seed and the offset as 16 bytes, or the state of the CPU's generator."""
+        if self.is_cpus:
+            return self.numbers.get_state()
+        words = self.seed.to_bytes(8, "little") + self.offset.to_bytes(8, "little")
+        return torch.tensor(list(words), dtype=torch.uint8, device="cpu")
+
+    def load(self, state: torch.Tensor) -> None:
+        """Go on from what :meth:`read` has returned, or from a seed of 8 bytes."""
+        if self.is_cpus:
+            self.numbers.set_state(state)
+            self.offset = 0
+        else:
+            words = bytes(state.tolist())
+            self.begin(int.from_bytes(words[:8], "little"), int.from_bytes(words[8:], "little"))
+
+    def remember(self, state: torch.Tensor) -> None:
+        """Note the present state as what this state was during the capture."""
+        self._remembered[bytes(state.tolist())] = self.read()
+
+    def restore(self, state: torch.Tensor) -> None:
+        """Go on from the state that was noted as this one."""
+        self.load(self._remembered.get(bytes(state.tolist()), state))
 
     def upcoming(self) -> torch.Generator:
         """Return the generator of the CPU from which the next kernel draws."""
@@ -97,11 +127,11 @@ class Generator(torch.Generator):
 
     def get_state(self) -> torch.Tensor:
         """Return the seed and the offset as 16 bytes; with ``random="cpu"`` the state of the CPU's generator."""
-        not_while_capturing("Cannot call CUDAGeneratorImpl::current_seed")
-        if self._state.is_cpus:
-            return self._state.numbers.get_state()
-        words = self._state.seed.to_bytes(8, "little") + self._state.offset.to_bytes(8, "little")
-        return torch.tensor(list(words), dtype=torch.uint8, device="cpu")
+        with torch._C.DisableTorchFunction():
+            state, capture = self._state.read(), current_capture()
+            if capture is not None:
+                capture.do(self._state.remember, state)
+            return state
 
     def set_state(self, new_state: torch.Tensor) -> Generator:  # type: ignore[override]
         """Go on from a state. One of 8 bytes is a seed.
@@ -109,34 +139,37 @@ class Generator(torch.Generator):
         Raises:
             RuntimeError: It is no state of CUDA's. The texts are torch's.
         """
-        not_while_capturing("Please ensure to utilize the CUDAGeneratorImpl::set_state_index method during capturing.")
-        if self._state.is_cpus:
-            self._state.numbers.set_state(new_state)
-            self._state.offset = 0
-            return self
         with torch._C.DisableTorchFunction():
-            if new_state.dtype is not torch.uint8 or not new_state.is_cpu:
-                raise TypeError("RNG state must be a torch.ByteTensor")
-            words = bytes(new_state.tolist())
-        if len(words) not in (8, 16):
-            raise RuntimeError("RNG state is wrong size")
-        self._state.begin(int.from_bytes(words[:8], "little"), int.from_bytes(words[8:], "little"))
-        return self
+            capture = current_capture()
+            if not self._state.is_cpus:
+                if new_state.dtype is not torch.uint8 or not new_state.is_cpu:
+                    raise TypeError("RNG state must be a torch.ByteTensor")
+                if new_state.numel() not in (8, 16):
+                    raise RuntimeError("RNG state is wrong size")
+                if capture is not None and new_state[:8].tolist() != self._state.read()[:8].tolist():
+                    raise RuntimeError(_OTHER_SEED)
+            if capture is None:
+                self._state.load(new_state)
+            else:
+                capture.do(self._state.restore, new_state)
+            return self
 
     def manual_seed(self, seed: int) -> Generator:  # type: ignore[override]
         """Begin the numbers of a seed."""
-        not_while_capturing("Cannot call CUDAGeneratorImpl::set_current_seed")
-        self._state.begin(seed)
+        if current_capture() is None:
+            self._state.begin(seed)
+        elif seed != self.initial_seed():
+            raise RuntimeError(_OTHER_SEED)
         return self
 
     def seed(self) -> int:
         """Begin the numbers of a new seed, and return it."""
+        not_while_capturing("Cannot call CUDAGeneratorImpl::seed")
         self.manual_seed(_Plain("cpu").seed())
         return self.initial_seed()
 
     def initial_seed(self) -> int:
         """Return the seed."""
-        not_while_capturing("Cannot call CUDAGeneratorImpl::current_seed")
         return self._state.numbers.initial_seed() if self._state.is_cpus else self._state.seed
 
     def get_offset(self) -> int:

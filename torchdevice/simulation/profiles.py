@@ -103,11 +103,12 @@ PROFILES: Mapping[str, Profile] = {
 
 def missing_on_cuda(operator: str, backend: str = "CUDA") -> str:
     """Return torch's text for an operator that CUDA lacks (aten/src/ATen/core/dispatch/OperatorEntry.cpp)."""
+    cpu = backend.replace("CUDA", "CPU").replace("MPS", "CPU")
     return (
         f"Could not run '{operator}' with arguments from the '{backend}' backend. This could be because the operator "
         f"doesn't exist for this backend, or was omitted during the selective/custom build process (if using custom "
         f"build). If you are a Facebook employee using PyTorch on mobile, please visit https://fburl.com/ptmfixes for "
-        f"possible resolutions. '{operator}' is only available for these backends: [{backend.replace('CUDA', 'CPU')}]."
+        f"possible resolutions. '{operator}' is only available for these backends: [{cpu}]."
     )
 
 

@@ -153,3 +153,10 @@ def test_an_argument_that_is_not_computed_is_refused_by_name() -> None:
         aten._flash_attention_forward(
             x, x, x, None, None, 4, 4, 0.0, False, False, alibi_slopes=torch.ones(2, device="cuda")
         )
+
+
+def test_a_mac_has_none_of_them() -> None:
+    with torchdevice.simulate("mps", written_for="mps"):
+        x = torch.ones(1, 4, 2, 8, dtype=torch.float16, device="mps")
+        with pytest.raises(NotImplementedError, match="aten::_flash_attention_forward"):
+            aten._flash_attention_forward(x, x, x, None, None, 4, 4, 0.0, False, False)

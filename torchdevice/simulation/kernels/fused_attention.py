@@ -15,9 +15,10 @@ import torch.nn.functional as F
 
 from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import given_to
-from torchdevice.simulation import device_generators
+from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases
 from torchdevice.simulation.kernels.overloads import overload_of
+from torchdevice.simulation.kernels.pipeline import Pipeline
 
 _TABLE = data_files.read(__file__, "fused_attention.json")
 """The kernels, what some of them call an argument or a result, and which arguments are not computed."""
@@ -126,6 +127,8 @@ def _backward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    if not policy.stands_for_cuda():
+        return Pipeline(op).run(*args, **kwargs)  # which refuses what the device lacks
     backward = op._schema.name.endswith("backward")
     draws = not backward and given_to(op, args, kwargs).get("dropout_p")
     formula = functools.partial(_backward if backward else _forward, op)

@@ -104,6 +104,8 @@ def _copy_parts(
     where = {"device": device, "non_blocking": non_blocking}
     copied = [*(_aten._to_copy(part, **where) for part in indices), _aten._to_copy(values, dtype=dtype, **where)]
     if not self.is_sparse:
+        if index_of(copied[-1]) >= 0 and policy.stands_for_mps():
+            raise NotImplementedError(missing_on_cuda("aten::empty.memory_format", "SparseCsrMPS"))
         return make_compressed(copied, self)
     with meaning(max(0, index_of(copied[-1]))):
         return make_coo(copied, self)
