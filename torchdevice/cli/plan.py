@@ -8,7 +8,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchdevice.cli import columns, run
+from torchdevice.cli import columns, ranks, run
 from torchdevice.cli.parsing import CommandParser
 
 if TYPE_CHECKING:
@@ -35,7 +35,13 @@ def add(commands: Any) -> None:
         epilog=_EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print data; what the program prints goes to stderr")
-    run.take_program(parser)
+    world_size = parser.add_argument(
+        "--world-size",
+        metavar="N",
+        type=ranks.number,
+        help="plan rank 0 of N, for a program that torchrun starts; the other ranks do not run",
+    )
+    run.take_program(parser, world_size)
     parser.set_defaults(action=functools.partial(_plan, parser), ranks=None)
 
 
@@ -43,6 +49,10 @@ def _plan(parser: CommandParser, options: argparse.Namespace) -> int:
     options.plan = _Plan(options)
     if options.target is None:
         options.target, options.memory = "simulated:cuda", options.memory or 1 << 40
+    if options.world_size is not None:
+        rank = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
+        size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(options.world_size))
+        os.environ.update(rank | size | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
     options.compute, options.values = "meta", "assume"
     return run.start(parser, options)
 
@@ -52,6 +62,7 @@ class _Plan:
 
     def __init__(self, options: argparse.Namespace):
         self._file: TextIO | None = None
+        self._ranks = options.world_size
         if options.json:
             self._file = os.fdopen(os.dup(1), "w")
             os.dup2(2, 1)
@@ -61,7 +72,7 @@ class _Plan:
         from torchdevice.plan.peaks import Peaks
 
         self._peaks = Peaks()
-        self._peaks.follow()
+        self._peaks.follow(self._ranks)
 
     def show(self, report: Report) -> None:
         """Print the plan."""

@@ -22,6 +22,7 @@ from torchdevice.core import thread_state
 from torchdevice.devices.allocation_events import Block
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.journal.callers import Site, caller_frame, program_frame, site_of
+from torchdevice.torch_apis.distributed.process_groups import FAKE_RANKS
 
 WEIGHTS, GRADIENTS, STATE, OTHER = "weights", "gradients", "optimizer state", "activations"
 
@@ -69,10 +70,16 @@ class Peaks:
         self._held: dict[int, _Held] = {}
         self._count = itertools.count()
 
-    def follow(self) -> None:
-        """Follow the devices of this thread's scope until the process ends."""
+    def follow(self, ranks: int | None = None) -> None:
+        """Follow the devices of this thread's scope until the process ends.
+
+        Args:
+            ranks: How many ranks the program's process groups have, of which this process is the first.
+        """
         context = thread_state.state.context
         assert context is not None
+        if ranks is not None:
+            context.settings[FAKE_RANKS] = ranks
         context.runtime.watch_allocations(self, context)
         context.policy.recorders.append(self)
         context.policy.settle()
@@ -148,6 +155,7 @@ def _parts(found: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yield strided tensors: those themselves, and those of which tensors of other classes are made."""
     for each in found:
         if is_traceable_wrapper_subclass(each):
-            yield from _parts(getattr(each, name) for name in each.__tensor_flatten__()[0])
+            inner = (getattr(each, name) for name in each.__tensor_flatten__()[0])  # a DTensor's mesh is one, too
+            yield from _parts(part for part in inner if isinstance(part, torch.Tensor))
         elif each.layout is torch.strided:
             yield each
