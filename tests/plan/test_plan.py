@@ -60,7 +60,7 @@ def test_kinds_are_those_of_the_program(peaks: Peaks) -> None:
     assert (kinds[WEIGHTS], kinds[GRADIENTS], kinds[STATE]) == (8 * MIB, 4 * MIB, 8 * MIB)
     assert sum(kinds.values()) == peaks.devices[0].allocated == torch.cuda.max_memory_allocated()
     assert peaks.devices[0].reserved == torch.cuda.max_memory_reserved()
-    assert peaks.devices[0].line is not None and peaks.devices[0].line.function.endswith("steps")
+    assert peaks.devices[0].sites[0].function == "steps"
 
 
 def test_a_peak_that_is_over_is_kept(peaks: Peaks) -> None:
@@ -108,6 +108,15 @@ def test_parts_of_tensors_of_other_classes(peaks: Peaks) -> None:
     weight = torch.nn.Parameter(TwoTensor(one, other), requires_grad=False)
     peaks._mark([weight], WEIGHTS)
     assert peaks.kinds(0)[WEIGHTS] == 2 * MIB
+
+
+def test_tensors_of_compilers_are_left_alone(peaks: Peaks) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    kept = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+    with FakeTensorMode():
+        fake = torch.nn.Parameter(torch.zeros(4, device="cpu"))
+    assert peaks.kinds(0) == {OTHER: MIB} and fake.shape == (4,) and kept.is_cuda
 
 
 def planned(*words: str) -> Any:

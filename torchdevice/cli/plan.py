@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchdevice.cli import columns, ranks, run
@@ -46,7 +47,11 @@ def add(commands: Any) -> None:
 
 
 def _plan(parser: CommandParser, options: argparse.Namespace) -> int:
-    options.plan = _Plan(options)
+    file = None
+    if options.json:
+        file = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+    options.plan = functools.partial(_begin, options.world_size, file)
     if options.target is None:
         options.target, options.memory = "simulated:cuda", options.memory or 1 << 40
     if options.world_size is not None:
@@ -57,38 +62,25 @@ def _plan(parser: CommandParser, options: argparse.Namespace) -> int:
     return run.start(parser, options)
 
 
-class _Plan:
-    """What the command does besides running the program."""
+def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report], None]:
+    """Follow the memory of the devices from now on, and return what prints the plan at the end."""
+    from torchdevice.plan import answers, peaks
 
-    def __init__(self, options: argparse.Namespace):
-        self._file: TextIO | None = None
-        self._ranks = options.world_size
-        if options.json:
-            self._file = os.fdopen(os.dup(1), "w")
-            os.dup2(2, 1)
+    found = peaks.Peaks()
+    found.follow(ranks)
+    return lambda report: _show(answers.data(found, report), answers.tables, file)
 
-    def follow(self) -> None:
-        """Follow the memory of the devices from now on."""
-        from torchdevice.plan.peaks import Peaks
 
-        self._peaks = Peaks()
-        self._peaks.follow(self._ranks)
-
-    def show(self, report: Report) -> None:
-        """Print the plan."""
-        from torchdevice.plan import answers
-
-        plan = answers.data(self._peaks, report)
-        if self._file is not None:
-            print(json.dumps(plan, indent=1), file=self._file, flush=True)
-            return
-        headings = ("", "", f"\nfits, with {plan['context'] / 2**30:g} GiB for CUDA itself", "\nassumed of values")
-        print(f"torchdevice: plan of {plan['program']}")
-        if plan["error"]:
-            print(f"The program ended early, with {plan['error']}")
-        if not plan["devices"]:
-            print("No memory was asked for in this process. If it starts others, plan what they run.")
-        for heading, table in zip(headings, answers.rows(plan), strict=False):
-            if table:
-                print(*[heading] if heading else [], sep="\n")
-                columns.show(table, indent="  ")
+def _show(plan: dict[str, Any], tables: Callable[[Any], Any], file: TextIO | None) -> None:
+    """Print a plan, as data where a file for them is given."""
+    if file is not None:
+        print(json.dumps(plan, indent=1), file=file, flush=True)
+        return
+    print(f"torchdevice: plan of {plan['program']}")
+    if plan["error"]:
+        print(f"The program ended early, with {plan['error']}")
+    if not plan["devices"]:
+        print("No memory was asked for in this process. If it starts others, plan what they run.")
+    for heading, table in tables(plan):
+        print(heading)
+        columns.show(table, indent="  ")
