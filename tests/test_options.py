@@ -120,6 +120,7 @@ OTHER_VALUES: dict[str, Any] = {
     "asynchronous": True,
     "random": "cpu",
     "compute": "meta",
+    "values": "assume",
     "verify": True,
     "verify_sample": 0.25,
     "verify_only": ("mm", "addcmul_"),

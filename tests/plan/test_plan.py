@@ -60,7 +60,7 @@ def test_kinds_are_those_of_the_program(peaks: Peaks) -> None:
     assert (kinds[WEIGHTS], kinds[GRADIENTS], kinds[STATE]) == (8 * MIB, 4 * MIB, 8 * MIB)
     assert sum(kinds.values()) == peaks.devices[0].allocated == torch.cuda.max_memory_allocated()
     assert peaks.devices[0].reserved == torch.cuda.max_memory_reserved()
-    assert peaks.devices[0].line is not None and peaks.devices[0].line.function.endswith("steps")
+    assert peaks.devices[0].sites[0].function == "steps"
 
 
 def test_a_peak_that_is_over_is_kept(peaks: Peaks) -> None:
@@ -110,6 +110,15 @@ def test_parts_of_tensors_of_other_classes(peaks: Peaks) -> None:
     assert peaks.kinds(0)[WEIGHTS] == 2 * MIB
 
 
+def test_tensors_of_compilers_are_left_alone(peaks: Peaks) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    kept = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+    with FakeTensorMode():
+        fake = torch.nn.Parameter(torch.zeros(4, device="cpu"))
+    assert peaks.kinds(0) == {OTHER: MIB} and fake.shape == (4,) and kept.is_cuda
+
+
 def planned(*words: str) -> Any:
     """Return what the command prints as data."""
     command = [sys.executable, "-m", "torchdevice", "plan", "--json", *words]
@@ -138,6 +147,43 @@ def test_programs_run_to_their_end(program: str, arguments: list[str], library: 
     assert plan["error"] is None and plan["fits"][0]["fits"] == "yes"
     read = [each for each in plan["assumed"] if each["operator"] == "item()"]
     assert read and all(str(PROGRAMS / program) in each["lines"][0] for each in read)
+
+
+RANKS = """
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (0, 8, "nccl")
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False, device="cuda") for _ in range(4)])
+if sys.argv[1] == "DDP":
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
+else:
+    for each in (*model, model):
+        fully_shard(each)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(torch.rand(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+total = torch.ones(1, device="cuda")
+dist.all_reduce(total, group=dist.new_group([0, 1]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("way", "shards", "gradients"), [("DDP", 1, 16), ("FSDP2", 8, 2)])
+def test_a_rank_of_many(way: str, shards: int, gradients: int, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANKS)
+    plan = planned("--world-size", "8", str(script), way)
+    assert plan["error"] is None
+    (device,) = plan["devices"]
+    assert device["weights"] % MIB == 0 and device["optimizer state"] <= 2 * 16 * MIB // shards
+    # FSDP2 has its shards, and the layers that it has gathered.
+    assert 16 * MIB // shards <= device["weights"] <= (16 + 16 * (shards > 1)) * MIB
+    assert 0 < device["gradients"] <= gradients * MIB
 
 
 SCRIPT = """

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchdevice.cli import columns, run
+from torchdevice.cli import columns, ranks, run
 from torchdevice.cli.parsing import CommandParser, add_command
 
 if TYPE_CHECKING:
@@ -30,49 +31,51 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "plan", what, _EXAMPLES, lambda options: _plan(parser, options))
     parser.usage = _USAGE
     parser.add_argument("--json", action="store_true", help="print data; what the program prints goes to stderr")
-    run.take_program(parser)
+    world_size = parser.add_argument(
+        "--world-size",
+        metavar="N",
+        type=ranks.number,
+        help="plan rank 0 of N, for a program that torchrun starts; the other ranks do not run",
+    )
+    run.take_program(parser, world_size)
     parser.set_defaults(ranks=None)
 
 
 def _plan(parser: CommandParser, options: argparse.Namespace) -> int:
-    options.plan = _Plan(options)
+    file = None
+    if options.json:
+        file = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+    options.plan = functools.partial(_begin, options.world_size, file)
     if options.target is None:
         options.target, options.memory = "simulated:cuda", options.memory or 1 << 40
+    if options.world_size is not None:
+        rank = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
+        size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(options.world_size))
+        os.environ.update(rank | size | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
     options.compute, options.values = "meta", "assume"
     return run.start(parser, options)
 
 
-class _Plan:
-    """What the command does besides running the program."""
+def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report], None]:
+    """Follow the memory of the devices from now on, and return what prints the plan at the end."""
+    from torchdevice.plan import answers, peaks
 
-    def __init__(self, options: argparse.Namespace):
-        self._file: TextIO | None = None
-        if options.json:
-            self._file = os.fdopen(os.dup(1), "w")
-            os.dup2(2, 1)
+    found = peaks.Peaks()
+    found.follow(ranks)
+    return lambda report: _show(answers.data(found, report), answers.tables, file)
 
-    def follow(self) -> None:
-        """Follow the memory of the devices from now on."""
-        from torchdevice.plan.peaks import Peaks
 
-        self._peaks = Peaks()
-        self._peaks.follow()
-
-    def show(self, report: Report) -> None:
-        """Print the plan."""
-        from torchdevice.plan import answers
-
-        plan = answers.data(self._peaks, report)
-        if self._file is not None:
-            print(json.dumps(plan, indent=1), file=self._file, flush=True)
-            return
-        headings = ("", "", f"\nfits, with {plan['context'] / 2**30:g} GiB for CUDA itself", "\nassumed of values")
-        print(f"torchdevice: plan of {plan['program']}")
-        if plan["error"]:
-            print(f"The program ended early, with {plan['error']}")
-        if not plan["devices"]:
-            print("No memory was asked for in this process. If it starts others, plan what they run.")
-        for heading, table in zip(headings, answers.rows(plan), strict=False):
-            if table:
-                print(*[heading] if heading else [], sep="\n")
-                columns.show(table, indent="  ")
+def _show(plan: dict[str, Any], tables: Callable[[Any], Any], file: TextIO | None) -> None:
+    """Print a plan, as data where a file for them is given."""
+    if file is not None:
+        print(json.dumps(plan, indent=1), file=file, flush=True)
+        return
+    print(f"torchdevice: plan of {plan['program']}")
+    if plan["error"]:
+        print(f"The program ended early, with {plan['error']}")
+    if not plan["devices"]:
+        print("No memory was asked for in this process. If it starts others, plan what they run.")
+    for heading, table in tables(plan):
+        print(heading)
+        columns.show(table, indent="  ")

@@ -21,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> argparse.Action:
     return parser.add_argument(
         "--ranks",
         metavar="N",
-        type=_number,
+        type=number,
         help="start the SCRIPT or MODULE N times, as torchrun does on one machine; each rank has a device, unless "
         "--devices or the target says how many there are",
     )
@@ -77,7 +77,8 @@ def _end(failure: Any) -> str:
     return f"ended by {name}" + (", which the launcher sends to the others" if name == "SIGTERM" else "")
 
 
-def _number(text: str) -> int:
+def number(text: str) -> int:
+    """Return a number of ranks."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks. Use a whole number from 1.")
     return int(text)

@@ -265,8 +265,7 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
         from torchdevice.report import processes
 
         run_folder.begin()
-        if options.plan:
-            options.plan.follow()
+        options.plan = options.plan and options.plan()  # from here on what shows it
         processes.lead(scope.journal, scope.report, functools.partial(_show, options, verify))
     else:
         from torchdevice import activation
@@ -279,7 +278,7 @@ def _show(options: argparse.Namespace, verify: str | bool | None, report: Report
     if verify:
         show_verified(verify, report, quiet=options.report is True)
     if options.plan:
-        options.plan.show(report)
+        options.plan(report)
     if options.report is not None:
         show_report(options.report, report)
 

@@ -48,7 +48,7 @@ def _device(peaks: Peaks, index: int) -> dict[str, Any]:
         **{kind: kinds[kind] for kind in _KINDS},
         "fragments": peak.reserved - peak.allocated,
         "peak": peak.reserved,
-        "lines": [f"{site.file}:{site.line}" for site in (peak.line, peak.library) if site is not None],
+        "lines": [f"{site.file}:{site.line}" for site in peak.sites],
     }
 
 
@@ -65,18 +65,20 @@ def _fits(devices: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {"model": name, "name": model.properties["name"], "memory": memory, "fits": fits}
 
 
-def rows(plan: dict[str, Any]) -> Iterator[list[tuple[str, ...]]]:
-    """Yield the tables of a plan, as rows of texts."""
-    devices = plan["devices"]
-    if not devices:
-        return
-    yield [
-        ("", *(f"{each['device']:>11}" for each in devices), ""),
-        *((name, *(f"{written(each[name]):>11}" for each in devices), "") for name in (*_KINDS, "fragments", "peak")),
-    ]
-    yield [(f"peak of {each['device']} at", _place(each)) for each in devices]
-    yield [(each["model"], f"{written(each['memory']):>11}", each["fits"], each["name"]) for each in plan["fits"]]
-    yield [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
+def tables(plan: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """Yield the tables of a plan, each with its heading, as rows of texts."""
+    devices, assumed = plan["devices"], [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
+    if devices:
+        sizes = [(name, *(written(each[name]) for each in devices)) for name in (*_KINDS, "fragments", "peak")]
+        named = ("", *(each["device"] for each in devices))
+        yield "", [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (named, *sizes)]
+        yield "", [(f"peak of {each['device']} at", _place(each)) for each in devices]
+        models = [
+            (each["model"], f"{written(each['memory']):>11}", each["fits"], each["name"]) for each in plan["fits"]
+        ]
+        yield f"\nfits, with {written(plan['context'])} for CUDA itself", models
+    if assumed:
+        yield "\nassumed of values", assumed
 
 
 def _place(each: dict[str, Any]) -> str:

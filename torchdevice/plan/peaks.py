@@ -7,6 +7,7 @@ come after the peak.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 from collections import Counter
@@ -22,8 +23,11 @@ from torchdevice.core import thread_state
 from torchdevice.devices.allocation_events import Block
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.journal.callers import Site, caller_frame, program_frame, site_of
+from torchdevice.torch_apis.distributed.process_groups import FAKE_RANKS
 
 WEIGHTS, GRADIENTS, STATE, OTHER = "weights", "gradients", "optimizer state", "activations"
+
+_PARAMETER = torch.nn.Parameter
 
 
 @dataclass
@@ -43,14 +47,12 @@ class Peak:
     Attributes:
         allocated: The bytes in use then.
         reserved: The most bytes that the allocator had of the driver; the figure of nvidia-smi without the context.
-        line: The line of the program that asked for the last block.
-        library: The line of a library that asked for it, where that is another.
+        sites: The line of the program that asked for the last block, and that of a library where that asked for it.
     """
 
     allocated: int = 0
     reserved: int = 0
-    line: Site | None = None
-    library: Site | None = None
+    sites: tuple[Site, ...] = ()
     _now: int = 0
     _segments: int = 0
     _born: int = 0
@@ -69,10 +71,16 @@ class Peaks:
         self._held: dict[int, _Held] = {}
         self._count = itertools.count()
 
-    def follow(self) -> None:
-        """Follow the devices of this thread's scope until the process ends."""
+    def follow(self, ranks: int | None = None) -> None:
+        """Follow the devices of this thread's scope until the process ends.
+
+        Args:
+            ranks: How many ranks the program's process groups have, of which this process is the first.
+        """
         context = thread_state.state.context
         assert context is not None
+        if ranks is not None:
+            context.settings[FAKE_RANKS] = ranks
         context.runtime.watch_allocations(self, context)
         context.policy.recorders.append(self)
         context.policy.settle()
@@ -81,7 +89,7 @@ class Peaks:
 
     def kinds(self, index: int) -> Counter[str]:
         """Return the bytes of each kind at the peak of a device."""
-        there = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Parameter)]
+        there = [each for each in gc.get_objects() if issubclass(type(each), _PARAMETER)]
         self._mark((each.grad for each in there if each.grad is not None), GRADIENTS)
         self._mark(there, WEIGHTS)
         peak, found = self.devices[index], Counter[str]()
@@ -99,8 +107,8 @@ class Peaks:
         if peak._now > peak.allocated:
             caller = caller_frame()
             program = program_frame(caller)[0] or caller
-            peak.allocated, peak._born, peak.line = peak._now, held.born, site_of(program)
-            peak.library = None if program is caller else site_of(caller)
+            peak.allocated, peak._born = peak._now, held.born
+            peak.sites = tuple(map(site_of, dict.fromkeys((program, caller))))
             peak._freed.clear()
 
     def freed(self, address: int) -> None:
@@ -120,10 +128,10 @@ class Peaks:
 
     def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator, and note which of its arguments are parameters."""
-        # Most products are given a view of a parameter.
-        self._mark(
-            (each for each in tensors((args, kwargs)) if _is_parameter(each) or _is_parameter(each._base)), WEIGHTS
-        )
+        for each in tensors((args, kwargs)):
+            # Most products are given a view of a parameter.
+            if isinstance(each, _PARAMETER) or isinstance(each._base, _PARAMETER):
+                self._mark([each], WEIGHTS)
         return kernel(*args, **kwargs)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *rest: Any) -> None:
@@ -135,19 +143,15 @@ class Peaks:
     def _mark(self, found: Iterable[torch.Tensor], kind: str) -> None:
         with torch._C.DisableTorchFunction():
             for each in _parts(found):
-                held = self._held.get(each.untyped_storage().data_ptr())
-                if held is not None:
-                    held.kind = kind
-
-
-def _is_parameter(value: Any) -> bool:
-    return isinstance(value, torch.nn.Parameter)
+                with contextlib.suppress(KeyError, RuntimeError):  # not on a device; a compiler's tensor
+                    self._held[each.untyped_storage().data_ptr()].kind = kind
 
 
 def _parts(found: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yield strided tensors: those themselves, and those of which tensors of other classes are made."""
     for each in found:
         if is_traceable_wrapper_subclass(each):
-            yield from _parts(getattr(each, name) for name in each.__tensor_flatten__()[0])
+            inner = (getattr(each, name) for name in each.__tensor_flatten__()[0])  # a DTensor's mesh is one, too
+            yield from _parts(part for part in inner if isinstance(part, torch.Tensor))
         elif each.layout is torch.strided:
             yield each

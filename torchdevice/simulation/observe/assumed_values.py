@@ -52,23 +52,17 @@ class AssumedValues(WithoutValues):
         except NoValueError:
             sized = torch.Tag.dynamic_output_shape in op.tags
             plain = all(each.layout is torch.strided and not each.is_nested for each in tensors((args, kwargs)))
-            if (
-                not plain
-                or not (sized or gives_values(op, args, kwargs))
-                or any(argument.is_out for argument in op._schema.arguments)
-            ):
+            known = sized and not any(argument.is_out for argument in op._schema.arguments)
+            if not plain or not (known or gives_values(op, args, kwargs)):
                 raise
         with torch._C.DisableTorchFunction():
             result = _Assumed(op, int(sized)).call(args, kwargs)
             said = "all are 1" if sized else f"{result}" if isinstance(result, (int, float)) else "all are 0"
             name = _NAMES.get(op._schema.name, op._schema.name.removeprefix("aten::"))
             self._context.note(name, ASSUMED + said, Fidelity.APPROXIMATE)
-            # Of a tensor on the device only the size is known.
-            return (
-                wrapped(mapped(result, _without_values), max(map(index_of, tensors((args, kwargs)))))
-                if sized
-                else result
-            )
+            if not sized:
+                return result
+            return wrapped(mapped(result, _without_values), max(map(index_of, tensors((args, kwargs)))))
 
 
 def _without_values(result: torch.Tensor) -> torch.Tensor:

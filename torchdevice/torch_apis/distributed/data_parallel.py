@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.torch_apis.distributed.process_groups import FAKE_RANKS
 
 
 # Not as an attribute: torch.nn.parallel.data_parallel is a function of that name.
@@ -43,6 +45,14 @@ def _init_ddp(
         device_ids, output_device = _of_module(context, module) if device_ids else None, None
     original(self, module, device_ids, output_device, *args, **kwargs)
     context.runtime.serve_reducer(self)
+    if FAKE_RANKS in context.settings:  # the futures of a fake group have no result, which the reducer needs
+        self.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
+
+
+def _done(result: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    found.set_result(result)
+    return found
 
 
 @replaces("torch._C._distributed_c10d:Logger", "set_runtime_stats_and_log", native_to="cuda")

@@ -26,6 +26,9 @@ _C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distribute
 _replaces = functools.partial(replaces, _C10D, native_to="cuda", by_value=True)
 _replaces("is_nccl_available")(lambda context, original: True)
 
+FAKE_RANKS = "ranks of a plan"
+"""Setting of a context: the number of ranks of which this process is the first, while the others do not exist."""
+
 _NCCL_TIMEOUT = datetime.timedelta(minutes=10)  # `kProcessGroupNCCLDefaultTimeout` of ProcessGroupNCCL.hpp
 
 
@@ -51,14 +54,14 @@ def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
 
     names = str(backend).lower() if backend is not None else ""
     is_cpu = context.runtime.shares_host_memory
+    if ("fake" in names and not is_cpu) or FAKE_RANKS in context.settings:
+        # torch lists the device types of its fake groups by name.
+        return f"cpu:fake,{context.device_type}:fake", names or None
     if "nccl" in names:
         context.report(f"process group {names!r}", "gloo", Fidelity.APPROXIMATE)
         return nccl_on_gloo.register("nccl and gloo" if "gloo" in names else "nccl"), names
     if "gloo" in names and not is_cpu:
         return nccl_on_gloo.register("gloo"), names
-    if "fake" in names and not is_cpu:
-        # torch lists the device types of its fake groups by name.
-        return f"cpu:fake,{context.device_type}:fake", names
     return backend, None
 
 
@@ -69,6 +72,10 @@ def _init_process_group(
     # Without a name torch makes both, for a machine that has CUDA.
     used, asked = _stand_in(context, "cpu:gloo,cuda:nccl" if backend is None else backend)
     _without_nccl_options(asked, kwargs)
+    if FAKE_RANKS in context.settings:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        args, kwargs = (), {"store": FakeStore(), "rank": 0, "world_size": context.settings[FAKE_RANKS]}
     # Not `device_id`, by which NCCL connects at once.
     original(used, *args, **kwargs)
     _remember(dist.distributed_c10d._get_default_group(), asked, can_split=device_id is not None)
