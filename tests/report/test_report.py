@@ -176,7 +176,7 @@ class TestContent:
             (7, "autocast(torch.float16)", "torch.bfloat16", "downcast", 1),
             (9, "torch.cuda.utilization", "processor utilization", "approximate", 1),
             (6, "cuda", "cpu", "exact", 6),
-            (12, "nvtx.markA", "what torch.profiler shows as record_function", "inert", 1),
+            (12, "torch.cuda.nvtx.mark", "what torch.profiler shows as record_function", "inert", 1),
             (14, "torch.cuda.MemPool", "NotSupportedError", "unsupported", 1),
         ]
         assert all(row.file.endswith("example.py") for row in report.rows)
