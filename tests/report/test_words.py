@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 import torchdevice
 from torchdevice.check.target import Target, _public_names
 from torchdevice.check.torch_name_rules import _third_person
+from torchdevice.report.content import Content, Process
 
 OURS = re.compile(r"\b_cuda|\b_nccl|'simulated'|\bsimulated has|PrivateUse1|rangePush|torchdevice\.(core|cuda|sim)")
 """Names of this package, and private ones of torch, that no program contains."""
@@ -97,3 +99,17 @@ def test_findings_of_names_are_sentences(target: str) -> None:
             said = _third_person(found[2].split(". ")[0])
             assert re.match(r"(is|has|gives|hands out|[a-z]+s( (or|and) [a-z]+s)?)\b", said), f"{name} {said}"
             assert not re.search(r"\b(or|and) (set|return|select)\b", said), f"{name} {said}"
+
+
+def test_ranks_are_folded() -> None:
+    from torchdevice.report import formatting
+
+    def said(*names: str) -> str:
+        processes = [Process(f"rank {number}", number, calls=1) for number in range(9)]
+        report = Content(("a.py",), "cpu", "cuda", {}, (), tuple(processes))
+        return formatting.processes(SimpleNamespace(processes=list(names)), report)  # type: ignore[arg-type]
+
+    assert said("rank 1", "rank 0", "rank 2") == "ranks 0-2"
+    assert said("rank 0", "rank 2") == "ranks 0, 2"
+    assert said("rank 3") == "rank 3"
+    assert said("main", "rank 3", "rank 4") == "ranks 3-4, main"

@@ -189,6 +189,9 @@ def _is_wide_array(node: ast.AST, view: View, depth: int = 0) -> bool:
     if isinstance(node, ast.Call):
         if view.method(node) in ("reshape", "copy", "transpose", "squeeze") and isinstance(node.func, ast.Attribute):
             return _is_wide_array(node.func.value, view, depth + 1)
+        if view.called(node) in ("numpy.array", "numpy.asarray") and argument(node, 1, "dtype") is None:
+            parts = ast.walk(node.args[0]) if node.args and isinstance(node.args[0], (ast.List, ast.Tuple)) else ()
+            return any(isinstance(each, ast.Constant) and isinstance(each.value, float) for each in parts)
         return view.called(node) in WORDS["functions that make float64"] and argument(node, None, "dtype") is None
     values = view.values(node)
     return bool(values) and all(_is_wide_array(value, view, depth + 1) for value in values)
