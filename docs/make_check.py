@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from generated import write_or_check
 
-from torchdevice.check import RULES
+from torchdevice.check import RULES, Target, check
 from torchdevice.check.environment_rules import PACKAGES
 
 PAGE = Path(__file__).with_name("check.md")
@@ -89,11 +90,28 @@ unknown type, and calls within a library. The [report](report.md) of a run shows
 _RULES = """
 ## Rules
 
-`torchdevice check --rules` lists them.
-
-| rule | what it finds |
-|---|---|
+`torchdevice check --rules` lists them. Each has an example for a Mac, and what the command says of it.
 """
+
+_EXAMPLES = {
+    "syntax": "print 'epoch'",
+    "device": 'model.to("cuda")',
+    "is-cuda": "assert x.is_cuda",
+    "device-type": 'fast = x.device.type == "cuda"',
+    "dtype": "x = x.double()",
+    "package": "import flash_attn",
+    "patcher": "import torchada",
+    "extension": 'torch.utils.cpp_extension.CUDAExtension("ops", ["ops.cu"])',
+    "nvidia-smi": 'subprocess.run(["nvidia-smi"])',
+    "nccl": 'torch.distributed.init_process_group("nccl")',
+    "compile": 'torch.compile(f, mode="reduce-overhead")',
+    "profiler": "torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])",
+    "operator": "values = torch.linalg.eigvals(x)",
+    "operator-tests": "y = torch.nn.functional.adaptive_avg_pool2d(x, (3, 5))",
+    "mps-arguments": "torch.nn.LSTM(3, 4, proj_size=2)",
+    "torch-name": "torch.cuda.temperature()",
+}
+"""A line of a program for each rule."""
 
 _PACKAGES = """
 ## Packages that run on CUDA only
@@ -184,9 +202,19 @@ def _measured(row: dict[str, Any]) -> str:
 _COLUMNS = ("right", "wrong", "missed")
 
 
+def _example(name: str) -> str:
+    """Return the example of a rule, and what is found in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "example.py")
+        file.write_text(f"import os, subprocess, torch\n{_EXAMPLES[name]}\n")
+        found = check([str(file)], Target.named("mps"), [name])
+    (finding, *_) = found
+    return f"```text\n{_EXAMPLES[name]}\n    {finding.verdict.value}: {finding.remedy}\n```\n"
+
+
 def page() -> str:
     """Return the page for the installed package."""
-    rules = "".join(f"| `{rule.name}` | {rule.finds} |\n" for rule in RULES.values())
+    rules = "".join(f"\n### {rule.name}\n\n{rule.finds}\n\n{_example(rule.name)}" for rule in RULES.values())
     packages = "".join(f"| `{name}` | {remedy} |\n" for name, remedy in PACKAGES.items())
     return HEADER + _RULES + rules + _PACKAGES + packages + measured()
 

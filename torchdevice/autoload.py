@@ -33,7 +33,8 @@ def _enable() -> None:
     if activation.current() is not None:
         return
     _load_backends()
-    activation.take_part(activation.enable_chosen(options.chosen(options.from_environment()), propagate=False))
+    chosen = options.chosen(options.from_environment())
+    activation.take_part(activation.enable_chosen(chosen, propagate=False, enabled_by="variable"))
 
 
 def _load_backends() -> None:

@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
             with switched_off():
                 from torchdevice import activation
             chosen = _options.chosen(given, **configured)
-            scope = config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True)
+            scope = config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True, enabled_by="pytest")
             config.pluginmanager.register(Summary(scope, config.getoption(_REPORT)))
     except _ERRORS as error:
         raise pytest.UsageError(f"torchdevice: {error}") from error

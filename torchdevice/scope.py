@@ -158,6 +158,7 @@ class Scope(AbstractContextManager["Scope"]):
         context = self._resolve()
         entry = Entry(context, owner=self)
         entry.enabled_by = enabled_by
+        context.way = context.way or enabled_by
         _enter(entry, context)
         return self
 

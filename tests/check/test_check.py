@@ -252,6 +252,38 @@ OPERATORS = [
         """,
         "mps",
     ),
+    Case(
+        "dtype",
+        """
+        import numpy as np, torch
+        torch.tensor(np.array([1.0, 2.0])).cuda()  #: approximate
+        torch.tensor(np.array([1, 2])).cuda()
+        torch.tensor(np.array([1.0], np.float32)).cuda()
+        torch.zeros(3, device="cuda").to(torch.float8_e4m3fn)  #: change
+        torch.complex(torch.zeros(2, dtype=torch.float64, device="cuda"), x)  #: approximate
+        """,
+        "mps",
+    ),
+    Case(
+        "mps-arguments",
+        """
+        import torch
+        from torch import nn
+        torch.eye(3).cuda().to_sparse_csr()  #: approximate
+        torch.sparse_csr_tensor([0, 1], [0], [1.0], device="cuda")  #: approximate
+        torch.sparse_csr_tensor([0, 1], [0], [1.0])
+        torch.ones(3, device="cuda").share_memory_()  #: change
+        torch.ones(3).cuda().share_memory_()  #: change
+        torch.ones(3).share_memory_()
+        nn.LSTM(3, 4, proj_size=2)  #: approximate
+        nn.LSTM(3, 4, proj_size=0)
+        nn.LSTM(3, 4)
+        nn.ConvTranspose3d(1, 1, 2).half()  #: approximate
+        nn.ConvTranspose2d(1, 1, 2).half()
+        """,
+        "mps",
+    ),
+    Case("mps-arguments", "import torch\ntorch.nn.LSTM(3, 4, proj_size=2)", "simulated:cuda"),
     Case("dtype", "import torch\nx = x.double()  #: approximate", "simulated:mps"),
     Case("dtype", "from torch import cdouble\nx.to(cdouble)  #: approximate", "simulated:strict"),
     Case("dtype", "import torch\ntorch.cuda.DoubleTensor(2)  #: approximate", "mps"),

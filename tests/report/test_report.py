@@ -177,7 +177,7 @@ class TestContent:
             (7, "autocast(torch.float16)", "torch.bfloat16", "downcast", 1),
             (9, "torch.cuda.utilization", "processor utilization", "approximate", 1),
             (6, "cuda", "cpu", "exact", 6),
-            (12, "nvtx.markA", "what torch.profiler shows as record_function", "inert", 1),
+            (12, "torch.cuda.nvtx.mark", "what torch.profiler shows as record_function", "inert", 1),
             (14, "torch.cuda.MemPool", "NotSupportedError", "unsupported", 1),
         ]
         assert all(row.file.endswith("example.py") for row in report.rows)
@@ -356,8 +356,10 @@ class TestSentences:
         names = [f"rank {number}" for number in range(6)]
         report = self.report(processes=[Process(name, 1, calls=1) for name in names] + [Process("main", 1)])
         said = [formatting.processes(self.row(*names[:count]), report) for count in (1, 4, 5, 6)]
-        four = "rank 0, rank 1, rank 2, rank 3"
-        assert said == ["rank 0", four, f"{four} and 1 more", ""]
+        assert said == ["rank 0", "ranks 0-3", "ranks 0-4", ""]
+        others = [f"worker {number}" for number in range(6)]
+        assert formatting.processes(self.row(*others), report) == "", "as many as there are"
+        assert formatting.processes(self.row(*others[:5]), report) == f"{', '.join(others[:4])} and 1 more"
         assert formatting.processes(self.row("main"), self.report()) == "", "there is only one"
 
     def test_what_is_missing(self) -> None:
@@ -386,7 +388,10 @@ class Structure(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.scripts += tag == "script"
-        self.fetched += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href", "data", "action", "poster")]
+        names = ("src", "href", "data", "action", "poster")
+        links = [value for name, value in attrs if tag == "a" and name == "href"]
+        assert all(str(each).startswith("vscode://file/") for each in links), "the editor, which fetches nothing"
+        self.fetched += [f"{tag} {name}" for name, _ in attrs if name in names and tag != "a"]
         if tag not in VOID:
             self.open.append(tag)
 

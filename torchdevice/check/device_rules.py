@@ -147,7 +147,7 @@ _KEYWORDS = ("device", "map_location", "device_map")
 
 # ---- what identity decides -------------------------------------------------------------------------------------------
 
-_PROGRAM = "a simulated device answers as CUDA does"
+_PROGRAM = "a simulated GPU answers as CUDA does"
 
 
 @rule("is-cuda", ast.Attribute)

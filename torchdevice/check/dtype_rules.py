@@ -180,6 +180,9 @@ def _is_wide_array(node: ast.AST, view: View) -> bool:
     def of_call(call: ast.Call) -> Any:
         if view.method(call) in ("reshape", "copy", "transpose", "squeeze") and isinstance(call.func, ast.Attribute):
             return call.func.value
+        if view.called(call) in ("numpy.array", "numpy.asarray") and argument(call, 1, "dtype") is None:
+            parts = ast.walk(call.args[0]) if call.args and isinstance(call.args[0], (ast.List, ast.Tuple)) else ()
+            return any(isinstance(each, ast.Constant) and isinstance(each.value, float) for each in parts)
         return view.called(call) in WORDS["functions that make float64"] and argument(call, None, "dtype") is None
 
     return bool(view.surely(node, of_call))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchdevice.check.findings import Verdict
@@ -35,5 +36,19 @@ def _torch_name(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
             verdict, f"Leave {known} out, which raises NotSupportedError: no stand-in does what it says ({note})."
         )
     else:
-        said = f"{known} is {fidelity.value} on {view.target.name}: {note}."
+        said = f"{known} is {fidelity.value} on {view.target.name}: it {_third_person(note)}."
         yield Found(verdict, said, leaves_trace=fidelity.changes_numbers)
+
+
+_BEFORE = {"torch's": "is ", "No": "has ", **dict.fromkeys(("MPS's", "Figures", "Memory", "A", "The"), "gives ")}
+"""What makes a sentence of a note whose first word is no verb."""
+
+
+def _third_person(note: str) -> str:
+    """Return a note of the table, which begins with a verb as docstrings do, as what a name does."""
+    first, _, rest = note.removeprefix("It ").partition(" ")
+    said = first if first == "MPS's" else first.lower()
+    if first in _BEFORE or first.endswith("s"):
+        return f"{_BEFORE.get(first, '')}{said} {rest}"
+    others = re.sub(r"\b(or|and) (set|return|ignore|free|select|reduce|run)\b", r"\1 \2s", rest)
+    return f"{re.sub('y$', 'ie', said)}s {others}"

@@ -104,7 +104,7 @@ def stand_in(runtime: Runtime) -> type:
 
         @classmethod
         def raise_if_triton_unavailable(cls, device: Any = None) -> None:
-            raise RuntimeError(f"Triton makes no code for {runtime.device_type!r}. Use backend='aot_eager' or the CPU.")
+            raise RuntimeError(f"Triton makes no code for {runtime.target!r}. Use backend='aot_eager' or the CPU.")
 
     StandInInterface.__name__ = f"{runtime.device_type.capitalize()}Interface"  # shown in Dynamo's logs and errors
     return StandInInterface

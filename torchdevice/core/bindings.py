@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from torchdevice.core.context import Context
@@ -167,10 +168,19 @@ def _reporting(function: Callable[..., Any], name: str, fidelity: Fidelity, note
     @functools.wraps(function)
     def reporting(context: Context, *args: Any, **kwargs: Any) -> Any:
         # Before the call: a strict scope raises here, and the function has no effect.
-        context.report(name, note, fidelity)
+        context.report(asked(name, sys._getframe(1)), note, fidelity)
         return function(context, *args, **kwargs)
 
     return reporting
+
+
+def asked(name: str, caller: FrameType) -> str:
+    """Return what a program wrote: the name of torch's function which calls a private name, or words for a setting."""
+    module, function, private = caller.f_globals.get("__name__", ""), caller.f_code.co_name, name.removeprefix(_C)
+    if not private.startswith("_") or not module.startswith(("torch.", "torchdevice.")):
+        return name
+    words = private.removeprefix("_cuda").lstrip("_").removeprefix("set_").replace("_", " ")
+    return words if function.startswith("_") else f"{module}.{function}"
 
 
 def first_line(function: Callable[..., Any]) -> str:

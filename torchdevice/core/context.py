@@ -102,6 +102,7 @@ class Context:
         has_several_devices: Whether ``devices=`` shows the program several accelerators.
         folds_devices: Whether one device with a memory of its own is several of those accelerators.
         product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
+        way: How the user entered the scope, see :func:`torchdevice.options.spelled`.
         shown_as: The device type that tensors of the target report; None for the type that torch reports.
         key: The target, every option and the number of devices as text, on which compiled code is guarded.
         supplied_values: Values of supplied names that do not change in this context, kept when they are first read.
@@ -126,6 +127,7 @@ class Context:
         self.options = options
         self.runtime = runtime
         self.journal = journal
+        self.way = ""
         self.device_type = runtime.device_type
         self.family = runtime.family
         self.asks = False

@@ -77,7 +77,8 @@ class Entry:
         restores: Whether ``state.mode`` is still to be restored: the entry was left as the innermost one.
         parts: The installations that this entry holds. The caller of :func:`enter` sets and drops them.
         enabled_by: Who made an entry that lasts until :func:`disable`: ``"program"``, whose next call of :func:`enable`
-            takes its place, or ``"run"`` for the activation of a whole run; empty for other entries.
+            takes its place, or ``"run"``, ``"pytest"`` or ``"variable"`` for the activation of a whole run; empty for
+            other entries.
         environment: The environment variables to restore by :func:`disable`.
         hooks: The hooks for uncaught errors, in force until :func:`disable`.
     """

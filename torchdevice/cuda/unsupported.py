@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function
+from torchdevice.core.bindings import asked, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.patching import without_original
 from torchdevice.core.replacing import replaces
@@ -31,7 +32,8 @@ def _rows() -> Iterator[tuple[str, str, str]]:
 
 def _refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
     def refuse(context: Context, *args: Any, **kwargs: Any) -> NoReturn:
-        thread_state.refuse(name.removesuffix(".__init__").removesuffix(".__new__"), remedy)
+        named = name.removesuffix(".__init__").removesuffix(".__new__")
+        thread_state.refuse(asked(named, sys._getframe(1)), remedy)
 
     return refuse
 

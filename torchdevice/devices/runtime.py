@@ -188,7 +188,7 @@ class Runtime(abc.ABC):
             gm: The graph.
             computes: Whether tensors have values; else the scope computes shapes only.
         """
-        return "" if self.compiles else f"Inductor makes no code for {self.device_type!r}"
+        return "" if self.compiles else f"Inductor makes no code for {self.target!r}"
 
     def runs_on_host(self) -> bool:
         """Return whether this thread runs compiled code with the host's tensors in the place of the device's."""

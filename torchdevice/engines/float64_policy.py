@@ -13,12 +13,14 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torchdevice.core.context import Context
+from torchdevice.devices import device_models
 from torchdevice.errors import PortabilityWarning
 from torchdevice.fallback import doubles
 from torchdevice.fallback.cpu_fallback import call_on_cpu, generator_on_cpu
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
 from torchdevice.journal.callers import program_line, warn_at
+from torchdevice.options import spelled
 
 FALLBACKS = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 """A dtype that a target may lack -> the one that takes its place."""
@@ -181,5 +183,8 @@ def _warn_once_at_line(context: Context, done: str, dtype: torch.dtype) -> None:
     if place in context.lines_warned_of or not logger.isEnabledFor(logging.WARNING):
         return
     context.lines_warned_of.add(place)
-    told = f"{context.family} has no {dtype}; {done}. Use float64='error' to be told where."
+    found = device_models.TARGET.fullmatch(context.runtime.target)
+    values = ("error",) if context.keeps_doubles else ("cpu", "error")
+    remedy = " or ".join(spelled("float64", value, context.way) for value in values)
+    told = f"{found[1] if found else context.runtime.target} has no {dtype}; {done}. Use {remedy} to change that."
     warn_at(line, told, PortabilityWarning)

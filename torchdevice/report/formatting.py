@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 
 from torchdevice.foundation.byte_sizes import scaled
@@ -100,6 +101,12 @@ def processes(row: Row, report: Content) -> str:
     asking = sum(process.calls > 0 or process.end != "reported" for process in report.processes)
     if len(report.processes) == 1 or len(row.processes) == asking > 1:
         return ""
+    ranks = sorted(int(each[5:]) for each in row.processes if re.fullmatch("rank [0-9]+", each))
+    if len(ranks) > 1:
+        together = ranks[-1] - ranks[0] == len(ranks) - 1
+        folded = f"ranks {ranks[0]}-{ranks[-1]}" if together else f"ranks {', '.join(map(str, ranks))}"
+        others = [each for each in row.processes if not re.fullmatch("rank [0-9]+", each)]
+        return ", ".join([folded, *others])
     first = ", ".join(row.processes[:4])
     return first if len(row.processes) <= 4 else f"{first} and {len(row.processes) - 4} more"
 
