@@ -203,7 +203,7 @@ class Context:
         self.touch()
         self._initialized = True
         # From here on the number is fixed, as in CUDA: a later change of the variable has no effect.
-        self._device_count = self._count_devices()
+        self._device_count = self.count_devices_again()
         if self.policy is not None:
             self.policy.settle()
 
@@ -234,17 +234,14 @@ class Context:
         """
         if self._device_count is not None:
             return self._device_count
-        count = self._count_devices()
+        count = self.count_devices_again()
         if self.is_initialized:
             self._device_count = count
         return count
 
-    def count_devices_again(self) -> None:
-        """Let the next read of ``device_count`` read ``CUDA_VISIBLE_DEVICES`` again."""
-        self._count_devices()
+    def count_devices_again(self) -> int:
+        """Return how many accelerators there are, and let the next read of ``device_count`` count them again."""
         self._device_count = None
-
-    def _count_devices(self) -> int:
         count = self.options.devices or max(1, self.runtime.device_count())
         if self.options.devices is not None or not self.runtime.folds_ordinals:
             # Those before the first that is not there.
