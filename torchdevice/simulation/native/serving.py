@@ -113,12 +113,12 @@ def _serves(native: Any, on: Any, block: Block | None = None) -> bool:
 
 def _leads(native: Any, on: Any) -> bool:
     """Return whether the ledger of a device gives blocks to a context's storages from now on."""
-    if not _serves(native, on):
-        return False
-    native.use(on.index, on.ledger)
-    while on.ended:
-        on.ended.popleft().release()
-    return bool(on.hand_over())
+    serves = _serves(native, on)
+    if serves:
+        native.use(on.index, on.ledger)
+        while on.ended:
+            on.ended.popleft().release()
+    return serves and on.hand_over()
 
 
 def _fresh(result: torch.Tensor, native: Any, on: Any, block: Block | None = None) -> torch.Tensor | None:
@@ -142,13 +142,10 @@ def _adopt(storage: Any, memory: torch.Tensor, on: Any, block: Block | None = No
     """
     context = thread_state.state.context
     native = None if context is None or context.policy is None else context.policy.native
-    if block is None and (memory.nbytes and not _leads(native, on)):
+    if not (_serves(native, on, block) if block else not memory.nbytes or _leads(native, on)):
         return False
-    if block is not None and not _serves(native, on, block):
-        return False
-    module = building.load()
-    number = module.adopt(storage._cdata, memory, block and on.ledger, None if block is not None else native)
-    if number and block is not None:
+    number = building.load().adopt(storage._cdata, memory, block and on.ledger, None if block else native)
+    if number and block:
         on.hold(block, number, memory)
     return bool(number)
 
