@@ -472,7 +472,8 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     known = _owners.get(storage.data_ptr() or emptied)
     serves = native is not None and not memory.is_meta and (known is None or isinstance(known, NativeRef))
     if serves and native.adopt(storage, memory, device(index)):
-        if known is not None:
+        # Storages that had ended were released meanwhile, perhaps one whose memory had this address.
+        if known is not None and _owners.get(known.address) is known:
             _give_up(known.address)
         return None, memory.data_ptr()
     device(index).release_ended()  # a storage that ended may have had this one's negative number
