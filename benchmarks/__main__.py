@@ -6,7 +6,7 @@
 - ``--peers [WAY ...]``: other ways to run a CUDA program on a CPU, against a program edited by hand.
 - ``--growth``: time and memory of one call, call site, thread, parameter and so on, at growing numbers of them.
 - ``--soak [--minutes 60]``: what a process keeps that does everything again and again.
-- ``--simulation``: the simulated device, against the plain CPU.
+- ``--simulation``: the simulated device with both kinds of kernels, against the plain CPU, in processor time.
 - ``--transfers``: moves by ``ToDevice``, against a bare ``.to``.
 - ``--verify``: scopes with ``verify=``, against scopes without it.
 - ``--half``: half precision on a CPU, against float32.

@@ -1,19 +1,26 @@
-"""The cost of the simulated device, against the plain CPU in one process. Needs the [hf] extra."""
+"""The cost of the simulated device, against the plain CPU in one process. Needs the [hf] extra.
+
+Each case runs on the CPU, on a simulated device with the kernels in C++ where these are built, and on one with the
+kernels in Python. The times are processor times.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 
 import torchdevice
+from benchmarks import small_programs, workloads
 from benchmarks.measuring import Timing, compare
 from benchmarks.progress import track
+from torchdevice.simulation.native import building
 
-PLAIN, SIMULATED = "CPU", "simulated"
+PLAIN, NATIVE, PYTHON = "CPU", "simulated, native", "simulated, Python"
 
 
 class Case(NamedTuple):
@@ -30,54 +37,71 @@ class Case(NamedTuple):
     seconds: float = 0.02
 
 
-def _step_of_gpt2(device: str) -> Callable[[], Any]:
-    """Return a training step of a tiny GPT-2: 2 layers, 64 wide, batches of 4 x 32 tokens."""
-    torch.manual_seed(0)
-    tokens = {"bos_token_id": 1, "eos_token_id": 2}
-    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=256, n_positions=64, **tokens)
-    model = transformers.GPT2LMHeadModel(config).to(device)
-    optimizer = torch.optim.AdamW(model.parameters())
-    ids = torch.randint(256, (4, 32)).to(device)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-
-    return step
-
-
 def _operator(function: Callable[..., Any], *shape: int) -> Callable[[str], Callable[[], Any]]:
-    """Return the ``prepare`` of a call of a binary operator on ones of this shape."""
+    """Return the ``prepare`` of a call of a function of a tensor of ones of this shape."""
 
     def prepare(device: str) -> Callable[[], Any]:
         x = torch.ones(*shape).to(device)
-        return lambda: function(x, x)
+        return lambda: function(x)
 
     return prepare
 
 
+def _products(size: int) -> Case:
+    return Case(f"matmul, {size} x {size}", _operator(lambda x: x @ x, size, size), 0.06)
+
+
+def _backward(device: str) -> Callable[[], Any]:
+    x = torch.ones(16).to(device).requires_grad_()
+
+    def run() -> None:
+        (x * x + x).sum().backward()
+        x.grad = None
+
+    return run
+
+
 CASES = (
-    Case("add, 4 elements", _operator(torch.add, 4)),
-    Case("add in place, 4 elements", _operator(torch.Tensor.add_, 4)),
-    Case("view", lambda device: torch.ones(4, 4).to(device).t),
-    Case("matmul, 64 x 64", _operator(torch.mm, 64, 64)),
-    Case("matmul, 512 x 512", _operator(torch.mm, 512, 512), 0.06),
-    Case("matmul, 1024 x 1024", _operator(torch.mm, 1024, 1024), 0.15),
-    Case("training step of a tiny GPT-2", _step_of_gpt2, 0.06),
+    Case("x + x, 4 elements", _operator(lambda x: x + x, 4)),
+    Case("x.add_(1)", _operator(lambda x: x.add_(1), 4)),
+    Case("x.view(2, 2)", _operator(lambda x: x.view(2, 2), 4)),
+    Case("x[0]", _operator(lambda x: x[0], 4)),
+    Case("x.item()", _operator(lambda x: x.item(), 1)),
+    Case("x.device", _operator(lambda x: x.device, 4)),
+    Case("zeros", lambda device: functools.partial(torch.zeros, 4, device=device)),
+    Case("arange", lambda device: functools.partial(torch.arange, 4, device=device)),
+    Case("dropout, 128 elements", _operator(lambda x: torch.nn.functional.dropout(x, 0.1), 128)),
+    Case("attention, 4 heads of 16 x 16", workloads.attention),
+    *map(_products, (64, 512, 1024)),
+    Case("(x * x + x).sum().backward(), 16 elements", _backward),
+    Case("training step of a transformer layer", workloads.training_step(64, 1, 16), 0.1),
+    Case("training step of a tiny GPT-2", small_programs.step_of_gpt2, 0.1),
+    Case("PPO: a rollout of 32 steps and two epochs", small_programs.ppo, 0.1),
+    Case("generate by transformers, 20 tokens of a tiny GPT-2", small_programs.generate_by_transformers, 0.2),
+    Case("generate as nanoGPT does, 20 tokens", small_programs.generate_as_nanogpt, 0.1),
 )
 
 
+def conditions() -> dict[str, Any]:
+    """Return the conditions; those with kernels in C++ are missing where these are not built."""
+    ways = {NATIVE: "always", PYTHON: "never"} if building.is_built() else {PYTHON: "never"}
+    scopes = {name: torchdevice.simulate(engine="wrap", memory="8GiB", native=way) for name, way in ways.items()}
+    return {PLAIN: contextlib.nullcontext, **{name: functools.partial(_same, scopes[name]) for name in scopes}}
+
+
+def _same(scope: Any) -> Any:
+    return scope
+
+
 def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
-    """Return, for each case whose name contains ``only``, the times on the CPU and on the simulated device."""
-    scope = torchdevice.simulate()
-    conditions = {PLAIN: contextlib.nullcontext, SIMULATED: lambda: scope}
+    """Return, for each case whose name contains ``only``, the times on the CPU and on the simulated devices."""
     chosen = [case for case in CASES if only in case.name]
-    return {case.name: _timings(case, conditions, rounds) for case in track(chosen, "cases")}
+    return {case.name: _timings(case, conditions(), rounds) for case in track(chosen, "cases")}
 
 
-def _timings(case: Case, conditions: dict[str, Any], rounds: int) -> dict[str, Timing]:
-    with conditions[SIMULATED]():
-        simulated = case.prepare("cuda")
-    calls = {PLAIN: case.prepare("cpu"), SIMULATED: simulated}
-    return compare(conditions, calls, rounds=rounds, seconds=case.seconds)
+def _timings(case: Case, under: dict[str, Any], rounds: int) -> dict[str, Timing]:
+    calls = {}
+    for name, condition in under.items():
+        with condition():
+            calls[name] = case.prepare("cpu" if name == PLAIN else "cuda")
+    return compare(under, calls, rounds=rounds, seconds=case.seconds, clock=time.process_time_ns)

@@ -152,6 +152,7 @@ class Context:
         self.folds_devices = own_memory and (options.devices or 1) > runtime.device_count()
         self.product_dtypes = _computed_in_float32(options, runtime)
         self.thread = ThreadValues()
+        self._shown: dict[torch.device, torch.device] = {}
         self.supplied_values: dict[Any, Any] = {}
         self.written_values: dict[Any, Any] = {}
         self.settings: dict[Any, Any] = {}
@@ -275,12 +276,16 @@ class Context:
 
     def shown(self, device: torch.device) -> torch.device:
         """Return a device as tensors on it report it."""
-        if self.shown_as is None or device.type != self.device_type:
-            return device
-        # As in `program_device`: no rewriting of the answer.
-        with torch._C.DisableTorchFunction():
-            # Devices such as meta have no index, but tensors of an accelerator always report one.
-            return torch.device(self.shown_as, device.index or 0)
+        known = self._shown.get(device)
+        if known is None:
+            known = device
+            if self.shown_as is not None and device.type == self.device_type:
+                # As in `program_device`: no rewriting of the answer.
+                with torch._C.DisableTorchFunction():
+                    # Devices such as meta have no index, but tensors of an accelerator always report one.
+                    known = torch.device(self.shown_as, device.index or 0)
+            self._shown[device] = known
+        return known
 
     def redirect(self, value: Any, above: int = 2) -> torch.device | None:
         """Return the device to use for a device argument, or None if the argument needs no rewrite.

@@ -160,7 +160,7 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
             moves.created_by_default(func, args, kwargs, result)
         else:
             result = moves.created(context, args[0] if args else None, result, asked, target)
-    elif asked is not None and args:
+    elif context.folds_devices and asked is not None and args:
         result = moves.moved_among_devices(context, args[0], result)
     return context.pin(result) if pins else result
 

@@ -175,11 +175,17 @@ class _Attribute:
 
     # Getter and setter are functions of torch that the mode knows by these very objects.
     def __init__(self, original: Any):
-        self._original = original
-        self._getter, self._setter = EntryPoint(original.__get__), EntryPoint(original.__set__)
+        self._original, self._read = original, original.__get__
+        self._getter, self._setter = EntryPoint(self._read), EntryPoint(original.__set__)
 
     def __get__(self, tensor: Any, owner: Any = None) -> Any:
-        return self._original if tensor is None else self._getter(tensor)
+        if tensor is None:
+            return self._original
+        mode = _state.mode
+        # Gradients are read often, and wrapped for what writes them.
+        if mode is None or (mode.find(self._read, self) is None and not _stack_length()):
+            return self._read(tensor)
+        return self._getter(tensor)
 
     def __set__(self, tensor: Any, value: Any) -> None:
         self._setter(tensor, value)

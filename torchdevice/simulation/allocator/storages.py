@@ -430,8 +430,15 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
         torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
     """
     # Storages that are resized to 0 are known by the negative address of their C++ object.
-    device(index).release_ended()  # a storage that ended may have had this one's negative number
     emptied = -storage._cdata
+    known = _owners.get(storage.data_ptr() or emptied)
+    serves = native is not None and not memory.is_meta and (known is None or isinstance(known, NativeRef))
+    if serves and native.adopt(storage, memory, device(index)):
+        # Storages that had ended were released meanwhile, perhaps one whose memory had this address.
+        if known is not None and _owners.get(known.address) is known:
+            _give_up(known.address)
+        return None, memory.data_ptr()
+    device(index).release_ended()  # a storage that ended may have had this one's negative number
     # An empty storage has the address 0.
     owner = owner_of(storage) if storage.data_ptr() else _owners.get(emptied)
     on = device(index) if owner is None else owner.on
@@ -439,8 +446,6 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     block = on.allocate(memory.nbytes, stream(index)) if memory.nbytes else None
     if owner is not None:
         _give_up(owner.address)
-    is_free = owner is None or isinstance(owner, NativeRef)
-    serves = native is not None and is_free and not memory.is_meta and native.serves(on, block)
     if serves and native.adopt(storage, memory, on, block):
         return None, 0 if block is None else memory.data_ptr()
     if owner is None:

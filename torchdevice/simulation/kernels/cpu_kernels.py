@@ -171,10 +171,6 @@ def make_compressed(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tens
     )
 
 
-def _name(index: int) -> str:
-    return "cpu" if index < 0 else f"{policy.DEVICE_TYPE}:{index}"
-
-
 def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
     """Count a copy between devices. The host waits for one, unless the program asked for another of locked memory."""
     one, other, context = index_of(source), index_of(destination), state.context
@@ -184,10 +180,10 @@ def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bo
             not_while_capturing()
             if other < 0:
                 host_waited()
-        route = (_name(one), _name(other))
+        start, end = ("cpu" if index < 0 else f"{policy.DEVICE_TYPE}:{index}" for index in (one, other))
         on = machine.current()
-        on.copies[route] += 1
-        on.copied_bytes[route] += destination.nbytes
+        on.copies[start, end] += 1
+        on.copied_bytes[start, end] += destination.nbytes
 
 
 _make_sparse = functools.partial(

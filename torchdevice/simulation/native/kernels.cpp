@@ -1179,15 +1179,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return py::make_tuple(base, reinterpret_cast<int64_t>(memory), memory->ledger ? memory->ledger->number : 0,
                           static_cast<int>(storage_at(cdata)->device().index()));
   });
-  // Let a storage have the memory of a CPU tensor from now on, of which the model in Python has the block, if any.
-  // The number of the memory; 0 where the storage has memory of Python's.
-  m.def("adopt", [](int64_t cdata, const Tensor& tensor, std::shared_ptr<Ledger> ledger) -> int64_t {
+  // Let a storage have the memory of a CPU tensor from now on. The model in Python has the block for a ledger, if any;
+  // a context has one here. The number of the memory; 0 where the storage has memory of Python's, or needs some.
+  m.def("adopt", [](int64_t cdata, const Tensor& tensor, std::shared_ptr<Ledger> ledger,
+                    std::shared_ptr<Context> context) -> int64_t {
     auto* storage = storage_at(cdata);
     if (memory_of(storage) == nullptr && storage->nbytes() != 0) return 0;
-    auto memory = memory_for(tensor.unsafeGetTensorImpl(), nullptr, 0);
-    memory->ledger = memory->data == nullptr ? nullptr : std::move(ledger);
-    adopt(storage, tensor, std::move(memory));
-    return reinterpret_cast<int64_t>(memory_of(storage));
+    auto memory = memory_for(tensor.unsafeGetTensorImpl(), context.get(), storage->device().index());
+    if (ledger && memory) memory->ledger = std::move(ledger);
+    return adopt(storage, tensor, std::move(memory)) ? reinterpret_cast<int64_t>(memory_of(storage)) : 0;
   });
   // Let Python alone serve a storage from now on.
   m.def("disown", [](int64_t cdata) {

@@ -94,7 +94,7 @@ def _connect(module: Any) -> None:
             undrawn=device_generators.give_back,
         )
     )
-    calls = {"fresh": _fresh, "serves": _serves, "adopt": _adopt, "known": module.known, "disown": module.disown}
+    calls = {"fresh": _fresh, "adopt": _adopt, "known": module.known, "disown": module.disown}
     storages.native = SimpleNamespace(Device=NativeDevice, devices=devices, **calls)
     thread_state.on_context = follow
     current_streams.on_change = module.stream_changed
@@ -105,9 +105,20 @@ def _release(number: int) -> None:
         devices[number].release()
 
 
-def _serves(on: Any, block: Block | None) -> bool:
+def _serves(native: Any, on: Any, block: Block | None = None) -> bool:
     """Return whether storages of a device may be of C++, with a block of the model in Python, if any."""
-    return isinstance(on, NativeDevice) and not on.observers and (block is None or block.pool.is_usual)
+    usual = block is None or block.pool.is_usual
+    return bool(native and native.serves and isinstance(on, NativeDevice) and not on.observers and usual)
+
+
+def _leads(native: Any, on: Any) -> bool:
+    """Return whether the ledger of a device gives blocks to a context's storages from now on."""
+    serves = _serves(native, on)
+    if serves:
+        native.use(on.index, on.ledger)
+        while on.ended:
+            on.ended.popleft().release()
+    return serves and on.hand_over()
 
 
 def _fresh(result: torch.Tensor, native: Any, on: Any, block: Block | None = None) -> torch.Tensor | None:
@@ -115,23 +126,26 @@ def _fresh(result: torch.Tensor, native: Any, on: Any, block: Block | None = Non
 
     The ledger gives it a block, or the model in Python has given it one.
     """
-    if not native.serves or not _serves(on, block):
-        return None
     made: torch.Tensor | None = None
     if block is not None:
-        made, number = building.load().made_for(result, on.ledger)
-        on.hold(block, number, result)
+        if _serves(native, on, block):
+            made, number = building.load().made_for(result, on.ledger)
+            on.hold(block, number, result)
         return made
-    native.use(on.index, on.ledger)
-    while on.ended:
-        on.ended.popleft().release()
-    return building.load().made(result, native, on.index) if on.hand_over() else made
+    return building.load().made(result, native, on.index) if _leads(native, on) else made
 
 
-def _adopt(storage: Any, memory: torch.Tensor, on: Any, block: Block | None) -> bool:
-    """Let a storage of C++ have the memory of a CPU tensor. Return false for a storage of Python."""
-    number = building.load().adopt(storage._cdata, memory, None if block is None else on.ledger)
-    if number and block is not None:
+def _adopt(storage: Any, memory: torch.Tensor, on: Any, block: Block | None = None) -> bool:
+    """Let a storage have the memory of a CPU tensor. Return false where it has memory of Python's, or must have.
+
+    It needs no block, or the ledger gives it one, or the model in Python has given it one.
+    """
+    context = thread_state.state.context
+    native = None if context is None or context.policy is None else context.policy.native
+    if not (_serves(native, on, block) if block else not memory.nbytes or _leads(native, on)):
+        return False
+    number = building.load().adopt(storage._cdata, memory, block and on.ledger, None if block else native)
+    if number and block:
         on.hold(block, number, memory)
     return bool(number)
 
