@@ -102,7 +102,6 @@ def check(paths: Sequence[str], options: argparse.Namespace) -> int:
         target, rules = Target.named(options.target), _chosen_rules(options, project)
         files = [file for file in sources.found(paths) if not project.excludes(file)]
         # Syntax trees have no circles, and Python's collector would look at each node several times.
-        collects = gc.isenabled()
         gc.disable()
         try:
             findings = [
@@ -111,7 +110,7 @@ def check(paths: Sequence[str], options: argparse.Namespace) -> int:
                 for finding in check_file(file, target, rules - project.ignored_in(file))
             ]
         finally:
-            (gc.enable if collects else gc.disable)()
+            gc.enable()
         baseline = options.baseline or (project.baseline and project.folder / project.baseline)
         if baseline and not options.write_baseline:
             findings = configuration.without_known(Path(baseline), findings)
