@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import torch
 from conftest import ALONE, plain_torch
 
 import torchdevice
+from torchdevice.cuda import graph_capture
+from torchdevice.foundation.stand_ins import same_bits
 
 pytestmark = pytest.mark.usefixtures("cuda")
 
@@ -260,3 +264,66 @@ def test_a_replay_draws_from_the_states_of_the_capture() -> None:
         assert (old.get_offset(), new.get_offset()) == (4, 4)
         graph.replay()
         assert first.tolist() != expected[0].tolist() and (old.get_offset(), new.get_offset()) == (8, 8)
+
+
+def drawn(seed: int, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the results of a random program, some of which it overwrites: floats, integers, views and lists."""
+    draw = random.Random(seed)
+    held = [x, x * 0.5, x.long()]
+    for _ in range(25):
+        a, b = draw.choice(held), draw.choice(held)
+        number = draw.choice([2, 0.25])
+        calls: list[Any] = [
+            lambda a, b, n: a + b,
+            lambda a, b, n: torch.mul(a, n),
+            lambda a, b, n: a.t() @ b.to(a.dtype),
+            lambda a, b, n: a.exp().clamp(-n, n),
+            lambda a, b, n: torch.add(a.float(), b, alpha=2),
+            lambda a, b, n: a.mul_(2),
+            lambda a, b, n: a[1:].sub_(1),
+            lambda a, b, n: a.sum(0, keepdim=True).expand(4, 4),
+            lambda a, b, n: torch.cat([a, b])[::2].contiguous(),
+            lambda a, b, n: a.argsort(),
+            lambda a, b, n: torch.where(a > 0, a, b),
+            lambda a, b, n: torch.addmm(a.float(), b.float(), a.float().t(), beta=n),
+            lambda a, b, n: a.sort(dim=1)[0],
+            lambda a, b, n: torch.nn.functional.layer_norm(a.float(), (4,)),
+            lambda a, b, n: torch.softmax(a.double(), -1).float(),
+            lambda a, b, n: a.copy_(b),
+            lambda a, b, n: torch.max(a.float(), b.float(), out=torch.empty(4, 4, device="cuda")),
+            lambda a, b, n: torch.full((4, 4), n, device="cuda"),
+        ]
+        call = draw.choice(calls)
+        with contextlib.suppress(RuntimeError):  # such as a write to expanded memory
+            held.append(call(a, b, number))
+    return held
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_replay_of_any_program_gives_its_bits(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(4, 4, generator=generator).cuda()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = drawn(seed, x)
+    for _ in range(3):
+        values = torch.randn(4, 4, generator=generator).cuda()
+        x.copy_(values)
+        graph.replay()
+        expected = drawn(seed, values)
+        assert len(results) == len(expected)
+        for one, other in zip(results[1:], expected[1:], strict=True):
+            assert one.dtype == other.dtype and same_bits(one, other)
+
+
+def test_a_replay_of_products_calls_no_kernel_that_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    x, _ = batches(1)[0]
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = model[0](x).relu_().mul(2)
+    x.copy_(batches(2)[1][0])
+    monkeypatch.setattr(graph_capture._Step, "run", None)
+    graph.replay()
+    with torch.no_grad():
+        assert same_bits(y, model[0](x).relu_().mul(2))

@@ -15,17 +15,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPES = (ast.Module, ast.ClassDef, *_FUNCTIONS, *_COMPREHENSIONS)
 
-_LEAVES = frozenset({ast.Name, ast.Constant})
+_LEAVES = (ast.Name, ast.Constant)
 """Nodes whose parts are of no interest."""
-
-_BINDING = frozenset(
-    {
-        *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Global),
-        *(ast.Nonlocal, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.Assign, ast.AnnAssign, ast.NamedExpr),
-        *(ast.AugAssign, ast.For, ast.AsyncFor, ast.comprehension, ast.withitem),
-    }
-)
-"""Nodes that may give a name a value."""
 
 _MAX_STEPS = 20
 """How many assignments are followed from a name to what it means."""
@@ -98,11 +89,9 @@ class Names:
             assert inner is not None
             self.nodes.append(node)
             self._scopes[node] = inner if scope is None else scope
-            kind = type(node)
-            if kind in _LEAVES:
+            if isinstance(node, _LEAVES):
                 continue
-            if kind in _BINDING:
-                self._note(node, inner, scope)
+            self._note(node, inner, scope)
             for child in reversed(list(ast.iter_child_nodes(node))):
                 self.parents[child] = node
                 stack.append((child, scope if scope is not None and _is_outside(node, child) else inner))

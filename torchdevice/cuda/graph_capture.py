@@ -1,8 +1,8 @@
 """Capture and replay of operators, the mechanism of CUDA graphs.
 
 During a capture a dispatch mode records every operator below autograd with its arguments and results. A replay runs the
-operators again and copies new results into the memory of the recorded results, which the program and later operators
-use. On CUDA nothing is computed during a capture, so the end of a capture restores the tensors of the program that the
+operators again, with new results in the memory of the recorded results, which the program and later operators use. On
+CUDA nothing is computed during a capture, so the end of a capture restores the tensors of the program that the
 operators wrote to.
 
 A CUDA graph holds addresses, not tensors. So a capture records other tensors with the same memory, as they are when
@@ -11,17 +11,19 @@ their operator has run: ``squeeze_`` or ``resize_`` may change the program's ten
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchdevice.core import thread_state
 from torchdevice.cuda.capture_rules import CaptureOrder, not_while_capturing
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation import dispatch_modes
 from torchdevice.foundation.interrupt_safe_exit import block
-from torchdevice.foundation.stand_ins import StandIns, is_written, same_bits, tensors, written
+from torchdevice.foundation.stand_ins import StandIns, is_written, mapped, same_bits, tensors, written
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 
 _aten = torch.ops.aten
@@ -36,6 +38,9 @@ _INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_
 
 
 _UNINITIALISED = frozenset({_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default})
+
+
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -64,6 +69,46 @@ class _Step(NamedTuple):
     kwargs: dict[str, Any]
     made: list[torch.Tensor]
 
+    def run(self) -> None:
+        """Run the operator again, and write its results to the memory of the recorded results."""
+        if self.op not in _UNINITIALISED:  # has no values to copy
+            result = self.op(*self.args, **self.kwargs)
+            # In place: the program and later operators hold the recorded results.
+            for known, new in zip(self.made, _made_by(self.op, result) if self.made else (), strict=True):
+                known.copy_(new)
+
+    def kernel(self, host_alias: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[], Any]:
+        """Return what does as :meth:`run`, where it can by one kernel of the CPU in the recorded memory.
+
+        It can where all tensors are of ``_EASY`` dtypes, for which no device has rules of its own, and one is written.
+        """
+        if not isinstance(self.op, torch._ops.OpOverload):
+            return self.run
+        op = _with_out(self.op) if self.made else self.op
+        given = list(tensors((self.args, self.kwargs, self.made)))
+        easy = all(type(each) in _PLAIN and each.layout is torch.strided and each.dtype in _EASY for each in given)
+        if op is None or not easy or len(op._schema.returns) != 1 or torch.Tag.nondeterministic_seeded in op.tags:
+            return self.run
+        aliases = {id(each): host_alias(each) for each in given}
+        if any(each is None for each in aliases.values()):
+            return self.run
+        args, kwargs, made = mapped((self.args, self.kwargs, self.made), lambda each: aliases.get(id(each), each))
+        return functools.partial(op._op, *args, **kwargs, **({"out": made[0]} if made else {}))
+
+
+_EASY = frozenset({torch.float32, torch.float64})
+
+
+@functools.cache
+def _with_out(op: Any) -> Any:
+    """Return the overload of an operator that writes its only result to ``out`` by a kernel of the CPU, or None."""
+    packet, wanted = op._overloadpacket, [(each.name, str(each.type)) for each in op._schema.arguments]
+    for each in (getattr(packet, overload) for overload in packet.overloads() if overload.endswith("out")):
+        *others, out = [(argument.name, str(argument.type)) for argument in each._schema.arguments]
+        if others == wanted and out == ("out", "Tensor") and _has_kernel(each.name(), "CPU"):
+            return each
+    return None
+
 
 class Capture(TorchDispatchMode):
     """A capture, in progress while the mode is entered.
@@ -77,6 +122,7 @@ class Capture(TorchDispatchMode):
             the state that a generator had at the capture.
         same_memory: Returns another tensor with the memory of a tensor.
         copy: Returns a copy of a tensor. CUDA's captures copy nothing, so the copy should not count as memory.
+        host_alias: Returns the CPU tensor with the memory of a tensor; None where there is none.
 
     Attributes:
         failed: Whether the program called an operator that cannot be captured.
@@ -92,11 +138,14 @@ class Capture(TorchDispatchMode):
         numbers_of: Callable[[torch.Generator], torch.Generator],
         same_memory: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
         copy: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone,
+        host_alias: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None,
     ):
         super().__init__()
         self._numbers_of = numbers_of
         self._same_memory = same_memory
         self._copy = copy
+        self._host_alias = host_alias
+        self._kernels: list[Callable[[], Any]] = []
         self.failed = False
         # At the beginning, so that the end of the capture can restore them.
         self._random_states = [(generator, generator.get_state()) for generator in generators]
@@ -223,14 +272,14 @@ class Capture(TorchDispatchMode):
 
     def replay(self) -> None:
         """Run the operators again and write their results to the memory of the recorded results."""
+        context = thread_state.state.context
+        # Whoever looks at each kernel of a device is to see those of a replay.
+        asks = context is None or context.asks or context.options.verify
         with _as_kernels_do():
-            for op, args, kwargs, made in self._steps:
-                if op in _UNINITIALISED:  # has no values to copy
-                    continue
-                result = op(*args, **kwargs)
-                # In place: the program and later operators hold the recorded results.
-                for known, new in zip(made, _made_by(op, result) if made else (), strict=True):
-                    known.copy_(new)
+            if not (asks or self._kernels):
+                self._kernels = [step.kernel(self._host_alias) for step in self._steps]
+            for run in [step.run for step in self._steps] if asks else self._kernels:
+                run()
 
 
 def _addresses(values: Any, device_type: str | None) -> set[int]:

@@ -130,7 +130,7 @@ class GraphStandIn:
         told_apart = None if runtime.shares_host_memory else runtime.device_type
         generators = [generator, *self._generators]
         self._capture = thread.capture = Capture(
-            told_apart, generators, runtime.numbers_of, runtime.same_memory, runtime.copy_outside
+            told_apart, generators, runtime.numbers_of, runtime.same_memory, runtime.copy_outside, runtime.host_alias
         )
         stream = thread.device_index, thread.streams.get(thread.device_index, 0)
         self._capture.order = CaptureOrder(self._context, self._capture, stream, capture_error_mode)
