@@ -801,10 +801,13 @@ DETERMINISM = "kernels that are not deterministic"
 
 
 def deterministically(correct: bool, module: nn.Module, *shape: int) -> None:
-    """Train a module where the program asks for deterministic kernels, or does not."""
-    x = rand(*shape, requires_grad=True)
+    """Go back through a module where the program asks for deterministic kernels, or does not.
+
+    Some modules have a deterministic forward of their own, which torch chooses where the program asks before it.
+    """
+    y = module(rand(*shape, requires_grad=True))
     torch.use_deterministic_algorithms(not correct)
-    module(x).sum().backward()
+    y.sum().backward()
 
 
 @case(DETERMINISM, "pytorch/pytorch#50198", "adaptive_avg_pool2d_backward_cuda does not have a deterministic")
@@ -819,10 +822,7 @@ def deterministic_maximum_of_a_sentence(correct: bool) -> None:
 
 @case(DETERMINISM, "pytorch/pytorch#107999", "upsample_trilinear3d_backward_out_cuda does not have a deterministic")
 def deterministic_upsampling_of_volumes(correct: bool) -> None:
-    x = rand(1, 1, 2, 2, 2, requires_grad=True)
-    y = F.interpolate(x, scale_factor=2, mode="trilinear")
-    torch.use_deterministic_algorithms(not correct)
-    y.sum().backward()
+    deterministically(correct, nn.Upsample(scale_factor=2, mode="trilinear"), 1, 1, 2, 2, 2)
 
 
 @case(DETERMINISM, "cuda/ReplicationPadding.cu", "replication_pad2d_backward_cuda does not have a deterministic")
