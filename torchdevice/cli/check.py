@@ -60,8 +60,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return _list_rules()
     if not options.paths:
         parser.error("which files? Name a PATH: a file, a notebook or a folder")
-    from torchdevice.check import Target, Verdict, configuration, sources
-    from torchdevice.check.checker import check_file
+    from torchdevice.check import Target, Verdict, check_file, configuration, sources
 
     with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
         project = configuration.of_project(Path.cwd())
