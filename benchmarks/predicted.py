@@ -31,8 +31,7 @@ from typing import Any, NamedTuple
 from benchmarks.against_report import Event, covers, events_of, predicts
 from benchmarks.progress import track
 from torchdevice import errors
-from torchdevice.check import Finding, Target, Verdict
-from torchdevice.check.checker import check_file
+from torchdevice.check import Finding, Target, Verdict, check_file
 from torchdevice.check.environment_rules import PACKAGES
 from torchdevice.journal.callers import PROGRAM, kind_of_file
 from torchdevice.report import Report

@@ -27,14 +27,10 @@ from torchdevice.options import Options
 if TYPE_CHECKING:
     from torchdevice.simulation.profiles import Profile
 
-_REMEDIES = {
-    "cuda": "torch.cuda.is_available() is False: install a CUDA build of torch and a driver, or leave the target out.",
-    "mps": (
-        "torch.backends.mps.is_available() is False: it needs macOS on Apple silicon. Use 'simulated:mps' for a "
-        "simulated Mac, or leave the target out."
-    ),
-    "xpu": "torch.xpu.is_available() is False: install an XPU build of torch and a driver, or leave the target out.",
-}
+_NO_MAC = (
+    "torch.backends.mps.is_available() is False: it needs macOS on Apple silicon. Use 'simulated:mps' for a simulated "
+    "Mac, or leave the target out."
+)
 
 SIMULATED = device_models.SIMULATED
 
@@ -156,8 +152,8 @@ def _named(target: object, name: str) -> Runtime:
         raise _unknown(target, name)
     found = runtime(name)
     if not found.is_available():
-        remedy = _REMEDIES.get(name, f"torch.{name}.is_available() is False: install its driver, or use target='cpu'.")
-        raise TargetUnavailableError(name, remedy)
+        other = f"torch.{name}.is_available() is False: install a build of torch for it and a driver"
+        raise TargetUnavailableError(name, _NO_MAC if name == "mps" else f"{other}, or leave the target out.")
     if name == torch._C._get_privateuse1_backend_name() and not _has_kernel(_ALLOCATING, "PrivateUse1"):
         raise TargetUnavailableError(
             name,

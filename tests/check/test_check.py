@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from torchdevice.check import (
     RULES,
     Finding,
     Target,
-    check,
+    check_file,
     check_source,
     listing,
     sources,
@@ -431,6 +431,11 @@ def test_every_rule_has_a_case_and_a_near_miss(rule: str) -> None:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 CUDA = "import torch\ntorch.cuda.synchronize()\n"
+
+
+def check(paths: Iterable[str], target: Target, rules: Collection[str] | None = None) -> list[Finding]:
+    """Return what is found in files, folders and notebooks."""
+    return [found for path in sources.found(paths) for found in check_file(path, target, rules)]
 
 
 def checked(*paths: Path, target: str = "cpu") -> list[tuple[str, int, str]]:

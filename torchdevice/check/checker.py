@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from torchdevice.check import sources
 from torchdevice.check.findings import Finding, Verdict
@@ -11,21 +11,6 @@ from torchdevice.check.rules import RULES, SYNTAX, Found, Rule
 from torchdevice.check.source_view import View
 from torchdevice.check.sources import Source, UnreadableError
 from torchdevice.check.target import Target
-
-
-def check(paths: Iterable[str], target: Target, rules: Collection[str] | None = None) -> list[Finding]:
-    """Return what was found in files, folders and notebooks, by file and line.
-
-    Args:
-        paths: The files and folders.
-        target: The device that stands in.
-        rules: The names of the rules to apply; None applies all.
-
-    Raises:
-        FileNotFoundError: A path does not exist.
-        ValueError: There is no source in the paths.
-    """
-    return [finding for path in sources.found(paths) for finding in check_file(path, target, rules)]
 
 
 def check_file(path: str, target: Target, rules: Collection[str] | None = None) -> list[Finding]:

@@ -82,24 +82,22 @@ def of_project(folder: Path) -> Configuration:
 
 
 def _check_kind(file: Path, key: str, value: Any) -> None:
-    wanted, fits = {
-        "target": ("a text", _is_text),
-        "baseline": ("a text", _is_text),
-        "per-file-ignores": (
-            "a table of lists of texts",
-            lambda value: isinstance(value, dict) and all(map(_are_texts, value.values())),
-        ),
-    }.get(key, ("a list of texts", _are_texts))
-    if not fits(value):
+    wanted = _WANTED.get(key, "a list of texts")
+    if _kind(value) != wanted:
         raise ValueError(f"{file} has {key} = {value!r} in {_TABLE}, which is not {wanted}. Write {wanted}.")
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+_WANTED = {"target": "a text", "baseline": "a text", "per-file-ignores": "a table of lists of texts"}
+"""What keys take that take no list."""
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
+def _kind(value: Any) -> str:
+    """Return which kind of value this is, of those that keys take; empty for others."""
+    if isinstance(value, list):
+        return "a list of texts" if all(isinstance(each, str) for each in value) else ""
+    if isinstance(value, dict):
+        return "a table of lists of texts" if all(_kind(each) == "a list of texts" for each in value.values()) else ""
+    return "a text" if isinstance(value, str) else ""
 
 
 # ---- the baseline ----------------------------------------------------------------------------------------------------

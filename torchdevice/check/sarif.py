@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -43,9 +44,5 @@ def _uri(path: str) -> str:
     """Return a path as a URI: relative to the working folder where it is in it, as code hosts want it."""
     relative = os.path.relpath(path) if os.path.isabs(path) else path
     if relative.startswith(os.pardir):
-        return "file://" + _quoted(os.path.abspath(path))
-    return _quoted(os.path.normpath(relative))
-
-
-def _quoted(path: str) -> str:
-    return quote(os.fsencode(path.replace(os.sep, "/")))
+        return Path(os.path.abspath(path)).as_uri()
+    return quote(os.fsencode(os.path.normpath(relative).replace(os.sep, "/")))

@@ -6,6 +6,7 @@ Torch is imported when the first of them is looked up, because the tables are th
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -189,10 +190,4 @@ def _known_name(name: str) -> str | None:
             if spelled.startswith(f"{module}.") and torch_object(spelled) is torch_object(candidate):
                 return candidate
     flags = f"{name.rpartition('.')[0]}.flags"
-    return flags if flags in known and parts[-1] in _parameters(flags) else None
-
-
-def _parameters(name: str) -> list[str]:
-    import inspect
-
-    return list(inspect.signature(torch_object(name)).parameters)
+    return flags if flags in known and parts[-1] in inspect.signature(torch_object(flags)).parameters else None

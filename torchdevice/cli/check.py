@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,27 +60,13 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return _list_rules()
     if not options.paths:
         parser.error("which files? Name a PATH: a file, a notebook or a folder")
-    return check(options.paths, options)
-
-
-def _list_rules() -> int:
-    from torchdevice.check import RULES
-
-    for rule in RULES.values():
-        print(f"{rule.name}\n{textwrap.fill(rule.finds, 100, initial_indent='  ', subsequent_indent='  ')}")
-    return 0
-
-
-def check(paths: Sequence[str], options: argparse.Namespace) -> int:
-    """Check sources, show what was found, and return the exit status."""
-    from torchdevice.check import Target, Verdict, configuration, sources
-    from torchdevice.check.checker import check_file
+    from torchdevice.check import Target, Verdict, check_file, configuration, sources
 
     with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
         project = configuration.of_project(Path.cwd())
         options.target = options.target or project.target or "cpu"
         target, rules = Target.named(options.target), _chosen_rules(options, project)
-        files = [file for file in sources.found(paths) if not project.excludes(file)]
+        files = [file for file in sources.found(options.paths) if not project.excludes(file)]
         with garbage_collection.paused():  # syntax trees have no circles, and it would look at each node several times
             findings = [
                 finding for file in files for finding in check_file(file, target, rules - project.ignored_in(file))
@@ -99,6 +84,14 @@ def check(paths: Sequence[str], options: argparse.Namespace) -> int:
             return 0
         _show(findings, findings if options.all else changes, len(files), options)
     return int(bool(changes))
+
+
+def _list_rules() -> int:
+    from torchdevice.check import RULES
+
+    for rule in RULES.values():
+        print(f"{rule.name}\n{textwrap.fill(rule.finds, 100, initial_indent='  ', subsequent_indent='  ')}")
+    return 0
 
 
 def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[str]:

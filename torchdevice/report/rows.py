@@ -96,9 +96,7 @@ def _row(entry: Entry, process: str) -> Row:
     site, library = entry.site, entry.library
     first, passage = source.around(site.file, site.line)
     return Row(
-        file=site.file,
-        line=site.line,
-        function=site.function,
+        **vars(site),
         first=first,
         passage=passage,
         asked=entry.requested,
@@ -107,7 +105,7 @@ def _row(entry: Entry, process: str) -> Row:
         count=entry.count,
         seconds=entry.seconds,
         bytes=entry.bytes,
-        libraries=[LibraryLine(library.file, library.line, library.function, entry.count)] if library else [],
+        libraries=[LibraryLine(**vars(library), count=entry.count)] if library else [],
         processes=[process],
     )
 

@@ -292,9 +292,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     core.reduce: _reduce,
     triton.reduce_with_indices: _reduce_with_indices,
     core.associative_scan: _scan,
-    tl.multiple_of: _hint,
-    tl.max_contiguous: _hint,
-    tl.max_constancy: _hint,
+    **dict.fromkeys((tl.multiple_of, tl.max_contiguous, tl.max_constancy), _hint),
 }
 """What runs in the place of functions that Triton's compiler treats in its own way."""
 

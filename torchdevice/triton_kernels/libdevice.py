@@ -22,28 +22,26 @@ def _rounded_half_away(values: Any) -> Any:
     return np.copysign(np.floor(np.abs(values) + 0.5), values)
 
 
+_RENAMED = """
+    finite:isfinite llrint:rint nearbyint:rint rcp_rn:reciprocal
+    j0:bessel_j0 j1:bessel_j1 y0:bessel_y0 y1:bessel_y1 normcdf:ndtr normcdfinv:ndtri
+"""
+"""The names of ``libdevice``, and those of NumPy or torch where they differ."""
+
+_OTHERS = dict(each.split(":") for each in _RENAMED.split())
+
 _BY_NAME: dict[str, Callable[..., Any]] = {
     "exp10": lambda x: np.power(10, x, dtype=x.dtype),
-    "finite": np.isfinite,
     "fma": lambda x, y, z: x.astype(np.float64) * y + z,
-    "j0": torch.special.bessel_j0,
-    "j1": torch.special.bessel_j1,
-    "llrint": np.rint,
-    "nearbyint": np.rint,
-    "normcdf": torch.special.ndtr,
-    "normcdfinv": torch.special.ndtri,
     "rcbrt": lambda x: 1 / np.cbrt(x),
-    "rcp_rn": np.reciprocal,
     "round": _rounded_half_away,
     "llround": _rounded_half_away,
     "saturate": lambda x: np.clip(x, 0, 1),
     "fdim": lambda x, y: np.maximum(x - y, 0),
     "sinpi": lambda x: np.sin(np.pi * x.astype(np.float64)),
     "cospi": lambda x: np.cos(np.pi * x.astype(np.float64)),
-    "y0": torch.special.bessel_y0,
-    "y1": torch.special.bessel_y1,
 }
-"""The functions whose names in ``libdevice`` are not those of NumPy or torch."""
+"""The functions that NumPy and torch lack."""
 
 
 @functools.cache
@@ -55,7 +53,8 @@ def function(symbol: str) -> Callable[..., Any]:
     """
     name = symbol.removeprefix("__nv_").removeprefix("fast_")
     # float32, float64, rounded to nearest
-    for each in (name, name.removesuffix("f"), name.removesuffix("d"), name.removesuffix("_rn")):
+    for spelled in (name, name.removesuffix("f"), name.removesuffix("d"), name.removesuffix("_rn")):
+        each = _OTHERS.get(spelled, spelled)
         # torch's special functions first, since they are the more exact.
         found = _BY_NAME.get(each) or next((vars(m)[each] for m in (torch.special, np, torch) if each in vars(m)), None)
         if found is not None:
@@ -64,4 +63,4 @@ def function(symbol: str) -> Callable[..., Any]:
     refuse(f"tl.extra.libdevice: {symbol}", "Write the function with tl.math, or run the kernel on a GPU.")
 
 
-_PLAIN = frozenset(each for each in _BY_NAME.values() if getattr(each, "__module__", "") == __name__)
+_PLAIN = frozenset(_BY_NAME.values())

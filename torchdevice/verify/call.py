@@ -12,7 +12,7 @@ from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.stand_ins import same_bits, tensors
 from torchdevice.journal.discrepancies import Finding
 from torchdevice.verify import ranges, reference, tolerances
-from torchdevice.verify.inputs import WIDE, Copies, Inputs, is_plain, on_cpu, window
+from torchdevice.verify.inputs import WIDE, Copies, Inputs, Place, is_plain, on_cpu, window
 from torchdevice.verify.lines import Lines
 from torchdevice.verify.operator_facts import Operator
 from torchdevice.verify.tolerances import Difference
@@ -205,7 +205,7 @@ class Call:
 
     def _is_unchanged(self, tensor: torch.Tensor) -> bool:
         place = self.inputs.places[id(tensor)]
-        return place.is_that_of(tensor) and same_bits(window(tensor, self._alias), self.inputs.before(tensor))
+        return place.key == Place(tensor).key and same_bits(window(tensor, self._alias), self.inputs.before(tensor))
 
     def _undeclared(self, copies: Copies) -> Iterator[tuple[str, Difference]]:
         """Yield the arguments that only the operator has changed or only the CPU, which the schema does not say."""
@@ -236,9 +236,9 @@ class Call:
         memories = _memories((self._args, self._kwargs))
         copied = _memories((copies.args, copies.kwargs))
         for actual, other in zip(tensors(result), tensors(expected), strict=False):
-            if actual.dtype != other.dtype or _geometry(actual) != _geometry(other):
-                what = f"has {_described(actual)} instead of {_described(other)}"
-                yield "the result", Difference("shape", what)
+            place, expected_place = Place(actual), Place(other)
+            if place.key != expected_place.key:
+                yield "the result", Difference("shape", f"has {place} instead of {expected_place}")
             elif _memories(actual) - memories and not _memories(other) - copied:
                 yield "the result", Difference("not a view", "has memory of its own, and the CPU's is a view")
 
@@ -268,10 +268,7 @@ class Call:
             return "[" + "; ".join(map(self._spelled, value)) + "]"
         if not isinstance(value, torch.Tensor):
             return repr(value)
-        place = self.inputs.places[id(value)]
-        dtype = str(place.dtype).removeprefix("torch.")
-        shape = f"{dtype}{list(place.shape)}"
-        return f"{shape}, strides {place.stride}, offset {place.offset}, on {native_device(value)}"
+        return f"{self.inputs.places[id(value)]}, on {native_device(value)}"
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -293,12 +290,3 @@ def _copy_of(tensor: torch.Tensor) -> Callable[[Any, Copies], Any]:
 
 def _memories(value: Any) -> set[int]:
     return {each.untyped_storage()._cdata for each in tensors(value) if each.numel()}
-
-
-def _geometry(tensor: torch.Tensor) -> Any:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-
-
-def _described(tensor: torch.Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"{dtype}{list(tensor.shape)}, strides {tensor.stride()}, offset {tensor.storage_offset()}"

@@ -65,7 +65,7 @@ class Place:
         like: The tensor itself, for its conjugate and negative bits.
     """
 
-    def __init__(self, tensor: torch.Tensor, memory: int):
+    def __init__(self, tensor: torch.Tensor, memory: int = 0):
         self.memory = memory
         self.dtype = tensor.dtype
         self.shape = tuple(tensor.shape)
@@ -79,9 +79,14 @@ class Place:
         """The first byte in the memory, and the one after the last."""
         return int(self.offset) * self.dtype.itemsize, int(self.offset + self.extent) * self.dtype.itemsize
 
-    def is_that_of(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor has the same shape, strides and offset."""
-        return (self.shape, self.stride, self.offset) == (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tensors have in common that lie alike."""
+        return self.dtype, self.shape, self.stride, self.offset
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}{list(self.shape)}, strides {self.stride}, offset {self.offset}"
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
         """Return the tensor at this place in a memory."""
