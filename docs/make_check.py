@@ -12,7 +12,7 @@ from typing import Any
 
 from generated import write_or_check
 
-from torchdevice.check import RULES, Target, check
+from torchdevice.check import RULES, Target, check_file
 from torchdevice.check.environment_rules import PACKAGES
 
 PAGE = Path(__file__).with_name("check.md")
@@ -207,7 +207,7 @@ def _example(name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "example.py")
         file.write_text(f"import os, subprocess, torch\n{_EXAMPLES[name]}\n")
-        found = check([str(file)], Target.named("mps"), [name])
+        found = check_file(str(file), Target.named("mps"), [name])
     (finding, *_) = found
     return f"```text\n{_EXAMPLES[name]}\n    {finding.verdict.value}: {finding.remedy}\n```\n"
 
