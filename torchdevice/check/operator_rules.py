@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from torchdevice.check.findings import Verdict
 from torchdevice.check.rules import Found, rule
 from torchdevice.check.source_view import View, argument
+from torchdevice.check.target import MAC
+from torchdevice.devices.accelerators import SPELLED
 
 
 @rule("operator", ast.Attribute, ast.Name, of_lacks=True)
@@ -51,17 +53,18 @@ def _mps_arguments(node: ast.Call, view: View) -> Iterator[Found]:
     """A call that MPS refuses for its arguments: an LSTM with `proj_size`, a compressed sparse layout,
     `ConvTranspose3d` in half precision. It runs on the CPU, which is approximate. `share_memory_` of a tensor that was
     just made on the device or moved there raises, and must be changed."""
-    if view.target.column != "mps":
+    if view.target.column != MAC.column:
         return
     made = node.func.value if isinstance(node.func, ast.Attribute) else None
     function, method, maker = view.called(node), view.method(node), view.called(made) if made is not None else ""
-    if method == "share_memory_" and isinstance(made, ast.Call) and (view.method(made) == "cuda" or _on_device(made)):
+    moved = isinstance(made, ast.Call) and (view.method(made) == "cuda" or _on_device(made, view))
+    if method == "share_memory_" and moved:
         yield Found(Verdict.CHANGE, f"Share a CPU tensor: share_memory_ raises for one on {view.target.name}.")
     projects = argument(node, None, "proj_size") if function == "torch.nn.LSTM" else None
     for said, refused in (
         ("an LSTM with proj_size", projects is not None and getattr(projects, "value", None) != 0),
         (method, method.startswith(_COMPRESSED) and view.is_tensor(node)),
-        (function.removeprefix("torch."), function in _MAKES_COMPRESSED and _on_device(node)),
+        (function.removeprefix("torch."), function in _MAKES_COMPRESSED and _on_device(node, view)),
         ("ConvTranspose3d in half precision", method in ("half", "bfloat16") and maker == "torch.nn.ConvTranspose3d"),
     ):
         if refused:
@@ -73,9 +76,8 @@ _COMPRESSED = ("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc
 _MAKES_COMPRESSED = tuple(f"torch.{each.removeprefix('to_')}_tensor" for each in _COMPRESSED)
 
 
-def _on_device(call: ast.Call) -> bool:
-    device = argument(call, None, "device")
-    return device is not None and getattr(device, "value", "") != "cpu"
+def _on_device(call: ast.Call, view: View) -> bool:
+    return any(SPELLED.fullmatch(str(text.value)) for text in view.texts(argument(call, None, "device")))
 
 
 def _used(node: ast.Attribute | ast.Name, view: View) -> str:

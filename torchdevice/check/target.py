@@ -53,7 +53,7 @@ class Target(NamedTuple):
         from torchdevice import target_selection
 
         if name in SIMULATED_MAC:
-            return _REAL["mps"]._replace(name=name, plain_graphs=True)
+            return MAC._replace(name=name, plain_graphs=True)
         profile, devices = target_selection.simulated_profile(name)
         return cls(
             name, "simulated", "", profile.name, profile.single, devices or 1, plain_graphs=profile.lacks_anything
@@ -68,7 +68,7 @@ class Target(NamedTuple):
 
     def reports(self, families: Collection[str]) -> bool:
         """Return whether tensors say that they are on one of these accelerators, which a program is written for."""
-        return self.column == "simulated" or self.native in families
+        return self.native in families or not (self.native or self.name in _REAL)
 
     @property
     def refuses_operators(self) -> bool:
@@ -145,6 +145,9 @@ _REAL: Mapping[str, Target] = {
     **{family: Target(family, family, family, family) for family in FAMILIES},
     "cpu": Target("cpu", "cpu"),
 }
+
+
+MAC = _REAL["mps"]
 
 
 def torch_object(name: str) -> Any:
