@@ -26,6 +26,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], 
     def both(program: Callable[[], Any]) -> Any:
         found = []
         for key in (meta_kernels._key, lambda *args: None):
+            gc.collect()  # a tensor left from another machine may have an address of this one's
             with monkeypatch.context() as patch, torchdevice.simulate(compute="meta", count=2):
                 patch.setattr(meta_kernels, "_key", key)
                 found.append(program())
@@ -50,8 +51,8 @@ def shown(value: Any) -> Any:
 
 def outcome(call: Callable[[], Any]) -> Any:
     """Return what a call gives, or its error, and the memory that it leaves and took at most."""
+    before = torch.cuda.memory_allocated()  # which releases what has ended, before the peak begins anew
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
     try:
         result = call()
         found = [shown(each) for each in pytree.tree_leaves(result)]
@@ -126,10 +127,12 @@ CALLS: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore")  # torch gives some once in a process, and not to the second program
 @pytest.mark.parametrize("seed", range(3))
 def test_random_programs(seed: int, sweep: tuple[bool, int], answers: Any) -> None:
     def program() -> Any:
         draw = random.Random(f"{seed} {sweep[1]}")
+        torch.set_default_dtype(torch.float32)
         held = [torch.ones(4, 4, device="cuda"), torch.ones(4, 4, device="cuda", dtype=torch.int64)]
         found = []
         for _ in range(400):
