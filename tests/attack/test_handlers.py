@@ -376,7 +376,44 @@ def an_argument_is_dropped(visitor: Visitor) -> None:
     torch.add(arguments.pop(), 1)
 
 
+def on_the_device(visitor: Visitor) -> torch.Tensor:
+    """Return a tensor whose storage has a callback that uses the device."""
+    made = torch.ones(3, device="cuda")
+    weakref.finalize(made.untyped_storage(), visitor)
+    return made
+
+
+def a_storage_is_set(visitor: Visitor) -> None:
+    on_the_device(visitor).set_(torch.zeros(2, device="cuda").untyped_storage(), 0, (2,))
+
+
+def a_whole_storage_is_set(visitor: Visitor) -> None:
+    on_the_device(visitor).set_(torch.zeros(2, device="cuda").untyped_storage())
+
+
+def the_storage_of_another_is_set(visitor: Visitor) -> None:
+    on_the_device(visitor).set_(torch.zeros(2, device="cuda"))
+
+
+def no_storage_is_set(visitor: Visitor) -> None:
+    on_the_device(visitor).set_()
+
+
+def data_are_set(visitor: Visitor) -> None:
+    on_the_device(visitor).data = torch.zeros(2, device="cuda")
+
+
+def data_on_another_device_are_set(visitor: Visitor) -> None:
+    on_the_device(visitor).data = torch.zeros(2)
+
+
 CALLS_THAT_DROP = [
+    a_storage_is_set,
+    a_whole_storage_is_set,
+    the_storage_of_another_is_set,
+    no_storage_is_set,
+    data_are_set,
+    data_on_another_device_are_set,
     a_gradient_is_set,
     a_gradient_is_deleted,
     gradients_are_zeroed,

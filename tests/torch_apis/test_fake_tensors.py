@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchdevice
@@ -33,6 +33,8 @@ def test_the_device_of_fakes(scope: torchdevice.Scope) -> None:
         layer = torch.nn.Linear(2, 2, device=fake.device)
         for each in (fake, made, *made_of, torch.empty_like(fake), layer(made), layer.weight):
             assert each.device == x.device and each.device.type == "cuda" and each.is_cuda
+            if hasattr(FakeTensor, "fake_device"):  # torch 2.13 and later
+                assert each.fake_device == x.device
         assert fake.cpu().device.type == "cpu"
 
 

@@ -85,12 +85,18 @@ def remove() -> None:
     gc.callbacks[:] = [each for each in gc.callbacks if each is not _begin and each is not _end]
 
 
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    with torch._C.DisableTorchFunction():
+        return torch.Tensor.untyped_storage(tensor) if torch._C._has_storage(tensor) else None
+
+
 _HELD: dict[Any, Any] = {
     torch.Tensor.grad.__set__: torch.Tensor.grad.__get__,  # type: ignore[union-attr]
     torch.Tensor.grad.__delete__: torch.Tensor.grad.__get__,  # type: ignore[union-attr]
     torch.Tensor._backward_hooks.__set__: torch.Tensor._backward_hooks.__get__,  # type: ignore[union-attr]
     torch.Tensor.detach_: torch.Tensor.grad_fn.__get__,  # type: ignore[union-attr]
     torch.detach_: torch.Tensor.grad_fn.__get__,  # type: ignore[union-attr]
+    torch.Tensor.data.__set__: storage_of,
 }
 """A function by which a tensor drops an object, and the one that returns the object."""
 
@@ -98,13 +104,20 @@ _HELD: dict[Any, Any] = {
 @rewrites(*_HELD, table=DROPS)
 def dropping(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function that drops an object with a destructor, perhaps, which then runs with the mode."""
-    held = [_HELD[func](args[0] if args else kwargs["input"])]
+    return outliving(context, [_HELD[func](args[0] if args else kwargs["input"])], func, args, kwargs)
+
+
+def outliving(context: Context, held: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function, and let the object in ``held`` go afterwards, with the mode."""
     result = func(*args, **kwargs)
-    # A gradient usually ends without a function in Python.
-    if held[0] is not None and not (type(held[0]) is torch.Tensor and _ends_quietly(held[0])):
+    # A gradient or a storage usually ends without a function in Python.
+    if held[0] is not None and not (type(held[0]) in _QUIET and _ends_quietly(held[0])):
         with_mode(context, held.clear)
     return result
 
 
-def _ends_quietly(tensor: torch.Tensor) -> bool:
-    return not weakref.getweakrefcount(tensor) and not vars(tensor)
+_QUIET = {torch.Tensor, torch.UntypedStorage}
+
+
+def _ends_quietly(held: Any) -> bool:
+    return not weakref.getweakrefcount(held) and not vars(held)

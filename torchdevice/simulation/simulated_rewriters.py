@@ -131,6 +131,12 @@ _DRAWING = (
 """Functions that programs pass a generator."""
 
 
+def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``tensor.data = value``, which may let a storage end."""
+    set_data = parameter_data.REWRITERS[func]
+    set_data(context, lambda *args: dropping(context, func, args, {}), args, kwargs)
+
+
 _NAMING_DEVICES = (
     torch.Tensor.numpy,
     torch.Tensor.set_,
@@ -150,6 +156,7 @@ TABLE = {
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     torch.Tensor.grad.__set__: dropping,  # type: ignore[union-attr]
     **parameter_data.REWRITERS,
+    torch.Tensor.data.__set__: _set_data,
     **dict.fromkeys(_DRAWING, _drawn),
     _interface.__get__: _array_interface,
     torch.sparse_coo_tensor: _sparse_coo_tensor,

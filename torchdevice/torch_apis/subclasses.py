@@ -8,6 +8,7 @@ accelerator, torch would be asked for a wrapper on that accelerator, which is no
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -72,3 +73,16 @@ def _device_property(original: Any) -> property:
         return context.shown(found) if context is not None and shows and of_this_thread() is not None else found
 
     return property(device, original.__set__)
+
+
+# Before torch 2.13 it is an attribute of each tensor.
+@replaces(FakeTensor, "fake_device", makes=True, optional=True)
+def _fake_device_property(original: Any) -> property:
+    """Replace ``FakeTensor.fake_device``: programs see in it what ``device`` shows, and torch computes with it."""
+
+    def fake_device(tensor: Any) -> torch.device:
+        asks_within_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
+        found: torch.device = original.__get__(tensor) if asks_within_torch else tensor.device
+        return found
+
+    return property(fake_device, original.__set__)

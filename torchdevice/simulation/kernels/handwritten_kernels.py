@@ -14,6 +14,7 @@ import torch.nn.attention
 from torch._C import DispatchKey
 
 from torchdevice.core import thread_state
+from torchdevice.engines import destructors
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, meant, set_storage
 from torchdevice.simulation.kernels import cuda_values, fused_attention, recurrent_cells
@@ -149,6 +150,21 @@ def _set_to_nothing(self: torch.Tensor) -> torch.Tensor:
 SPECIAL.update(
     {name: view_of(overload_of(name)) for name in ("set_.source_Storage", "set_.source_Tensor", "is_set_to")}
 )
+
+
+def _letting_go(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that lets the storage before go with the mode: ``Tensor.set_`` asks no mode."""
+
+    def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        context = thread_state.state.context
+        if context is None:
+            return kernel(self, *args, **kwargs)
+        return destructors.outliving(context, [destructors.storage_of(self)], kernel, (self, *args), kwargs)
+
+    return run
+
+
+SPECIAL.update({name: _letting_go(kernel) for name, kernel in SPECIAL.items() if name.startswith("set_")})
 
 
 @special("record_stream")
