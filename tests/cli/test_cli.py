@@ -128,7 +128,7 @@ class TestRun:
     def test_a_variable_of_no_meaning(self, tmp_path: Path) -> None:
         result = run_program(tmp_path, "print('started')", TORCHDEVICE_DEVICES="many")
         assert (result.returncode, result.stdout) == (2, "") and result.stderr.count("\n") == 1
-        assert result.stderr.startswith("torchdevice: TORCHDEVICE_DEVICES='many': 'many' is not a number")
+        assert result.stderr.startswith("torchdevice: TORCHDEVICE_DEVICES='many': devices='many' is not a number")
 
     def test_a_missing_dependency(self, tmp_path: Path) -> None:
         (tmp_path / "psutil.py").write_text("raise ImportError('psutil is broken')")
