@@ -933,7 +933,8 @@ class Attention : public c10::OperatorKernel {
     const auto alias = [&](size_t i) { return aliases.of(tensor(i)); };
     const Tensor query = tensor(0), key = tensor(1), value = tensor(2), mask = tensor(3);
     const auto fits = [&](const Tensor& each) {
-      return each.is_privateuseone() && each.device() == query.device() && memory_of(each) != nullptr;
+      const bool few = each.dim() < 2 || each.size(1) < 65536;  // CUDA refuses more heads, and Python says so
+      return few && each.is_privateuseone() && each.device() == query.device() && memory_of(each) != nullptr;
     };
     const bool has_mask = mask.defined();
     if (serving() == nullptr || !at::globalContext().userEnabledMathSDP() || !fits(query) || !fits(key) || !fits(value) ||
