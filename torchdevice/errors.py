@@ -1,19 +1,26 @@
-"""Every exception and warning that this package raises. Each keeps the facts that it reports as attributes."""
+"""Every exception and warning that this package raises. Each keeps the facts that it reports as attributes.
+
+``errors.json`` has the texts of those that are dataclasses, by the name of the class.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, NamedTuple
+
+# Not by `data_files`: that folder raises these errors.
+_TEXTS: dict[str, str] = json.loads(Path(__file__).with_name("errors.json").read_text(encoding="utf-8"))
 
 
 class TorchDeviceError(Exception):
-    """Base of all exceptions of this package. A dataclass among them puts its fields into the text of its class."""
-
-    _text = ""
+    """Base of all exceptions of this package. A dataclass among them puts its fields into its text."""
 
     def __post_init__(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
-        super().__init__(self._text.format(**values))
+        text = next(filter(None, (_TEXTS.get(kind.__name__) for kind in type(self).__mro__)))
+        super().__init__(text.format(**values))
         for name, value in values.items():  # again, because the constructor of ImportError sets its own ``name``
             setattr(self, name, value)
 
@@ -50,7 +57,6 @@ class TargetUnavailableError(TorchDeviceError, RuntimeError):
 
     target: object
     remedy: str
-    _text = "The target {target!r} is not available here. {remedy}"
 
 
 @dataclass(eq=False, repr=False)
@@ -62,7 +68,6 @@ class NativeKernelsError(TorchDeviceError, RuntimeError):
     """
 
     reason: str
-    _text = "The native kernels of simulated devices cannot be used: {reason}."
 
 
 class ScopeError(TorchDeviceError, RuntimeError):
@@ -82,10 +87,6 @@ class AnotherPatcherError(TorchDeviceError, RuntimeError):
     """
 
     patcher: str
-    _text = (
-        "{patcher!r} replaces parts of torch for the whole process, so a scope could neither rewrite nor restore "
-        "these parts reliably. Remove the import of {patcher!r}, or do not activate torchdevice."
-    )
 
 
 class SecondCopyError(TorchDeviceError, RuntimeError):
@@ -109,10 +110,6 @@ class FidelityError(TorchDeviceError, RuntimeError):
 
     requested: str
     done: str
-    _text = (
-        "{requested} would not be exact here ({done}), and the scope is strict. "
-        "Use strict=False to accept the difference, or change the call."
-    )
 
 
 @dataclass(eq=False, repr=False)
@@ -126,7 +123,6 @@ class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
 
     name: str
     remedy: str
-    _text = "{name} is not supported on a stand-in device. {remedy}"
 
 
 class ExtensionRefusedError(NotSupportedError, OSError):
@@ -158,10 +154,6 @@ class TorchVersionError(TorchDeviceError, ImportError):
     name: str
     version: str
     affected: str
-    _text = (
-        "torch {version} has no {name!r}, which torchdevice needs for {affected}. "
-        "Install a release of torchdevice that supports torch {version}."
-    )
 
 
 @dataclass(eq=False, repr=False)
@@ -175,10 +167,6 @@ class TritonVersionError(TorchDeviceError, ImportError):
 
     name: str
     version: str
-    _text = (
-        "triton {version} has no {name!r}, by which torchdevice runs its kernels without a GPU. "
-        "Install the release of Triton that torch's own builds for CUDA require."
-    )
 
 
 @dataclass(eq=False, repr=False)
@@ -190,7 +178,6 @@ class EngineUnavailableError(TorchDeviceError, RuntimeError):
     """
 
     reason: str
-    _text = "engine='wrap' does not work here: {reason}. Use engine='mode'."
 
 
 class PortabilityWarning(UserWarning):
@@ -265,11 +252,6 @@ class CopyInFlightError(TorchDeviceError, RuntimeError):
 
     site: Any
     stream: tuple[int, int]
-    _text = (
-        "the copy to cuda:{stream[0]} that began at {site} on stream {stream[1]} was in flight while the host "
-        "wrote to its source. On a GPU it may have copied what was written then. Record an event after the copy "
-        "and synchronize it before the memory is written again."
-    )
 
 
 @dataclass(eq=False, repr=False)
@@ -287,11 +269,6 @@ class IndicesInFlightError(TorchDeviceError, RuntimeError):
     site: Any
     stream: tuple[int, int]
     reader: tuple[int, int]
-    _text = (
-        "a kernel on stream {reader[1]} of cuda:{reader[0]} reads the indices of a sparse tensor, whose copy "
-        "began at {site} on stream {stream[1]} and may not be done. Before the kernel, let its stream wait: call "
-        "its wait_stream(), or its wait_event() with an event that was recorded after the copy."
-    )
 
 
 @dataclass(eq=False, repr=False)
@@ -303,11 +280,6 @@ class NoValueError(TorchDeviceError, RuntimeError):
     """
 
     operator: str
-    _text = (
-        "{operator!r} needs the values of a tensor, and there are none with compute='meta'. Leave the call out "
-        "where only shapes and memory are asked for, as with .item(), .cpu(), nonzero() and 'if tensor:', or "
-        "leave out compute."
-    )
 
 
 class RaceWarning(UserWarning):
@@ -323,7 +295,6 @@ class DivergenceError(TorchDeviceError, RuntimeError):
     """
 
     finding: Any
-    _text = "{finding}"
 
 
 class DivergenceWarning(UserWarning):
@@ -339,10 +310,6 @@ class BackendTakenError(TorchDeviceError, RuntimeError):
     """
 
     name: str
-    _text = (
-        "torch has room for one out-of-tree backend in a process, and {name!r} is registered. Run the program on "
-        "that backend with target={name!r}, or simulate in a process that does not import it."
-    )
 
 
 @dataclass(eq=False, repr=False)
@@ -358,10 +325,6 @@ class WrongDeviceError(TorchDeviceError, RuntimeError):
     name: str
     found: object
     expected: object
-    _text = (
-        "{name} is on '{found!s}', but expected on '{expected!s}'. Move it there first, or make the move "
-        "start where it is."
-    )
 
 
 __all__ = [name for name, kind in list(vars().items()) if isinstance(kind, type) and issubclass(kind, Exception)]

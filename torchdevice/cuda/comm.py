@@ -38,8 +38,9 @@ def _require_on_device(context: Context, tensor: torch.Tensor, message: str, ind
     _require(not on_host, f"{message} {index} has device '{native_device(tensor)}'")
 
 
-def _on_each(context: Context, tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
-    """Return the tensor itself for its own device, and copies for the others.
+@supplied_function("_broadcast")
+def comm_broadcast(context: Context, tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
+    """Return the tensor itself for its own device and copies for the others.
 
     Several ordinals may mean one device of the target. The tensor itself is for the first of these.
     """
@@ -49,12 +50,6 @@ def _on_each(context: Context, tensor: torch.Tensor, devices: Sequence[int]) -> 
         tensor if at_home and device == at_home[0] else tensor.to(target, copy=True)
         for device, target in zip(devices, targets, strict=True)
     ]
-
-
-@supplied_function("_broadcast")
-def comm_broadcast(context: Context, tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
-    """Return the tensor itself for its own device and copies for the others."""
-    return _on_each(context, tensor, devices)
 
 
 @supplied_function("_broadcast_out")
@@ -76,7 +71,7 @@ def comm_broadcast_coalesced(
     first = _device_of(context, devices[0])
     there = all(native_device(tensor) == first for tensor in tensors) or context.runtime.shares_host_memory
     _require(there, f"All tensors must be on devices[0]: {devices[0]}")
-    copies = [_on_each(context, tensor, devices) for tensor in tensors]
+    copies = [comm_broadcast(context, tensor, devices) for tensor in tensors]
     return [list(on_device) for on_device in zip(*copies, strict=True)] or [[] for _ in devices]
 
 

@@ -19,13 +19,7 @@ from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
 from torchdevice.devices.private_pools import PrivatePools, new_id
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.journal.callers import program_line, warn_at
-
-
-@supplied_function("_host_emptyCache", Fidelity.INERT, note="no page-locked host memory is cached")
-def host_empty_cache(context: Context) -> None:
-    """Do nothing: no page-locked host memory is cached."""
 
 
 @supplied_function("_graph_pool_handle")

@@ -102,10 +102,6 @@ def _use_for(kind: str | None) -> None:
     _set_included(_INCLUDED, kind is not None)
 
 
-def _region_kind() -> str | None:
-    return _region.kind
-
-
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 
@@ -120,8 +116,10 @@ def register(kind: str, key: str) -> list[torch.library.Library]:
 
 def _register_spare(own_key: Any) -> list[torch.library.Library]:
     """Register kernels for the operators that torch's kernels under a key cast differently from CUDA's."""
-    own, listed = _names_of_aten(own_key), policies().keys()
-    made = {name: _kernel(name, _region_kind, SPARE) for name in (listed - own) | _CAST_OTHERWISE}
+    # Libraries such as torchvision register operators of their own there.
+    all_own = (name.partition("::") for name in registrations_for_dispatch_key(own_key))
+    own, listed = {name for library, _, name in all_own if library == "aten"}, policies().keys()
+    made = {name: _kernel(name, lambda: _region.kind, SPARE) for name in (listed - own) | _CAST_OTHERWISE}
     found = _registered(_SPARE_KEY, {name: made[name] for name in made.keys() - _with_kernel})
     unlisted = [name for name in own - listed - _with_kernel if not _KEPT.fullmatch(name)]
     for name in unlisted:
@@ -144,11 +142,6 @@ def _registered(key: str, kernels: dict[str, Callable[..., Any]]) -> list[torch.
     for name, kernel in kernels.items():
         aten.impl(name, kernel, key)
     return [fallback, aten]
-
-
-def _names_of_aten(key: str) -> set[str]:
-    # Libraries such as torchvision register operators of their own there.
-    return {name.removeprefix("aten::") for name in registrations_for_dispatch_key(key) if name.startswith("aten::")}
 
 
 @functools.cache

@@ -78,12 +78,8 @@ def _device_of(context: Context, device: Any) -> torch.device:
     return on_target
 
 
-def _stand_in(module: str, name: str, dtype: torch.dtype, layout: torch.layout) -> LegacyTensorType:
-    return LegacyTensorType(name, (), {"dtype": dtype, "layout": layout, "__module__": module})
-
-
 STAND_INS = {
-    f"{module}.{name}": _stand_in(module, name, dtype, layout)
+    f"{module}.{name}": LegacyTensorType(name, (), {"dtype": dtype, "layout": layout, "__module__": module})
     for module, layout in (("torch.cuda", torch.strided), ("torch.cuda.sparse", torch.sparse_coo))
     for name, dtype in LEGACY_DTYPES.items()
     if hasattr(importlib.import_module(module), name)

@@ -18,7 +18,7 @@ from torchdevice.foundation.stand_ins import StandIns, mapped, tensors
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import has_no_values
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, wrapped
-from torchdevice.simulation.observe.meta_kernels import WithoutValues, gives_values
+from torchdevice.simulation.observe.meta_kernels import WithoutValues, gives_values, like_on_meta
 
 ASSUMED = "assumed: "
 """How a row of the report begins to say what was done, where values were assumed."""
@@ -62,11 +62,7 @@ class AssumedValues(WithoutValues):
             self._context.note(name, ASSUMED + said, Fidelity.APPROXIMATE)
             if not sized:
                 return result
-            return wrapped(mapped(result, _without_values), max(map(index_of, tensors((args, kwargs)))))
-
-
-def _without_values(result: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
+            return wrapped(mapped(result, like_on_meta), max(map(index_of, tensors((args, kwargs)))))
 
 
 _NEUTRAL = {"aten::bitwise_and": 1, "aten::bitwise_or": 0}

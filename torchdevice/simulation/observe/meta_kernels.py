@@ -248,7 +248,7 @@ class _Shapes(StandIns):
         self.outs = outs
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return _alone(tensor) if id(tensor) in self.outs else meta_of(tensor)
+        return like_on_meta(tensor) if id(tensor) in self.outs else meta_of(tensor)
 
     def other(self, value: Any) -> Any:
         if isinstance(value, torch.device):
@@ -280,8 +280,8 @@ def _index(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return max(indices)
 
 
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the meta device that the operator may resize."""
+def like_on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a new tensor of the meta device, which an operator may resize."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
 
 
@@ -322,7 +322,7 @@ def _shapes_by_fakes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def meta(value: torch.Tensor) -> torch.Tensor:
         if value.layout is not torch.strided:
             raise NoValueError(op._schema.name)
-        return _alone(value)
+        return like_on_meta(value)
 
     with FakeTensorMode():
         taken, named = pytree.tree_map(fake, (args, kwargs))
