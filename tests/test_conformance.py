@@ -10,8 +10,6 @@ from conftest import run_python
 from corpus import CASES
 from places import ROOT
 
-from benchmarks import conformance
-
 pytestmark = pytest.mark.one_engine
 
 

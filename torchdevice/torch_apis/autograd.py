@@ -45,7 +45,7 @@ def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) ->
     for observer in context.stream_observers:
         observer.backward_began()
     try:
-        with _in_this_thread(context), _on_streams_of_forward(context, args[0]):
+        with _in_this_thread(), _on_streams_of_forward(context, args[0]):
             return with_mode(context, original, *args, **kwargs)
     except SystemError as error:  # what Python makes of an error that is gone
         raised = taken.error or error
@@ -59,13 +59,16 @@ def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) ->
     raise raised  # here, so that the SystemError is not noted as its context
 
 
-def _in_this_thread(context: Context) -> contextlib.AbstractContextManager[Any]:
+def _in_this_thread() -> contextlib.AbstractContextManager[Any]:
     """Let the engine work in the calling thread, which is in the scope.
 
     It would run the backward of an accelerator's operators in a thread of its own for each device, where no scope is
     active: neither for the program's hooks and custom functions, nor for operators that run on the CPU.
     """
-    if context.runtime.shares_host_memory or not torch._C._is_multithreading_enabled():
+    # The tensors may be of an outer scope.
+    contexts = [entry.context for entry in thread_state.state.entries]
+    apart = any(each is not None and not each.runtime.shares_host_memory for each in contexts)
+    if not apart or not torch._C._is_multithreading_enabled():
         return contextlib.nullcontext()
     return torch.autograd.set_multithreading_enabled(False)
 
