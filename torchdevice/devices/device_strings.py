@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
+from torchdevice.foundation import data_files
 
 ACCELERATORS = frozenset(FAMILIES)
 """The accelerators that a program may have been written for."""
@@ -67,17 +68,8 @@ def ordinal_of(value: object) -> int | None:
     return operator.index(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
 
 
-LEGACY_DTYPES = {
-    "FloatTensor": torch.float32,
-    "DoubleTensor": torch.float64,
-    "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16,
-    "ByteTensor": torch.uint8,
-    "CharTensor": torch.int8,
-    "ShortTensor": torch.int16,
-    "IntTensor": torch.int32,
-    "LongTensor": torch.int64,
-    "BoolTensor": torch.bool,
+LEGACY_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, dtype) for name, dtype in data_files.read(__file__, "legacy_dtypes.json").items()
 }
 """The dtypes of legacy tensor types such as ``torch.cuda.FloatTensor``, by the type's name."""
 

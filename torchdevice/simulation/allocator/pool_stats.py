@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from torchdevice.devices.runtime import Stat
+from torchdevice.foundation import data_files
 
 
 class Figures:
@@ -173,25 +174,14 @@ class Figures:
 _FIGURES = tuple(name for name in vars(Figures) if f"total_{name}" in vars(Figures))
 """The names of the current values."""
 
-_SHOWN = {
-    "allocated_bytes": "allocated",
-    "requested_bytes": "requested",
-    "allocation": "count",
-    "inactive_split_bytes": "inactive",
-    "inactive_split": "inactive_count",
-    "reserved_bytes": "reserved",
-    "segment": "segments",
-}
-"""Key of ``torch.cuda.memory_stats`` -> the value of :class:`Figures`."""
+_KEYS = data_files.read(__file__, "pool_stats.json")
+"""Key of ``torch.cuda.memory_stats`` -> the value of :class:`Figures`; of active blocks, several of them."""
 
 
 def shown(pools: dict[str, Figures]) -> dict[str, dict[str, Stat]]:
     """Return the statistics of pools under the keys of ``torch.cuda.memory_stats``."""
-    found = {key: {pool: figures.stat(name) for pool, figures in pools.items()} for key, name in _SHOWN.items()}
-    active = {
-        "active_bytes": ("allocated", "pending", "peak_active"),
-        "active": ("count", "pending_count", "peak_active_count"),
-    }
+    values, active = _KEYS["values"], _KEYS["active"]
+    found = {key: {pool: figures.stat(name) for pool, figures in pools.items()} for key, name in values.items()}
     for key, names in active.items():
         found[key] = {pool: figures.active(*names) for pool, figures in pools.items()}
     return found

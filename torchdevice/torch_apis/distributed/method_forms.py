@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torchdevice.foundation import data_files
+
 _c10d = dist.distributed_c10d
 
 _OPTIONS = tuple(value for name, value in vars(_c10d).items() if name.endswith("Options"))
@@ -20,15 +22,7 @@ _OPTIONS = tuple(value for name, value in vars(_c10d).items() if name.endswith("
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """The names that values have as arguments, and in options."""
 
-_AFTER_TENSORS: dict[str, tuple[str, ...]] = {
-    "allreduce": ("op",),
-    "allgather": (),
-    "broadcast": ("root",),
-    "gather": ("root",),
-    "reduce": ("root", "op"),
-    "reduce_scatter": ("op",),
-    "scatter": ("root",),
-}
+_AFTER_TENSORS: dict[str, list[str]] = data_files.read(__file__, "method_forms.json")
 """The values after the tensors, without options, of the methods that take one tensor of a rank without a list too."""
 
 
