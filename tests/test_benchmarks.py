@@ -248,7 +248,9 @@ def test_what_an_event_shows_of_a_finding(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(ROOT))
     against = importlib.import_module("benchmarks.against_report")
     (tmp_path / "a.py").write_text("import torch\nx.to('cuda')\nx.double()\n@torch.compile\ndef f(): pass\nf()\n")
-    findings = {each.line: each for each in check.check([str(tmp_path)], check.Target.named("simulated:mps"))}
+    findings = {
+        each.line: each for each in check.check_file(str(tmp_path / "a.py"), check.Target.named("simulated:mps"))
+    }
     move, double, graph = (findings[line] for line in (2, 3, 4))
 
     def shows(finding: check.Finding, line: int, said: str, degraded: bool) -> tuple[bool, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -11,6 +12,12 @@ from corpus import CASES
 from places import ROOT
 
 pytestmark = pytest.mark.one_engine
+
+
+@pytest.fixture
+def conformance(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.conformance")
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +45,13 @@ def test_the_command_records_how_each_case_ended(command: tuple[str, Any]) -> No
 
 
 @pytest.mark.sampled(1)
-def test_a_process_of_its_own_says_how_a_program_ended() -> None:
+def test_a_process_of_its_own_says_how_a_program_ended(conformance: Any) -> None:
     (case,) = (each for each in CASES if each.name == "lstm_in_evaluation")
     text = "cudnn RNN backward can only be called in training mode"
     assert conformance.apart(case, False, "simulated") == {"error": "RuntimeError", "text": text}
 
 
-def test_what_was_recorded_on_real_devices_is_what_the_corpus_says() -> None:
+def test_what_was_recorded_on_real_devices_is_what_the_corpus_says(conformance: Any) -> None:
     records = json.loads(conformance.FILE.read_text()) if conformance.FILE.exists() else []
     found = [(record["device"], each) for record in records for each in conformance.differences(record["outcomes"])]
     assert not found
@@ -58,19 +65,19 @@ WRONG: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("bug", "twin"), WRONG)
-def test_another_outcome_is_a_difference(bug: Any, twin: Any) -> None:
+def test_another_outcome_is_a_difference(conformance: Any, bug: Any, twin: Any) -> None:
     (said,) = conformance.differences({"lstm_in_evaluation": {"bug": bug, "twin": twin}})
     assert said.startswith("lstm_in_evaluation: 'cudnn RNN backward can only be called in training mode' was expected")
 
 
-def test_a_twin_that_fails_is_a_difference() -> None:
+def test_a_twin_that_fails_is_a_difference(conformance: Any) -> None:
     error = {"error": "RuntimeError", "text": "cudnn RNN backward can only be called in training mode"}
     assert not list(conformance.differences({"lstm_in_evaluation": {"bug": error, "twin": None}}))
     (said,) = conformance.differences({"lstm_in_evaluation": {"bug": error, "twin": error}})
     assert "the correct twin ended with RuntimeError" in said
 
 
-def test_each_device_gets_the_cases_that_it_can_show() -> None:
+def test_each_device_gets_the_cases_that_it_can_show(conformance: Any) -> None:
     def named(device: str) -> set[str]:
         return {case.name for case in CASES if conformance.fits(case, device)}
 

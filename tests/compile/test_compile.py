@@ -567,7 +567,7 @@ class TestDeviceInterfaces:
 
         if kind == "simulated":
             assert not get_interface_for_device(kind).is_triton_capable()
-            with pytest.raises(RuntimeError, match="Triton makes no code for 'simulated'"):
+            with pytest.raises(RuntimeError, match="Triton makes no code for 'simulated:"):
                 get_interface_for_device(kind).raise_if_triton_unavailable()
         assert torch.utils._triton.has_triton() is False
 

@@ -556,6 +556,7 @@ class TestProfilingAndInternals:
                 assert torch.backends.cudnn.benchmark_limit is None
                 torch.backends.cudnn.benchmark_limit = 5
                 assert torch.backends.cudnn.benchmark_limit == 5
+                assert type(torch.backends.cudnn).benchmark_limit is None  # torch's own value for the class
         assert torch.backends.cudnn.benchmark_limit == 10
         torch.backends.cudnn.benchmark_limit = 7
         assert torch.backends.cudnn.benchmark_limit == 7

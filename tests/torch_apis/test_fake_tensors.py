@@ -15,7 +15,7 @@ import torchdevice
 @pytest.fixture(params=[(kind, engine) for kind in ("cuda", "mps") for engine in ("mode", "wrap")], ids="-".join)
 def scope(request: pytest.FixtureRequest) -> Any:
     kind, engine = request.param
-    with torchdevice.simulate(kind, engine=engine) as entered:
+    with torchdevice.simulate(kind, engine=engine, identity="program") as entered:
         yield entered
 
 

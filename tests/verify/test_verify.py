@@ -78,7 +78,7 @@ def test_a_right_device_is_found_right(target: str) -> None:
     with torchdevice.portable(target, verify=True) as scope:
         assert train() == expected
     findings = scope.journal.findings
-    assert not found(scope) and not any(findings.left_out.values())
+    assert not found(scope) and {name for each in findings.left_out.values() for name in each} <= {"aten::lift_fresh"}
     assert findings.compared["aten::addmm"] == 2 and findings.compared["aten::native_layer_norm_backward"] == 2
     # The CPU draws other numbers in float64; for a simulated device it draws the same.
     assert (findings.random["aten::bernoulli_.float"] == 2) is (target == "cpu")

@@ -25,6 +25,11 @@ def _set_limit(module: Any, limit: int) -> None:
         vars(module)["benchmark_limit"] = limit
 
 
+class _Limit(property):
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        return None if module is None else super().__get__(module, owner)  # the class says None without cuDNN
+
+
 CUDNN = 91002
 """cuDNN 9.10.2 as ``torch.backends.cudnn.version()`` packs it: 10,000 x major + 100 x minor + patch."""
 
@@ -42,7 +47,7 @@ for _kernel in ("cudnn", "flash", "mem_efficient"):
 
 
 if vars(type(torch.backends.cudnn)).get("benchmark_limit") is None:
-    replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: property(_limit, _set_limit))
+    replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: _Limit(_limit, _set_limit))
 
 
 @replaces(torch.backends.cudnn, "is_acceptable", native_to="cuda")

@@ -12,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
 from torchdevice.devices.current_streams import following_nodes
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.engines.mode import with_mode
 from torchdevice.engines.rewriters import rewrites
+from torchdevice.foundation.interrupt_safe_exit import block
 
 _STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
 """What a program writes in a custom function."""
@@ -59,7 +62,8 @@ def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) ->
     raise raised  # here, so that the SystemError is not noted as its context
 
 
-def _in_this_thread() -> contextlib.AbstractContextManager[Any]:
+@block
+def _in_this_thread() -> Iterator[None]:
     """Let the engine work in the calling thread, which is in the scope.
 
     It would run the backward of an accelerator's operators in a thread of its own for each device, where no scope is
@@ -68,9 +72,12 @@ def _in_this_thread() -> contextlib.AbstractContextManager[Any]:
     # The tensors may be of an outer scope.
     contexts = [entry.context for entry in thread_state.state.entries]
     apart = any(each is not None and not each.runtime.shares_host_memory for each in contexts)
-    if not apart or not torch._C._is_multithreading_enabled():
-        return contextlib.nullcontext()
-    return torch.autograd.set_multithreading_enabled(False)
+    before = torch._C._is_multithreading_enabled()
+    try:
+        torch._C._set_multithreading_enabled(before and not apart)
+        yield
+    finally:
+        torch._C._set_multithreading_enabled(before)
 
 
 def _on_streams_of_forward(context: Context, roots: Any) -> contextlib.AbstractContextManager[None]:

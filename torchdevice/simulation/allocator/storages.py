@@ -432,8 +432,10 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     # Storages that are resized to 0 are known by the negative address of their C++ object.
     emptied = -storage._cdata
     known = _owners.get(storage.data_ptr() or emptied)
+    if known is None and native is not None and storage.data_ptr():
+        known = owner_of(storage)  # whose machine may have ended
     serves = native is not None and not memory.is_meta and (known is None or isinstance(known, NativeRef))
-    if serves and native.adopt(storage, memory, device(index)):
+    if serves and native.adopt(storage, memory, device(index) if known is None else known.on):
         # Storages that had ended were released meanwhile, perhaps one whose memory had this address.
         if known is not None and _owners.get(known.address) is known:
             _give_up(known.address)

@@ -17,6 +17,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Replaced, per_context
 from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.engines.mode import of_this_thread
+from torchdevice.foundation import torch_internals
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
@@ -73,6 +74,7 @@ def _init_process_group(
     used, asked = _stand_in(context, "cpu:gloo,cuda:nccl" if backend is None else backend)
     _without_nccl_options(asked, kwargs)
     if FAKE_RANKS in context.settings:
+        torch_internals.check("later", "torch.testing._internal.distributed.fake_pg")
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         args, kwargs = (), {"store": FakeStore(), "rank": 0, "world_size": context.settings[FAKE_RANKS]}
