@@ -238,7 +238,7 @@ def test_what_was_predicted_of_programs(tmp_path: Path, monkeypatch: pytest.Monk
     assert row["wrong"] == []
     assert row["figures"] == {
         "handled right": 1,  # line 4
-        "handled predicted": 3,  # and lines 8 and 9, of which the findings of the dtype and the operator speak
+        "handled predicted": 2,  # and line 8, of which the finding of the dtype speaks
         "degraded right": 2,  # lines 5 and 9; a dtype in a dict, as in line 8, need not reach torch where it stands
         "degraded predicted": 3,
     }

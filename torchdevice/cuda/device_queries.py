@@ -15,7 +15,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, replaced_function, without_cache, without_original
+from torchdevice.core.patching import Callback, replaced_function, without_cache
 from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda import memory, sleeping
 from torchdevice.devices.accelerators import of_module
@@ -241,7 +241,9 @@ def _ordinal(context: Context, original: Any) -> int:
     return context.thread.device_index
 
 
-replaces(torch.cuda, "_is_in_bad_fork")(without_original(is_in_bad_fork))
+@replaces(torch.cuda, "_is_in_bad_fork")
+def _is_in_bad_fork(context: Context, original: Any) -> bool:
+    return context.is_in_bad_fork
 
 
 def processor_utilization(context: Context, name: str) -> float:

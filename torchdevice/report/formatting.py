@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import urllib.parse
 
 from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.journal.discrepancies import LEFT_OUT
@@ -23,6 +24,11 @@ def program(report: Content) -> str:
     """Return the command line of a report, without the folders of the program."""
     first, *rest = report.program or ("",)
     return source.printable(shlex.join([os.path.basename(first) or "python", *rest]))
+
+
+def editor_link(row: Row) -> str:
+    """Return the address that opens a row's line in an editor. A name that is no text stays the bytes that it is."""
+    return f"vscode://file{urllib.parse.quote(os.fsencode(row.file))}:{row.line}"
 
 
 def device(report: Content) -> str:
