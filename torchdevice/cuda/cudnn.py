@@ -12,22 +12,20 @@ from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
 
 
-def _limit(module: Any) -> int | None:
-    """Return ``torch.backends.cudnn.benchmark_limit``, which a build without cuDNN lacks."""
-    in_scope = thread_state.state.for_cuda is not None
-    return torch._C._cuda_get_cudnn_benchmark_limit() if in_scope else vars(module).get("benchmark_limit")
+class _BenchmarkLimit:
+    """``torch.backends.cudnn.benchmark_limit``, which a build without cuDNN lacks. The value is stored per context."""
 
+    def __get__(self, module: Any, owner: type) -> int | None:
+        if module is None:
+            return None  # the class attribute of torch in a build without cuDNN
+        in_scope = thread_state.state.for_cuda is not None
+        return torch._C._cuda_get_cudnn_benchmark_limit() if in_scope else vars(module).get("benchmark_limit")
 
-def _set_limit(module: Any, limit: int) -> None:
-    if thread_state.state.for_cuda is not None:
-        torch._C._cuda_set_cudnn_benchmark_limit(limit)
-    else:
-        vars(module)["benchmark_limit"] = limit
-
-
-class _Limit(property):
-    def __get__(self, module: Any, owner: type | None = None) -> Any:
-        return None if module is None else super().__get__(module, owner)  # the class says None without cuDNN
+    def __set__(self, module: Any, limit: int) -> None:
+        if thread_state.state.for_cuda is not None:
+            torch._C._cuda_set_cudnn_benchmark_limit(limit)
+        else:
+            vars(module)["benchmark_limit"] = limit
 
 
 CUDNN = 91002
@@ -47,7 +45,7 @@ for _kernel in ("cudnn", "flash", "mem_efficient"):
 
 
 if vars(type(torch.backends.cudnn)).get("benchmark_limit") is None:
-    replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: _Limit(_limit, _set_limit))
+    replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: _BenchmarkLimit())
 
 
 @replaces(torch.backends.cudnn, "is_acceptable", native_to="cuda")

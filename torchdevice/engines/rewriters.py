@@ -110,10 +110,10 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     redirected = context.redirect(made, _ABOVE) if made.type == context.program else None
     if redirected is None:
         return made
-    shown = context.shown(redirected)
-    # By a key that no device argument has: a tuple. A folded ordinal is reported each time.
-    if type(lone) is str and context.thread.redirects.get(made) is not None:
-        context.thread.redirects[args] = shown, str(made), str(shown)
+    shown, known = context.shown(redirected), context.thread.redirects.get(made)
+    # By a key that no device argument has: a tuple. A folded ordinal is reported each time, and so is not known.
+    if type(lone) is str and known is not None:
+        context.thread.redirects[args] = shown, *known[1:]
     return shown
 
 

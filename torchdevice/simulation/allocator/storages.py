@@ -431,9 +431,8 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     """
     # Storages that are resized to 0 are known by the negative address of their C++ object.
     emptied = -storage._cdata
-    known = _owners.get(storage.data_ptr() or emptied)
-    if known is None and native is not None and storage.data_ptr():
-        known = owner_of(storage)  # whose machine may have ended
+    # An empty storage has the address 0. The machine of another one may have ended.
+    known = owner_of(storage) if storage.data_ptr() else _owners.get(emptied)
     serves = native is not None and not memory.is_meta and (known is None or isinstance(known, NativeRef))
     if serves and native.adopt(storage, memory, device(index) if known is None else known.on):
         # Storages that had ended were released meanwhile, perhaps one whose memory had this address.
@@ -441,7 +440,6 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
             _give_up(known.address)
         return None, memory.data_ptr()
     device(index).release_ended()  # a storage that ended may have had this one's negative number
-    # An empty storage has the address 0.
     owner = owner_of(storage) if storage.data_ptr() else _owners.get(emptied)
     on = device(index) if owner is None else owner.on
     # Allocated first: if memory runs out, nothing has changed.

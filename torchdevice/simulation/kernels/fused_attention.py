@@ -86,10 +86,12 @@ class _Call:
         return F.pad(sums, (0, wanted - sums.size(-1)), value=math.inf)
 
 
+def _drops(op: Any, args: Any, kwargs: Any) -> bool:
+    return bool(given_to(op, args, kwargs).get("dropout_p"))
+
+
 def _forward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    seed = (
-        torch.randint(2**62, (2,)) if given_to(op, args, kwargs).get("dropout_p") else torch.zeros(2, dtype=torch.int64)
-    )
+    seed = torch.randint(2**62, (2,)) if _drops(op, args, kwargs) else torch.zeros(2, dtype=torch.int64)
     call = _Call(op, args, {**kwargs, "rng_state": seed})
     weights, sums, kept = call.weights()
     results = {
@@ -130,7 +132,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     if not policy.stands_for_cuda():
         return Pipeline(op).run(*args, **kwargs)  # which refuses what the device lacks
     backward = op._schema.name.endswith("backward")
-    draws = not backward and given_to(op, args, kwargs).get("dropout_p")
+    draws = not backward and _drops(op, args, kwargs)
     formula = functools.partial(_backward if backward else _forward, op)
     return CpuAliases(formula, random=device_generators.from_default if draws else None).call(args, kwargs)
 
