@@ -206,6 +206,26 @@ class ReplacedItem:
             self._owner[self._name] = self._original
 
 
+class Added:
+    """Entries that a dictionary or a set of torch's has in scopes only.
+
+    Args:
+        container: Returns the dictionary or the set.
+        entries: What it lacks outside of scopes: a mapping for a dictionary, a set for a set.
+    """
+
+    def __init__(self, container: Callable[[], Any], entries: Any):
+        self._container, self._entries = container, entries
+
+    def install(self) -> None:
+        self._container().update(self._entries)
+
+    def remove(self) -> None:
+        container = self._container()
+        for each in self._entries:
+            container.discard(each) if isinstance(container, set) else container.pop(each, None)
+
+
 def replaced_function(
     owner: Any,
     name: str,
