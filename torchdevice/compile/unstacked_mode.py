@@ -19,6 +19,7 @@ from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, repl
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.engines import wrap
 from torchdevice.errors import FidelityError
+from torchdevice.foundation.per_thread import having
 
 _state = thread_state.state
 
@@ -39,19 +40,15 @@ def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 
     A frame in which a strict scope refuses something is not compiled, so that the program's own line raises the error.
     """
-    # Both are exchanged back in `finally`, since frames are traced inside each other.
-    before = _state.mode, _state.traced
-    # Wrappers call nothing meanwhile; guards find the mode under `traced`.
-    _state.mode, _state.traced = None, _state.mode
     try:
-        return original(*args, **kwargs)
+        # Wrappers call nothing meanwhile; guards find the mode under `traced`. Frames are traced inside each other.
+        with having(_state, mode=None, traced=_state.mode):
+            return original(*args, **kwargs)
     except GraphRefusedError:
         raise
     except FidelityError as error:
         # Dynamo then runs the frame by Python, where the program's own line raises.
         raise torch._dynamo.exc.Unsupported(str(error)) from error
-    finally:
-        _state.mode, _state.traced = before
 
 
 def _see_mode(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -106,11 +103,8 @@ def _guard_default_device(original: Any) -> Any:
         # In the other threads torch's own value is to be guarded, not this object.
         if not isinstance(present, _DefaultDevice) or _state.mode is not None or _state.traced is not None:
             return original(self, guard)
-        module.CURRENT_DEVICE = present.original
-        try:
+        with having(module, CURRENT_DEVICE=present.original):
             return original(self, guard)
-        finally:
-            module.CURRENT_DEVICE = present  # type: ignore[assignment]
 
     return DEFAULT_DEVICE
 

@@ -13,7 +13,7 @@ class PerThread(threading.local):
     """Values that each thread has for itself.
 
     Args:
-        **values: The values with which each thread begins; none that can be changed in place, which threads would share.
+        **values: The values with which each thread begins; nothing mutable, which threads would share.
     """
 
     def __init__(self, **values: Any) -> None:

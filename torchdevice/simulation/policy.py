@@ -9,7 +9,8 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torchdevice.fallback.cpu_fallback import counted
 from torchdevice.foundation import forks
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.per_thread import having
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.journal.callers import program_line, site_of
 from torchdevice.simulation.machine import Machine
@@ -52,15 +53,9 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@block
-def being(name: str) -> Iterator[None]:
+def being(name: str) -> AbstractContextManager[None]:
     """Set a flag of :class:`_Thread` in this thread."""
-    before = getattr(_thread, name)
-    setattr(_thread, name, True)
-    try:
-        yield
-    finally:
-        setattr(_thread, name, before)
+    return having(_thread, **{name: True})
 
 
 class Policy:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.devices.runtime import Runtime
 from torchdevice.fallback.missing_operators import overload
+from torchdevice.foundation.per_thread import PerThread
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 
 SPARE = "ipu"
@@ -62,12 +62,8 @@ _below_autocast = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Auto
 # ---- regions ---------------------------------------------------------------------------------------------------------
 
 
-class _ThreadRegion(threading.local):
-    kind: str | None = None
-    """The device type for which this thread uses the lists under the spare key, if any."""
-
-
-_region = _ThreadRegion()
+_region = PerThread(kind=None)
+"""The device type for which a thread uses the lists under the spare key, if any."""
 
 
 class Region:
