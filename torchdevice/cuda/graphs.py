@@ -120,12 +120,7 @@ class GraphStandIn:
         index = self._context.target_index(thread.device_index)
         generator = runtime.default_generator(index)
         self._pool = new_id(for_graph=True) if pool is None else tuple(pool)
-        # None where the tensors cannot be told from the host's.
-        told_apart = None if runtime.shares_host_memory else runtime.device_type
-        generators = [generator, *self._generators]
-        self._capture = thread.capture = Capture(
-            told_apart, generators, runtime.numbers_of, runtime.same_memory, runtime.copy_outside, runtime.host_alias
-        )
+        self._capture = thread.capture = Capture(runtime, [generator, *self._generators])
         stream = thread.device_index, thread.streams.get(thread.device_index, 0)
         self._capture.order = CaptureOrder(self._context, self._capture, stream, capture_error_mode)
         self._context.stream_observers.append(self._capture.order)
