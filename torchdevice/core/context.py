@@ -26,6 +26,7 @@ from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.errors import FidelityError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger, warn_once
+from torchdevice.foundation.torch_texts import text
 from torchdevice.foundation.tracebacks import add_note
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options
@@ -195,10 +196,7 @@ class Context:
         if self._initialized and self.user == os.getpid():  # as `is_initialized` does it, without its frame
             return
         if self.is_in_bad_fork:
-            raise RuntimeError(
-                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
-                "'spawn' start method"
-            )
+            raise RuntimeError(text("forked"))
         self.runtime.initialize()
         # Before `_initialized`, which is read together with the process id that this sets.
         self.touch()

@@ -25,6 +25,7 @@ from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.per_thread import having
 from torchdevice.foundation.stand_ins import tensors
+from torchdevice.foundation.torch_texts import text
 from torchdevice.journal.callers import program_line, site_of
 from torchdevice.simulation.machine import Machine
 from torchdevice.simulation.profiles import Profile, missing_on_cuda
@@ -297,11 +298,8 @@ def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> Runti
         return None
     if wanted > total:
         return RuntimeError(f"Invalid buffer size: {written(wanted)}")
-    return RuntimeError(
-        f"MPS backend out of memory (MPS allocated: {written(allocated)}, other allocations: 0 bytes, max allowed: "
-        f"{written(allowed)}). Tried to allocate {written(wanted)} on private pool. Use "
-        "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause system failure)."
-    )
+    figures = {"allocated": written(allocated), "allowed": written(allowed), "wanted": written(wanted)}
+    return RuntimeError(text("out of memory on MPS", **figures))
 
 
 def provides(op: Any) -> bool:

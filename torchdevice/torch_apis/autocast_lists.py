@@ -29,6 +29,7 @@ from torchdevice.devices.runtime import Runtime
 from torchdevice.fallback.missing_operators import overload
 from torchdevice.foundation.per_thread import PerThread
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
+from torchdevice.foundation.torch_texts import text
 
 SPARE = "ipu"
 """The device type whose autocast stands for CUDA's lists on the CPU and on MPS, also in graphs of Dynamo."""
@@ -44,12 +45,6 @@ dtypes as without them, and those with complex results, which do not exist in bf
 
 _BY_CUDNN = [f"{name}.{given}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for given in ("input", "data")]
 """Operators that CUDA runs by ``_cudnn_rnn``, which a file of its own casts (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
-
-_UNSAFE = """torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.
-Many models use a sigmoid layer right before the binary cross entropy layer.
-In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits
-or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are
-safe to autocast."""
 
 _is_enabled, _set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
 _set_included = torch._C._dispatch_tls_set_dispatch_key_included
@@ -266,7 +261,7 @@ _DTYPES: dict[str, Callable[[str, Any], torch.dtype | None]] = {
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
-    raise RuntimeError(_UNSAFE)
+    raise RuntimeError(text("unsafe to autocast"))
 
 
 def _is_eligible(value: Any, kind: str) -> bool:
