@@ -256,7 +256,7 @@ class Context:
 
     def target_index(self, index: int) -> int:
         """Return the index of the target's device for one of the program's ordinals."""
-        return index if index < self.runtime.device_count() else 0
+        return index if index and index < self.runtime.device_count() else 0
 
     def is_targets(self, device: torch.device) -> bool:
         """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import sys
 import time
 import uuid
@@ -217,6 +218,12 @@ def _init(context: Context, original: Any) -> None:
     original()
 
 
+def _lazy_init(context: Context, original: Any) -> None:
+    """``_lazy_init``, with which most functions of the module begin: it has nothing to do but to refuse a fork."""
+    if context.user != os.getpid() and context.is_in_bad_fork:
+        original()
+
+
 def _device_properties(context: Context, original: Any, index: int) -> DeviceProperties:
     context.initialize()
     return properties_of(context, index)
@@ -262,6 +269,7 @@ def _utilization(context: Context, original: Any, device: Any = None) -> int:
 def replaces_functions(module: Any, properties: Callable[..., Any]) -> None:
     """Replace functions of an accelerator's module: its flag, the properties of its devices, and their ordinals."""
     replaces(module, "_initialized", makes=True)(lambda original: InitializedFlag(original, module))
+    replaces(module, "_lazy_init", by_value=True)(_lazy_init)
     # There only once torch has initialised the accelerator.
     REPLACED.append(replaced_function(module, "_get_device_properties", properties, may_be_absent=True))
     replaces(module._utils, "_get_device_index", by_value=True)(get_device_index)

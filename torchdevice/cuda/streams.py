@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import original_of, replaced_function, subclass_in_place_of
 from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda import device_queries
-from torchdevice.cuda.sleeping import busy_until
+from torchdevice.cuda.sleeping import Sleeping, busy_until
 from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import Mark, device_of
@@ -327,9 +328,10 @@ class EventStandIn(torch.Event):
             observer.event_recorded(self._number, on)
         self._recorded_on = index
         self._mark = context.runtime.mark(context.target_index(index), timing=self._timing)
-        self._done_at = busy_until(context, on)
-        # What `_sleep` adds to the time of the event, in milliseconds as `elapsed_time` counts.
-        self._late = max(0.0, self._done_at - time.perf_counter()) * 1e3
+        if Sleeping in context.settings:  # asked here, because few programs call `_sleep`
+            self._done_at = busy_until(context, on)
+            # What `_sleep` adds to the time of the event, in milliseconds as `elapsed_time` counts.
+            self._late = max(0.0, self._done_at - time.perf_counter()) * 1e3
 
     def wait(self, stream: Any = None) -> None:
         """Make later work of a stream wait for the event; all work runs in one order, so that costs nothing."""
@@ -507,6 +509,35 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
         return event(context, *args, **kwargs)
 
     # Torch's class may lack it without a driver.
+    @replaces(stream.module.StreamContext, "__init__")
+    def init_context(context: Context, original: Any, self: Any, stream: Any) -> None:
+        self.stream, self.idx = stream, context.thread.device_index
+        self.src_prev_stream = self.dst_prev_stream = None
+
+    @replaces(stream.module.StreamContext, "__enter__")
+    def enter_context(context: Context, original: Any, self: Any) -> None:
+        """Select the stream as torch does, without its questions, which are 20 frames of Python."""
+        chosen, thread = self.stream, context.thread
+        if type(chosen) is not stream:
+            return original(self)
+        if context.user != os.getpid():
+            context.initialize()  # raises after a fork
+        index = chosen.device_index
+        self._torchdevice_before = thread, thread.device_index, index, thread.streams.get(index, 0)
+        thread.streams[index] = chosen.stream_id
+        if index != thread.device_index:
+            thread.select(index)
+
+    @replaces(stream.module.StreamContext, "__exit__")
+    def exit_context(context: Context, original: Any, self: Any, *raised: Any) -> None:
+        before = vars(self).pop("_torchdevice_before", None)
+        if before is None:
+            return original(self, *raised)
+        thread, outer_index, index, stream_id = before
+        thread.streams[index] = stream_id
+        if outer_index != thread.device_index:
+            thread.select(outer_index)
+
     REPLACED.append(
         replaced_function(
             stream.module.Stream, "priority_range", lambda *_: stream.priority_range(), may_be_absent=True
