@@ -72,6 +72,7 @@ class _DynamoPatches(Late):
         torch_internals.check("later", "torch._dynamo")
         output_graph, tensor = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables.tensor.TensorVariable
         tracing = torch._dynamo.variables.torch
+        overridable = tracing.get_overridable_functions()
         return [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
             replaced_function(output_graph.OutputGraph, "init_ambient_guards", _guard_by_key),
@@ -91,10 +92,10 @@ class _DynamoPatches(Late):
                 _call_higher_order,
             ),
             # Folded as a constant: the number is a part of the key that guards the code.
-            Added(lambda: tracing.constant_fold_functions, {torch.cuda.device_count: None}),
-            Added(lambda: torch._dynamo.utils.common_constant_types, {DeviceProperties}),
+            Added(tracing.constant_fold_functions, {torch.cuda.device_count: None}),
+            Added(torch._dynamo.utils.common_constant_types, {DeviceProperties}),
             # torch 2.10 passes some factories to no mode.
-            Added(tracing.get_overridable_functions, _device_constructors() - tracing.get_overridable_functions()),
+            Added(overridable, _device_constructors() - overridable),
             *unstacked_mode.patches(),
             *exchanges(),
             self._interfaces,

@@ -152,6 +152,6 @@ def patches() -> list[Patch]:
         Replaced(torch.utils._device, "CURRENT_DEVICE", _DefaultDevice),
         Replaced(dynamo.guards.GuardBuilder, "DEFAULT_DEVICE", _guard_default_device),
         # Dynamo traces entry points as their original functions. It looks its builders up by the exact class.
-        Added(builders.VariableBuilder._type_dispatch, dict.fromkeys(classes, _wrap_original)),
-        Added(lambda: builders.SourcelessBuilder._type_handlers, dict.fromkeys(classes, _create_original)),
+        Added(builders.VariableBuilder._type_dispatch(), dict.fromkeys(classes, _wrap_original)),
+        Added(builders.SourcelessBuilder._type_handlers, dict.fromkeys(classes, _create_original)),
     ]

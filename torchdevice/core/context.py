@@ -60,7 +60,7 @@ class ThreadValues(threading.local):
         self.device_index = 0
         self.device_text = "0"
         self.streams = CurrentStreams()
-        self.entered_streams: list[tuple[int, int, int]] = []
+        self.entered_streams: list[Any] = []
         self.capture: Any = None
         self.at_exit: list[Callable[[], None]] = []
         self.at_return: list[Callable[[], None]] = []

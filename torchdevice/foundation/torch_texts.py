@@ -9,6 +9,6 @@ from torchdevice.foundation import data_files
 _TEXTS: dict[str, str] = data_files.read(__file__, "torch_texts.json")
 
 
-def text(name: str, /, **values: Any) -> str:
+def text(name: str, /, *places: Any, **values: Any) -> str:
     """Return the text of that name in ``torch_texts.json``, with its values."""
-    return _TEXTS[name].format(**values)
+    return _TEXTS[name].format(*places, **values)
