@@ -92,7 +92,7 @@ def driver_allocated_memory(context: Context) -> int:
     return context.runtime.memory(_index(context)).reserved
 
 
-@supplied_function(["_mps_recommendedMaxMemory", "_mps_maxBufferLength"], native_to=_MPS)
+@supplied_function("_mps_recommendedMaxMemory _mps_maxBufferLength", native_to=_MPS)
 def recommended_max_memory(context: Context) -> int:
     """Return the bytes of the target's memory: one tensor may occupy all of it."""
     return memory.total(context, context.thread.device_index)

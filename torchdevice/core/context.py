@@ -26,6 +26,7 @@ from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.errors import FidelityError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger, warn_once
+from torchdevice.foundation.torch_texts import text
 from torchdevice.foundation.tracebacks import add_note
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options
@@ -59,7 +60,7 @@ class ThreadValues(threading.local):
         self.device_index = 0
         self.device_text = "0"
         self.streams = CurrentStreams()
-        self.entered_streams: list[tuple[int, int, int]] = []
+        self.entered_streams: list[Any] = []
         self.capture: Any = None
         self.at_exit: list[Callable[[], None]] = []
         self.at_return: list[Callable[[], None]] = []
@@ -195,10 +196,7 @@ class Context:
         if self._initialized and self.user == os.getpid():  # as `is_initialized` does it, without its frame
             return
         if self.is_in_bad_fork:
-            raise RuntimeError(
-                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
-                "'spawn' start method"
-            )
+            raise RuntimeError(text("forked"))
         self.runtime.initialize()
         # Before `_initialized`, which is read together with the process id that this sets.
         self.touch()
@@ -258,7 +256,7 @@ class Context:
 
     def target_index(self, index: int) -> int:
         """Return the index of the target's device for one of the program's ordinals."""
-        return index if index < self.runtime.device_count() else 0
+        return index if index and index < self.runtime.device_count() else 0
 
     def is_targets(self, device: torch.device) -> bool:
         """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""

@@ -54,6 +54,4 @@ def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> boo
     return False
 
 
-@replaces(torch.backends.cudnn, "version", native_to="cuda")
-def _version(context: Context, original: Any) -> int:
-    return CUDNN
+replaces(torch.backends.cudnn, "version", native_to="cuda")(lambda *_: CUDNN)

@@ -13,19 +13,12 @@ from typing import Any
 import torch
 
 from torchdevice.foundation.stand_ins import mapped, tensors
+from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import policy
 
 OPERATORS = tuple(f"{name}.{kind}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("input", "data"))
 
 _DTYPES = (torch.float16, torch.float32, torch.float64)
-
-_TWICE = (
-    "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not supported for CuDNN RNNs due "
-    "to limitations in the CuDNN API. To run double backwards, please disable the CuDNN backend temporarily while "
-    "running the forward pass of your RNN. For example: \nwith torch.backends.cudnn.flags(enabled=False):\n    output "
-    "= model(inputs)"
-)
-"""Torch's text for a second derivative (torch/csrc/autograd/FunctionsManual.cpp, tools/autograd/derivatives.yaml)."""
 
 
 def is_on_cudnn(input: torch.Tensor) -> bool:
@@ -44,7 +37,7 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         if ctx.train is None:
-            raise NotImplementedError(_TWICE)
+            raise NotImplementedError(text("cuDNN's networks twice"))
         if not ctx.train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")
         return None, *(_Backward.apply(None, *gradients) if torch.is_grad_enabled() else gradients)
