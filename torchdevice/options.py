@@ -356,11 +356,12 @@ def _attributes(docstring: str) -> Iterator[tuple[str, str]]:
 # ---- the ways in -----------------------------------------------------------------------------------------------------
 
 
-def chosen(given: Mapping[str, Any], **defaults: Any) -> Options:
+def chosen(given: Mapping[str, Any], /, variables: Mapping[str, str | None] = os.environ, **defaults: Any) -> Options:
     """Return the options of a call.
 
     Args:
         given: The options of the call. The value None leaves an option out.
+        variables: Where the options' variables are read.
         **defaults: Defaults that replace those of the record.
 
     Raises:
@@ -371,7 +372,7 @@ def chosen(given: Mapping[str, Any], **defaults: Any) -> Options:
     if unknown:
         raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations())}.")
     said = {name: value for name, value in given.items() if value is not None}
-    others = {**defaults, **from_environment()}
+    others = {**defaults, **from_environment(variables)}
     others = {**_implied_by(said.get("target", others.get("target"))), **others}
     return Options(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
 
@@ -417,13 +418,13 @@ def spelled(name: str, value: str, way: str) -> str:
     return ways.get(way, f'{name}="{value}"')
 
 
-def from_environment() -> dict[str, Any]:
+def from_environment(variables: Mapping[str, str | None] = os.environ) -> dict[str, Any]:
     """Return the options whose variables are set.
 
     Raises:
         ValueError: A variable's text is not valid for its option; the message names the variable.
     """
-    return from_texts(variable_of, os.environ.get, "Or unset the variable.")
+    return from_texts(variable_of, variables.get, "Or unset the variable.")
 
 
 def from_texts(key_of: Callable[[str], str], read: Callable[[str], str | None], remedy: str) -> dict[str, Any]:

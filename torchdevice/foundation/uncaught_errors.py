@@ -18,19 +18,23 @@ from torchdevice.foundation import run_folder
 from torchdevice.foundation.tracebacks import last_place, trim
 
 
+def ipython() -> Any:
+    """Return IPython's session, an ``InteractiveShell``; None in other programs."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
 class Hooks:
     """The hooks that show errors of the main thread, of other threads and, in a notebook, of cells.
 
     Args:
-        shell: IPython's ``InteractiveShell``; None in other programs.
         of_main: Whether errors of the main thread are shown, too. Under ``torchdevice run`` the command shows them.
     """
 
-    def __init__(self, shell: Any = None, of_main: bool = True):
+    def __init__(self, of_main: bool = True):
         self._before = sys.excepthook, threading.excepthook, sys.exit
         exits = _exit if "RANK" in os.environ else sys.exit
         self._own = self._show if of_main else sys.excepthook, self._show_of_thread, exits
-        self._shell = shell
+        self._shell = ipython()
         self._types = (Exception,)
 
     def begin(self) -> None:

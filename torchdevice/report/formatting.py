@@ -23,6 +23,8 @@ EXPLANATIONS = {
 def program(report: Content) -> str:
     """Return the command line of a report, without the folders of the program."""
     first, *rest = report.program or ("",)
+    if first.endswith("ipykernel_launcher.py"):
+        return "a notebook"
     return source.printable(shlex.join([os.path.basename(first) or "python", *rest]))
 
 
