@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 import zlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ class Hooks:
     def __init__(self, shell: Any = None, of_main: bool = True):
         self._before = sys.excepthook, threading.excepthook, sys.exit
         self.exit_said = ""
-        exits = self._exit if "RANK" in os.environ else sys.exit
+        exits: Callable[..., NoReturn] = self._exit if "RANK" in os.environ else sys.exit
         self._own = self._show if of_main else sys.excepthook, self._show_of_thread, exits
         self._shell = shell
         self._types = (Exception,)
@@ -101,7 +102,10 @@ def _another_rank_shows(*what: Any) -> bool:
 
 def told_end(hooks: Hooks | None) -> str:
     """Return how this process ends: with which exit code or error, and at which line, as far as that is known."""
+    return told_failure() or f"ended{hooks.exit_said if hooks else ''}"
+
+
+def told_failure() -> str:
+    """Return at which line an error ended this process, and the error; nothing where none did."""
     error = getattr(sys, "last_value", None)
-    if error is not None:
-        return f"failed at {last_place(error)} with {type(error).__name__}: {error}"
-    return f"ended{hooks.exit_said if hooks else ''}"
+    return "" if error is None else f"failed at {last_place(error)} with {type(error).__name__}: {error}"
