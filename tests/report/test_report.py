@@ -370,7 +370,6 @@ class TestSentences:
             "The journal's limit was reached: 1 call more, not told apart.",
         ]
 
-
     def test_where_the_program_failed(self) -> None:
         processes = [Process("main", 1, failure="failed at a.py:1 with ValueError: x")]
         processes += [Process(f"rank {index}", 2, failure="failed at b.py:2 with KeyError: 1") for index in (0, 1)]

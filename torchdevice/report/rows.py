@@ -136,7 +136,7 @@ _INDEX = re.compile(r"(?<=[a-z]:)\d+")
 
 def _of_all(rows: Sequence[Row]) -> Row:
     """Return a row without calls that names the devices of all."""
-    texts = {}
+    texts: dict[str, Any] = {}
     for name in ("asked", "done"):
         given = list(dict.fromkeys(getattr(row, name) for row in rows))
         indices = sorted({int(index) for text in given for index in _INDEX.findall(text)})
