@@ -23,6 +23,8 @@ from torchdevice.torch_apis.distributed.collective_works import finished
 
 _memory_format_of = torch._prims_common.suggest_memory_format
 
+_CPU = torch.device("cpu")
+
 _LATE = "Timed out"
 
 _OF_TRANSPORT = "gloo/transport/"
@@ -58,6 +60,11 @@ class NcclGroup(dist.ProcessGroup):
         self._store = store
         self._takes_cpu = "gloo" in kind or runtime.shares_host_memory
         self._name = ""
+        self.in_cpp = dist.ProcessGroup(store, rank, size)
+        """torch's own group, whose methods call the operators."""
+        for group in (self, self.in_cpp):
+            # For C++ that asks for a backend, and operators that are called again by themselves.
+            dist.ProcessGroup._register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
         # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
         self._knows_devices = size == 1 or runtime.shared_by_ranks or kind == "gloo"
 
@@ -111,6 +118,7 @@ class NcclGroup(dist.ProcessGroup):
     def setGroupName(self, name: str) -> None:
         """Take the name by which functional collectives find the group."""
         self._name = name
+        self.in_cpp._set_group_name(name)
 
     @property
     def _device_types(self) -> list[torch.device]:

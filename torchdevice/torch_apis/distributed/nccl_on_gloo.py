@@ -15,6 +15,7 @@ Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/Proces
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,13 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
-from torchdevice.torch_apis.distributed import collective_checks, gloo_rendezvous, point_to_point
+from torchdevice.torch_apis.distributed import (
+    collective_checks,
+    functional_collectives,
+    gloo_rendezvous,
+    point_to_point,
+)
+from torchdevice.torch_apis.distributed.collective_operators import as_operator
 from torchdevice.torch_apis.distributed.collective_reductions import reduce_flat
 from torchdevice.torch_apis.distributed.collective_staging import staged
 from torchdevice.torch_apis.distributed.collective_works import finished
@@ -57,6 +64,7 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     context = thread_state.state.context
     assert context is not None, "this process group is asked for in scopes only"
     gloo_rendezvous.wait_at_end()
+    functional_collectives.register()
     # Torchrun's agents keep one store for all attempts.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
@@ -71,13 +79,20 @@ def _waiting(store: Any, rank: int, size: int) -> collective_checks.Waiting:
     return default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
 
 
-def _for_each_pair(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method that does a collective for each pair of an output and an input of two lists."""
+def _for_each_pair(collective: Callable[..., Any], options_class: Any, name: str) -> Callable[..., Any]:
+    """Return the method that does a collective for each pair of an output and an input of two lists.
 
-    @in_every_form(_c10d.AllgatherOptions)
+    Args:
+        collective: The method for one pair.
+        options_class: The class of the options of torch's method.
+        name: The name of torch's method.
+    """
+    for_one = inspect.unwrap(collective)  # not an operator for each pair
+
+    @in_every_form(options_class, name)
     def coalesced(self: NcclOnGloo, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
         for output, given in zip(outputs, inputs, strict=True):
-            collective(self, output, given, opts)
+            for_one(self, output, given, opts)
         return finished(outputs)
 
     return coalesced
@@ -96,7 +111,9 @@ class NcclOnGloo(NcclGroup):
                 self._all_reduce(staging.numbers(tensor, written=True), opts.reduceOp)
         return finished(tensors)
 
-    allreduce_coalesced = allreduce
+    allreduce_coalesced = in_every_form(_c10d.AllreduceCoalescedOptions, "allreduce_coalesced")(
+        inspect.unwrap(allreduce)
+    )
 
     @in_every_form(_c10d.ReduceOptions)
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
@@ -125,7 +142,7 @@ class NcclOnGloo(NcclGroup):
             self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, opts.reduceOp)
         return finished(outputs)
 
-    @in_every_form(_c10d.ReduceScatterOptions)
+    @in_every_form(_c10d.ReduceScatterOptions, "_reduce_scatter_base")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """Reduce a tensor over all ranks; each rank gets its part.
 
@@ -143,7 +160,9 @@ class NcclOnGloo(NcclGroup):
             self._reduce_scatter(staging.numbers(output, written=True), flats, opts.reduceOp)
         return finished(output)
 
-    reduce_scatter_single_coalesced = _for_each_pair(reduce_scatter_single)
+    reduce_scatter_single_coalesced = _for_each_pair(
+        reduce_scatter_single, _c10d.ReduceScatterOptions, "reduce_scatter_tensor_coalesced"
+    )
 
     # The names before torch 2.12.
     _reduce_scatter_base = reduce_scatter_single
@@ -206,7 +225,7 @@ class NcclOnGloo(NcclGroup):
         # Transposed: torch lists the outputs by rank, `allgather` by input.
         return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
 
-    @in_every_form(_c10d.AllgatherOptions)
+    @in_every_form(_c10d.AllgatherOptions, "_allgather_base")
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """Send a tensor of each rank to all, into one tensor of any shape.
 
@@ -225,7 +244,9 @@ class NcclOnGloo(NcclGroup):
                 self._all_gather(list(parts), given)
         return finished(output)
 
-    all_gather_single_coalesced = _for_each_pair(all_gather_single)
+    all_gather_single_coalesced = _for_each_pair(
+        all_gather_single, _c10d.AllgatherOptions, "allgather_into_tensor_coalesced"
+    )
 
     # The names before torch 2.12.
     _allgather_base = all_gather_single
@@ -257,7 +278,7 @@ class NcclOnGloo(NcclGroup):
             self._exchange(received, sent)
         return finished(outputs)
 
-    @in_every_form(_c10d.AllToAllOptions)
+    @in_every_form(_c10d.AllToAllOptions, "alltoall_base")
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -310,6 +331,6 @@ class NcclOnGloo(NcclGroup):
 
     # ---- point to point --------------------------------------------------------------------------------------------
 
-    send = point_to_point.send
-    recv = point_to_point.recv
-    recv_anysource = point_to_point.recv_anysource
+    send = as_operator(point_to_point.send, "send")
+    recv = as_operator(point_to_point.recv, "recv")
+    recv_anysource = as_operator(point_to_point.recv_anysource, "recv_anysource")
