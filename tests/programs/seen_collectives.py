@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 warnings.simplefilter("ignore")
 BACKEND = sys.argv[2]
@@ -22,24 +23,21 @@ DEVICE = "cpu" if BACKEND == "gloo" else "cuda"
 
 
 class Noting(TorchDispatchMode):
-    """Notes each collective, with the values of its first tensor before and after it."""
+    """Notes each collective, with the values of its first tensor before it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.noted: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        values = []
         if func.namespace == "c10d" and func is not torch.ops.c10d.barrier.default:
-            values.append(_first(args[0]).tolist())
-        result = func(*args, **(kwargs or {}))
-        if values:
-            self.noted.append([str(func), len(args), *values, _first(args[0]).tolist()])
-        return result
+            self.noted.append([str(func), len(args), _first(args).tolist()])
+        return func(*args, **(kwargs or {}))
 
 
 def _first(given: Any) -> torch.Tensor:
-    return given if isinstance(given, torch.Tensor) else _first(given[0])
+    # The root has lists that others lack.
+    return next(each for each in tree_leaves(given) if isinstance(each, torch.Tensor))
 
 
 def _numbers(count: int = 4) -> torch.Tensor:

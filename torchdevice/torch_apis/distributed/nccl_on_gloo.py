@@ -106,7 +106,7 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.AllreduceOptions)
     def allreduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to all of them."""
-        with staged(self, "all_reduce", tensors, opts.reduceOp) as staging:
+        with staged(self, opts, "all_reduce", tensors, opts.reduceOp) as staging:
             for tensor in tensors:
                 self._all_reduce(staging.numbers(tensor, written=True), opts.reduceOp)
         return finished(tensors)
@@ -125,7 +125,7 @@ class NcclOnGloo(NcclGroup):
             to.reduceOp = op
             self.gloo.reduce([flat], to).wait()
 
-        with staged(self, "reduce", tensors, opts.reduceOp, f"to rank {opts.rootRank}") as staging:
+        with staged(self, opts, "reduce", tensors, opts.reduceOp, f"to rank {opts.rootRank}") as staging:
             if self.rank() == opts.rootRank:
                 flat = staging.numbers(tensors[0], written=True)
             else:  # gloo computes in the memory of every rank
@@ -137,7 +137,7 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.ReduceScatterOptions)
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their sizes may differ."""
-        with staged(self, "reduce_scatter", inputs[0], opts.reduceOp) as staging:
+        with staged(self, opts, "reduce_scatter", inputs[0], opts.reduceOp) as staging:
             flats = [staging.numbers(tensor) for tensor in inputs[0]]
             self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, opts.reduceOp)
         return finished(outputs)
@@ -154,7 +154,7 @@ class NcclOnGloo(NcclGroup):
             raise TypeError("input tensor must be the same type as the output tensor.")
         if input.numel() != output.numel() * self.size():
             raise ValueError("input tensor must be the same size as output size times world size")
-        with staged(self, "reduce_scatter", [input], opts.reduceOp) as staging:
+        with staged(self, opts, "reduce_scatter", [input], opts.reduceOp) as staging:
             # `split(0)` is an error, and nothing is moved then.
             flats = staging.numbers(input).split(max(1, output.numel()))
             self._reduce_scatter(staging.numbers(output, written=True), flats, opts.reduceOp)
@@ -190,7 +190,7 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.BroadcastOptions)
     def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
         """Send a tensor of one rank to all."""
-        with staged(self, "broadcast", tensors, f"from rank {opts.rootRank}") as staging:
+        with staged(self, opts, "broadcast", tensors, f"from rank {opts.rootRank}") as staging:
             for tensor in tensors:
                 self._broadcast(staging.bytes(tensor, written=True), opts.rootRank)
         return finished(tensors)
@@ -204,7 +204,7 @@ class NcclOnGloo(NcclGroup):
     def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to all. Their sizes may differ."""
         sizes = [[tensor.numel() for tensor in each] for each in outputs]
-        with staged(self, "all_gather", inputs, sizes, parts_differ=True) as staging:
+        with staged(self, opts, "all_gather", inputs, sizes, parts_differ=True) as staging:
             for gathered, given in zip(outputs, inputs, strict=True):
                 self._all_gather([staging.bytes(tensor, written=True) for tensor in gathered], staging.bytes(given))
         return finished(outputs)
@@ -237,7 +237,7 @@ class NcclOnGloo(NcclGroup):
             raise TypeError("output tensor must have the same type as input tensor")
         if input.numel() * self.size() != output.numel():
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-        with staged(self, "all_gather", [input], [[input.numel()] * self.size()], parts_differ=True) as staging:
+        with staged(self, opts, "all_gather", [input], [[input.numel()] * self.size()], parts_differ=True) as staging:
             given = staging.bytes(input)
             parts = staging.bytes(output, written=True).split(max(1, given.numel()))
             if parts and given.numel():
@@ -255,7 +255,7 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.GatherOptions)
     def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to one."""
-        with staged(self, "gather", inputs, f"to rank {opts.rootRank}") as staging:
+        with staged(self, opts, "gather", inputs, f"to rank {opts.rootRank}") as staging:
             gathered = [[staging.bytes(tensor, written=True) for tensor in each] for each in outputs]
             self.gloo.gather(gathered, [staging.bytes(inputs[0])], opts).wait()
         return finished(outputs)
@@ -263,7 +263,7 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.ScatterOptions)
     def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Send a tensor of one rank to each."""
-        with staged(self, "scatter", outputs, f"from rank {opts.rootRank}") as staging:
+        with staged(self, opts, "scatter", outputs, f"from rank {opts.rootRank}") as staging:
             scattered = [[staging.bytes(tensor) for tensor in each] for each in inputs]
             self.gloo.scatter([staging.bytes(outputs[0], written=True)], scattered, opts).wait()
         return finished(outputs)
@@ -272,7 +272,7 @@ class NcclOnGloo(NcclGroup):
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to each."""
         # One input stands for the dtype of all.
-        with staged(self, "all_to_all", inputs[:1], parts_differ=True) as staging:
+        with staged(self, opts, "all_to_all", inputs[:1], parts_differ=True) as staging:
             received = [staging.bytes(tensor, written=True) for tensor in outputs]
             sent = [staging.bytes(tensor) for tensor in inputs]
             self._exchange(received, sent)
@@ -292,7 +292,7 @@ class NcclOnGloo(NcclGroup):
         Raises:
             RuntimeError: The sizes do not add up to the tensor's.
         """
-        with staged(self, "all_to_all", [input], parts_differ=True) as staging:
+        with staged(self, opts, "all_to_all", [input], parts_differ=True) as staging:
             received = self._parts(staging.bytes(output, written=True), output, output_sizes)
             self._exchange(received, self._parts(staging.bytes(input), input, input_sizes))
         return finished(output)
@@ -321,13 +321,9 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.BarrierOptions)
     def barrier(self, opts: Any) -> Any:
         """Wait for all ranks."""
-        with staged(self, "barrier", []):
+        with staged(self, opts, "barrier", []):
             self.gloo.barrier(opts).wait()
         return finished(None)
-
-    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for all ranks, and name those that do not come. torch offers it for groups that report gloo."""
-        self.gloo.monitored_barrier(*args, **kwargs)
 
     # ---- point to point --------------------------------------------------------------------------------------------
 
