@@ -16,15 +16,7 @@ from torchdevice.compile.device_interfaces import Interfaces, exchanges
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.importing import Late
-from torchdevice.core.patching import (
-    Added,
-    Patch,
-    Replaced,
-    ReplacedItem,
-    per_context,
-    replaced_function,
-    together,
-)
+from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, per_context, replaced_function, together
 from torchdevice.core.replacing import LATER
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.cuda.streams import current_stream

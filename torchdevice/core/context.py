@@ -118,6 +118,14 @@ class Context:
         user: The id of the process that was the first to use the accelerator; None before one has.
     """
 
+    way = ""
+    asks = False
+    machine: Any = None
+    policy: Any = None
+    user: int | None = None
+    _initialized = False
+    _device_count: int | None = None
+
     def __init__(
         self,
         options: Options,
@@ -128,12 +136,8 @@ class Context:
         self.options = options
         self.runtime = runtime
         self.journal = journal
-        self.way = ""
         self.device_type = runtime.device_type
         self.family = runtime.family
-        self.asks = False
-        self.machine: Any = None
-        self.policy: Any = None
         self.simulated_by: Context | None = runtime.simulated_by
         # "any" is CUDA for everything that must have one answer, such as which accelerator is available.
         anyone = options.written_for == "any"
@@ -162,15 +166,11 @@ class Context:
         self.stream_observers: list[StreamObserver] = []
         self.out_of_memory_observers: list[Callable[[int, int, int, int], None]] = []
         self.entries: set[object] = set()
-        self.user: int | None = None
         self.registered_memory: dict[int, int] = {}
-        self._initialized = False
         self._join = join
-        self._device_count: int | None = None
         self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._pinned_memory: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bound: dict[Any, Any] = {}
-        self.key = ""
         # Computes `key`, which compiled code needs before anybody has asked for the number of devices.
         self.count_devices_again()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import run
-from torchdevice.fallback.kernel_registration import Registrations
+from torchdevice.fallback.kernel_registration import installation
 from torchdevice.foundation.torch_texts import text
 
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
@@ -96,14 +96,9 @@ def overload(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), variant or "default")
 
 
-@functools.cache
-def installation(
-    key: str, lacks: Callable[[str], bool] | None = None, otherwise: Callable[..., Any] | None = None
-) -> Installation:
-    """Return the installation of the kernels for a dispatch key, see :func:`lacking` and :func:`kernel_of`."""
-    return Installation(
-        lambda: [Registrations(key, lambda: {name: kernel_of(name, key, otherwise) for name in lacking(key, lacks)})]
-    )
+def kernels(key: str, lacks: Any = None, otherwise: Any = None) -> Mapping[str, Callable[..., Any]]:
+    """Return the kernels for a dispatch key, see :func:`lacking` and :func:`kernel_of`."""
+    return {name: kernel_of(name, key, otherwise) for name in lacking(key, lacks)}
 
 
 def needed(context: Context) -> list[Installation]:
@@ -112,4 +107,4 @@ def needed(context: Context) -> list[Installation]:
     key = runtime.missing_operators_key
     if key is None or VARIABLE in os.environ:
         return []
-    return [installation(key, runtime.lacks_kernel, runtime.run_for_others)]
+    return [installation(kernels, key, runtime.lacks_kernel, runtime.run_for_others)]
