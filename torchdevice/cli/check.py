@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torchdevice.check import Finding
     from torchdevice.check.configuration import Configuration
 
-_EXAMPLES = """The status is 1 if something must be changed. The comment '# torchdevice: ignore' suppresses all findings of a
-line, and '# torchdevice: ignore[rule]' those of one rule. [tool.torchdevice.check] in pyproject.toml takes target,
-select, ignore, exclude, per-file-ignores and baseline; the command line overrides it.
+_EXAMPLES = """The status is 1 if something must be changed. The comment '# torchdevice: ignore' suppresses all findings
+of a line, and '# torchdevice: ignore[rule]' those of one rule. [tool.torchdevice.check] in pyproject.toml takes
+target, select, ignore, exclude, per-file-ignores and baseline; the command line overrides it.
 
 examples:
   torchdevice check train.py
