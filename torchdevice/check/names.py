@@ -178,7 +178,8 @@ class Names:
     def flowing(self, node: ast.AST) -> list[ast.expr]:
         """Return :meth:`values` of a node, and what flows there through functions of the source.
 
-        That is what calls pass to a parameter, and what the function that is called returns.
+        That is what calls pass to a parameter, and what the function that is called returns. Functions that call
+        themselves make circles.
         """
         if isinstance(node, ast.Call):
             return self.returned.get(_own_function(node), []) if self.dotted(node.func) is None else []
