@@ -27,6 +27,7 @@ _memory_format_of = torch._prims_common.suggest_memory_format
 
 _c10d = dist.distributed_c10d
 _OpType = torch._C._distributed_c10d.OpType
+_register_backend = torch._C._distributed_c10d.ProcessGroup._register_backend
 
 _CPU = torch.device("cpu")
 
@@ -81,7 +82,7 @@ class NcclGroup(dist.ProcessGroup):
         """torch's own group, whose methods call the operators."""
         for group in (self, self.in_cpp):
             # For C++ that asks for a backend, and operators that are called again by themselves.
-            dist.ProcessGroup._register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+            _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
         # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
         self._knows_devices = size == 1 or runtime.shared_by_ranks or kind == "gloo"
 
