@@ -22,10 +22,17 @@ class Limits(NamedTuple):
     Attributes:
         total: Its memory in bytes, or None for no limit.
         allowed: The bytes that the program allows itself, or None for no such limit.
+        taken: The bytes that CUDA's context takes.
     """
 
     total: int | None = None
     allowed: int | None = None
+    taken: int = 0
+
+    @property
+    def room(self) -> int | None:
+        """The bytes that the allocator can have."""
+        return None if self.total is None else self.total - self.taken
 
 
 def text(index: int, wanted: int, limits: Limits, figures: Figures, private: int) -> str:
@@ -40,15 +47,14 @@ def text(index: int, wanted: int, limits: Limits, figures: Figures, private: int
     """
     total = limits.total or 0
     # Never negative: a request for more than this machine has comes with this machine's total.
-    free = max(0, total - figures.reserved)
+    free = max(0, total - limits.taken - figures.reserved)
     allowed = "" if limits.allowed is None else f"{written(limits.allowed)} allowed; "
     in_private = f"with {written(private)} allocated in private pools (e.g., CUDA Graphs), " if private else ""
     return (
         f"CUDA out of memory. Tried to allocate {written(wanted)}. GPU {index} has a total capacity of "
         f"{written(total)} of which {written(free)} is free. Including non-PyTorch "
-        # No other memory of a process is simulated.
-        f"memory, this process has {written(figures.reserved)} memory in use. {allowed}Of the allocated memory "
-        f"{written(figures.allocated + private)} is allocated by PyTorch, {in_private}and "
+        f"memory, this process has {written(figures.reserved + limits.taken)} memory in use. {allowed}Of the allocated "
+        f"memory {written(figures.allocated + private)} is allocated by PyTorch, {in_private}and "
         f"{written(figures.reserved - figures.allocated - private)} is reserved by PyTorch but unallocated. If "
         f"reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
         f"fragmentation.  See documentation for Memory Management  "
