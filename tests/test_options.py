@@ -114,6 +114,7 @@ OTHER_VALUES: dict[str, Any] = {
     "half_products": "float32",
     "capability": (9, 0),
     "memory": 1 << 30,
+    "context": 1 << 20,
     "properties": {"name": "a GPU", "total_memory": 1 << 29},
     "written_for": "mps",
     "races": "warn",

@@ -135,19 +135,19 @@ def _capability(value: Any) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _memory(value: Any) -> int | None:
+def _memory(value: Any, name: str = "memory", least: int = 1) -> int | None:
     if isinstance(value, str):
-        value = _bytes(value)
-    if value is not None and not is_number(value, least=1):
-        raise ValueError(f"memory={value!r} is not a number of bytes. Use an int of 1 or more, '8GiB', or None.")
+        value = _bytes(value, name)
+    if value is not None and not is_number(value, least=least):
+        raise ValueError(f"{name}={value!r} is not a number of bytes. Use an int of {least} or more, '8GiB', or None.")
     return value
 
 
-def _bytes(text: str) -> int:
+def _bytes(text: str, name: str) -> int:
     """Return the bytes that a text such as "8589934592", "8G" or "8 GiB" means. Units are powers of 1024."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"memory={text!r} is not a size. Use a number of bytes, or a text such as '8GiB'.")
+        raise ValueError(f"{name}={text!r} is not a size. Use a number of bytes, or a text such as '8GiB'.")
     return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
 
 
@@ -187,7 +187,7 @@ def _literal(text: str) -> Any:
 # ---- the record ------------------------------------------------------------------------------------------------------
 
 
-_OF_SIMULATED = ("memory", "races", "asynchronous", "compute")
+_OF_SIMULATED = ("memory", "context", "races", "asynchronous", "compute")
 """Options that need simulated devices."""
 
 
@@ -212,6 +212,8 @@ class Options:
             rounded once, or target for torch's own. auto is float32 for a dtype that the CPU has no instructions for.
         capability: The CUDA compute capability that torch.cuda.get_device_capability() returns.
         memory: Memory of each simulated device, in bytes or as a text such as 8GiB. Default: no limit.
+        context: Memory that CUDA and its libraries take from each simulated device, in bytes or as a text such as
+            512MiB. Default: 512MiB for a model with a name (simulated:t4) whose memory is not set, and otherwise none.
         properties: Fields of torch.cuda.get_device_properties() and the values to return; on the command line a JSON
             object.
         written_for: The accelerator that the program is written for. Others are absent, as on a machine without them.
@@ -262,6 +264,7 @@ class Options:
         show=lambda value: "{}.{}".format(*value),
     )
     memory: int | str | None = _option(None, _memory)
+    context: int | str | None = _option(None, functools.partial(_memory, name="context", least=0))
     properties: Mapping[str, Any] | None = _option(
         None,
         lambda value: None if value is None else device_properties.checked(value),
@@ -374,7 +377,10 @@ def chosen(given: Mapping[str, Any], /, variables: Mapping[str, str | None] = os
         raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations())}.")
     said = {name: value for name, value in given.items() if value is not None}
     others = {**defaults, **from_environment(variables)}
-    others = {**_implied_by(said.get("target", others.get("target"))), **others}
+    implied = _implied_by(said.get("target", others.get("target")))
+    if "memory" in said or "memory" in others:  # that of the program alone
+        implied.pop("context", None)
+    others = {**implied, **others}
     return Options(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
 
 

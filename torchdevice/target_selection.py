@@ -170,7 +170,7 @@ def _simulated(target: str, options: Options) -> Runtime:
     profile, named = simulated_profile(target)
     count = named or options.devices or 1
     _check_count(target, profile, count)
-    return simulated.runtime(profile, count, options.memory)
+    return simulated.runtime(profile, count, options.memory, options.context or 0)
 
 
 def _check_count(target: object, profile: Profile, count: int | None) -> None:

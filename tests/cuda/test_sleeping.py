@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.cuda import sleeping, streams
+from torchdevice.cuda import sleeping
+from torchdevice.simulation.observe import host_waits
 
 SECOND = int(sleeping.CYCLES_PER_SECOND)
 
@@ -34,7 +35,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     stopped = Clock()
     monkeypatch.setattr(sleeping, "time", stopped)
-    monkeypatch.setattr(streams, "time", stopped)
+    monkeypatch.setattr(host_waits, "time", stopped)
     with torchdevice.simulate(count=2):
         yield stopped
 
@@ -108,6 +109,58 @@ def test_times_between_events(clock: Clock) -> None:
     # The time between the calls is added, which the clock of these tests does not show.
     assert start.elapsed_time(middle) == pytest.approx(1000, abs=500)
     assert middle.elapsed_time(end) == pytest.approx(2000, abs=500)
+
+
+@pytest.fixture
+def taking(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Any]:
+    """Return a function that runs a kernel which takes so many seconds of the clock."""
+    x = torch.ones(3, device="cuda")
+    read = clock.perf_counter
+    seconds = [0.0]
+    # The recorder reads the clock before and after each kernel.
+    monkeypatch.setattr(host_waits, "time", type("Times", (), {"perf_counter": staticmethod(lambda: read())}))
+
+    def run(*given: float) -> None:
+        seconds[:] = given
+        moments = iter((clock.now, clock.now + seconds[0]))
+
+        def perf_counter() -> float:
+            clock.now = next(moments)
+            return clock.now
+
+        with monkeypatch.context() as patched:
+            patched.setattr(host_waits.time, "perf_counter", staticmethod(perf_counter))
+            x.mul_(1)
+
+    return run
+
+
+def test_work_queues_behind_work_of_its_stream(clock: Clock, taking: Any) -> None:
+    begun = clock.now
+    torch.cuda._sleep(SECOND)
+    taking(0.5)
+    done = torch.cuda.Event()
+    done.record()
+    assert clock.now == begun + 0.5 and not done.query()
+    done.synchronize()  # half a second of it was spent computing
+    assert clock.now == begun + 1.5 and done.query()
+
+
+def test_streams_overlap(clock: Clock, taking: Any) -> None:
+    one, other = torch.cuda.Stream(), torch.cuda.Stream()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for stream, seconds in ((one, 20), (other, 30)):
+        with torch.cuda.stream(stream):
+            taking(seconds)
+    assert not one.query()
+    for stream in (one, other):
+        torch.cuda.current_stream().wait_stream(stream)
+    end.record()
+    end.synchronize()
+    assert one.query() and other.query() and clock.now == 150  # the host computed both
+    # Marks have the time of the machine, which has not moved by these seconds.
+    assert start.elapsed_time(end) + 50_000 == pytest.approx(30_000, abs=500)
 
 
 def test_a_scope_begins_without_sleepers(clock: Clock) -> None:

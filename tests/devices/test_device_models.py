@@ -47,6 +47,36 @@ def test_the_figures_are_those_of_the_page(model: str) -> None:
             torch.empty(torch.cuda.mem_get_info()[1] + 1, dtype=torch.uint8, device="cuda")
 
 
+def test_cuda_takes_a_part_of_a_model() -> None:
+    with torchdevice.simulate("t4"):
+        free, total = torch.cuda.mem_get_info()
+        assert (total - free, total) == (1 << 29, torch.cuda.get_device_properties(0).total_memory)
+    # What the call says of memory is the program's alone, and so is that of a device without a name.
+    for options in ({"profile": "t4", "memory": "1GiB"}, {"memory": "1GiB"}):
+        with torchdevice.simulate(**options):
+            assert torch.cuda.mem_get_info() == (1 << 30, 1 << 30)
+    with torchdevice.simulate("t4", context=0):
+        free, total = torch.cuda.mem_get_info()
+        assert free == total
+
+
+@pytest.mark.parametrize("compute", [None, "meta"])
+def test_the_context_is_missing_where_memory_is_asked_for(compute: Any) -> None:
+    with torchdevice.simulate(memory="64MiB", context="24MiB", compute=compute):
+        assert torch.cuda.mem_get_info() == (40 << 20, 64 << 20)
+        kept = torch.zeros(40 << 20, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.mem_get_info()[0] == 0
+        with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
+            torch.zeros(2 << 20, dtype=torch.uint8, device="cuda")
+        assert "which 0 bytes is free. Including non-PyTorch memory, this process has 64.00 MiB" in str(caught.value)
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        del kept
+        torch.cuda.empty_cache()
+        torch.zeros(30 << 20, dtype=torch.uint8, device="cuda")
+    with pytest.raises(ValueError, match=r"context=-1 is not a number of bytes. Use an int of 0 or more"):
+        torchdevice.simulate(context=-1)
+
+
 def test_a_t4_has_no_bfloat16_and_less_threads() -> None:
     with torchdevice.simulate("t4"):
         assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)

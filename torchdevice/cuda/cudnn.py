@@ -50,8 +50,9 @@ if vars(type(torch.backends.cudnn)).get("benchmark_limit") is None:
 
 @replaces(torch.backends.cudnn, "is_acceptable", native_to="cuda")
 def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> bool:
-    """Ask the device: the tensor may report CUDA where no cuDNN could compute with it."""
-    return context.runtime.is_on_cudnn(tensor)
+    """Return False also for a tensor that reports CUDA, but is on no simulated GPU: no cuDNN could compute with it."""
+    known = tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    return context.runtime.has_handles and torch._C._get_cudnn_enabled() and known and tensor.is_cuda
 
 
 @replaces(torch, "_use_cudnn_rnn_flatten_weight", native_to="cuda")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +23,7 @@ from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context, ThreadValues
 from torchdevice.core.patching import original_of, replaced_function, subclass_in_place_of
 from torchdevice.core.replacing import REPLACED, replaces
-from torchdevice.cuda import device_queries
-from torchdevice.cuda.sleeping import Sleeping, busy_until
+from torchdevice.cuda import device_queries, sleeping
 from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import Mark, device_of
@@ -204,8 +202,8 @@ class StreamStandIn(torch.Stream):
 
     def query(self) -> bool:
         """Return whether the work of the stream is done; that of all streams, except on simulated devices."""
-        # `_sleep` keeps a stream busy on the host's clock.
-        is_busy = busy_until(self._context, self._identity) > time.perf_counter()
+        times = sleeping.times(self._context)
+        is_busy = times is not None and times.busy_until(self._identity) > times.now()
         done = not is_busy and self._context.runtime.mark(self._target_index, timing=False).query()
         if done:
             for observer in self._context.stream_observers:
@@ -336,10 +334,12 @@ class EventStandIn(torch.Event):
             observer.event_recorded(self._number, on)
         self._recorded_on = index
         self._mark = context.runtime.mark(index and context.target_index(index), timing=self._timing)
-        if Sleeping in context.settings:  # asked here, because few programs call `_sleep`
-            self._done_at = busy_until(context, on)
-            # What `_sleep` adds to the time of the event, in milliseconds as `elapsed_time` counts.
-            self._late = max(0.0, self._done_at - time.perf_counter()) * 1e3
+        if self._timing and context.runtime.has_handles and any(each.stream_id for each in context.streams.values()):
+            sleeping.begin(context)
+        times = sleeping.times(context)
+        if times is not None:
+            # In milliseconds, as `elapsed_time` counts.
+            self._done_at, self._late = times.busy_until(on), times.late(on) * 1e3
 
     def wait(self, stream: Any = None) -> None:
         """Make later work of a stream wait for the event; all work runs in one order, so that costs nothing."""
@@ -359,7 +359,8 @@ class EventStandIn(torch.Event):
         return done
 
     def _is_done(self) -> bool:
-        return self._mark is not None and time.perf_counter() >= self._done_at and self._mark.query()
+        times = sleeping.times(self._context)
+        return self._mark is not None and (times is None or times.now() >= self._done_at) and self._mark.query()
 
     def synchronize(self) -> None:
         """Wait for the work before the recorded point."""

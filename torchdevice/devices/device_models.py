@@ -1,8 +1,9 @@
 """Simulated devices by model: ``simulated:t4``, ``simulated:a100:8``, and models that a user describes.
 
 A model is one of the profiles of :mod:`torchdevice.simulation.profiles` with figures of its own. They are the defaults
-of the options ``capability``, ``memory`` and ``properties``; an option that the call, a variable or a configuration
-gives comes first. Every simulated device but a Mac also implies ``identity="program"``, so that ``x.is_cuda`` is True.
+of the options ``capability``, ``memory``, ``context`` and ``properties``; an option that the call, a variable or a
+configuration gives comes first, and memory that is given so is the program's alone. Every simulated device but a Mac
+also implies ``identity="program"``, so that ``x.is_cuda`` is True.
 
 Sources of :data:`MODELS`: the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming
 Guide (threads, shared memory), NVIDIA's data sheets and white papers (name, multiprocessors, L2 cache, bus). The memory
@@ -40,6 +41,7 @@ class DeviceModel:
         base: The profile whose rules hold: ``"cuda"``, ``"mps"`` or ``"strict"``.
         capability: The option of that name; None for its default.
         memory: The option of that name; None for no limit.
+        context: The option of that name; None for no memory.
         properties: The option of that name.
         unsupported_dtypes: Names of dtypes that the device cannot hold, besides those of the profile.
         missing_operators: Operators of ATen that the device has no kernel for, besides those of the profile, such as
@@ -49,6 +51,7 @@ class DeviceModel:
     base: str = "cuda"
     capability: Any = None
     memory: Any = None
+    context: Any = None
     properties: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     unsupported_dtypes: tuple[str, ...] = ()
     missing_operators: tuple[str, ...] = ()
@@ -73,8 +76,8 @@ def options_of(target: object) -> dict[str, Any]:
     if found is None or target in SIMULATED_MAC:
         return {}
     model = (find(found[1]) if found[1] else None) or DeviceModel()
-    figures = {"capability": model.capability, "memory": model.memory, "properties": model.properties or None}
-    return {"identity": "program", **{name: value for name, value in figures.items() if value is not None}}
+    figures = {name: getattr(model, name) for name in ("capability", "memory", "context", "properties")}
+    return {"identity": "program", **{name: value for name, value in figures.items() if value not in (None, {})}}
 
 
 def absolute(target: str) -> str:
@@ -129,7 +132,10 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 """Which values a key may have, and how to call them. The other keys are options, which check theirs."""
 
+CONTEXT = 1 << 29
+"""The memory that CUDA and its libraries take of a GPU for themselves, in bytes: half a GiB is usual."""
+
 MODELS: Mapping[str, DeviceModel] = {
-    name: dataclasses.replace(_described(row, name), capability=tuple(row["capability"]))
+    name: dataclasses.replace(_described(row, name), capability=tuple(row["capability"]), context=CONTEXT)
     for name, row in data_files.read(__file__, "device_models.json").items()
 }

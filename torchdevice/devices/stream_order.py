@@ -39,6 +39,9 @@ class StreamObserver:
     def stream_synchronized(self, stream: Stream) -> None:
         """The host has waited for a stream."""
 
+    def kernel_ran(self, stream: Stream, seconds: float) -> None:
+        """A kernel on a stream took so long. Only told where ``watch_host_waits`` was called."""
+
     def stream_queried(self, stream: Stream) -> None:
         """The host was told that a stream's work is done."""
 

@@ -13,9 +13,6 @@ from torchdevice.plan.peaks import GRADIENTS, OTHER, STATE, WEIGHTS, Peaks
 from torchdevice.report import Report, formatting, source
 from torchdevice.simulation.observe.assumed_values import ASSUMED
 
-CONTEXT = 1 << 29
-"""The memory that CUDA and its libraries take of a GPU for themselves, in bytes: half a GiB is usual."""
-
 _KINDS = (WEIGHTS, GRADIENTS, STATE, OTHER)
 
 
@@ -27,8 +24,8 @@ def data(peaks: Peaks, report: Report) -> dict[str, Any]:
         "program": formatting.program(report),
         "error": None if error is None else f"{type(error).__name__}: {error}",
         "devices": devices,
-        "context": CONTEXT,
-        "fits": list(_fits(devices)),
+        "context": peaks.context,
+        "fits": list(_fits(devices, peaks.context)),
         "assumed": [
             {
                 "lines": [f"{each.file}:{each.line}" for each in (row, *row.libraries[:1])],
@@ -52,13 +49,13 @@ def _device(peaks: Peaks, index: int) -> dict[str, Any]:
     }
 
 
-def _fits(devices: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _fits(devices: Sequence[dict[str, Any]], context: int) -> Iterator[dict[str, Any]]:
     """Yield for each model of a GPU whether it has the memory that the device with the highest peak needs.
 
     A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory runs out.
     """
-    needed = max((each["peak"] for each in devices), default=0) + CONTEXT
-    least = max((each["peak"] - each["fragments"] for each in devices), default=0) + CONTEXT
+    needed = max((each["peak"] for each in devices), default=0) + context
+    least = max((each["peak"] - each["fragments"] for each in devices), default=0) + context
     for name, model in device_models.MODELS.items():
         memory = declarations()["memory"].check(model.memory)
         fits = "yes" if needed <= memory else "without fragments" if least <= memory else "no"

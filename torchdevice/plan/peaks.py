@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchdevice.core import thread_state
 from torchdevice.devices.allocation_events import Block
+from torchdevice.devices.device_models import CONTEXT
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.journal.callers import Site, caller_frame, program_frame, site_of
 from torchdevice.torch_apis.distributed.process_groups import FAKE_RANKS
@@ -64,7 +65,10 @@ class Peaks:
 
     Attributes:
         devices: Index -> the peak of the device.
+        context: The bytes that CUDA's context takes of a GPU.
     """
+
+    context: Any = CONTEXT
 
     def __init__(self) -> None:
         self.devices: dict[int, Peak] = {}
@@ -79,6 +83,8 @@ class Peaks:
         """
         context = thread_state.state.context
         assert context is not None
+        if context.options.context is not None:
+            self.context = context.options.context
         if ranks is not None:
             context.settings[FAKE_RANKS] = ranks
         context.runtime.watch_allocations(self, context)

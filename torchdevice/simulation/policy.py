@@ -266,17 +266,17 @@ def spelled(index: int) -> str:
     return f"{shown_as or DEVICE_TYPE}:{index}"
 
 
-def memory_limits(index: int) -> tuple[int | None, int | None]:
-    """Return the bytes of a device's memory, and those that the program allows itself; None for no limit."""
+def memory_limits(index: int) -> tuple[int | None, int | None, int]:
+    """Return the fields of :class:`Limits` for a device."""
     inner = _active()
     if inner is None:
-        return None, None
+        return None, None, 0
     context = _simulating(inner)
     fraction = context.settings.get((MEMORY_FRACTION, index))
-    total = context.runtime.total_memory(index)
+    total, taken = context.runtime.total_memory(index), context.runtime.taken
     if fraction is not None:
-        return total, int(total * fraction)
-    return (total if _errs_as_mps(context) else inner.policy.memory), None
+        return total, int(total * fraction), taken
+    return (total if _errs_as_mps(context) else inner.policy.memory), None, taken
 
 
 def _errs_as_mps(context: Context) -> bool:

@@ -27,7 +27,6 @@ from torchdevice.simulation import (
     simulated_rewriters,
 )
 from torchdevice.simulation.allocator import allocator_settings, storages, stream_uses
-from torchdevice.simulation.kernels import recurrent_networks
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, index_of
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
@@ -43,6 +42,7 @@ class SimulatedRuntime(Runtime):
     Attributes:
         profile: The kind of device that is simulated.
         memory_limit: The memory of each device in bytes, or None for no limit.
+        taken: The bytes of it that CUDA's context takes.
     """
 
     device_type = policy.DEVICE_TYPE
@@ -63,9 +63,9 @@ class SimulatedRuntime(Runtime):
     serve_reducer = staticmethod(page_locked.serve)
     watch_host_waits = staticmethod(host_waits.begin)
 
-    def __init__(self, profile: Profile, count: int, memory_limit: int | None):
+    def __init__(self, profile: Profile, count: int, memory_limit: int | None, taken: int = 0):
         self.profile = profile
-        self.memory_limit = memory_limit
+        self.memory_limit, self.taken = memory_limit, taken
         self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
         self.folds_ordinals = profile.single
         self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
@@ -82,10 +82,6 @@ class SimulatedRuntime(Runtime):
         if self.profile.lacks_anything:
             return f"Inductor's code has what {self.profile.name!r} lacks"
         return inductor.obstacle(gm)
-
-    def is_on_cudnn(self, tensor: torch.Tensor) -> bool:
-        with torch._C.DisableTorchFunction():
-            return self.profile.stands_for_cuda and recurrent_networks.is_on_cudnn(tensor)
 
     def runs_on_host(self) -> bool:
         return inductor.thread.calls > 0
@@ -169,7 +165,7 @@ class SimulatedRuntime(Runtime):
             return psutil.virtual_memory().available
         device = storages.device(index)
         # Never negative: the limit may have been lowered below what is reserved.
-        return self.memory_limit - min(self.memory_limit, device.figures().reserved)
+        return self.memory_limit - min(self.memory_limit, device.figures().reserved + self.taken)
 
     def memory(self, index: int) -> Memory:
         return storages.device(index).figures()
@@ -270,6 +266,6 @@ _FOLLOWERS = (stream_uses.StreamUses, meta_kernels.WithoutValues, async_copies.I
 
 
 @functools.cache
-def runtime(profile: Profile, count: int, memory_limit: int | None) -> SimulatedRuntime:
+def runtime(profile: Profile, count: int, memory_limit: int | None, taken: int = 0) -> SimulatedRuntime:
     """Return the runtime of ``count`` simulated devices, one object for equal arguments."""
-    return SimulatedRuntime(profile, count, memory_limit)
+    return SimulatedRuntime(profile, count, memory_limit, taken)

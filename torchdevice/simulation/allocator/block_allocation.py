@@ -65,7 +65,7 @@ class Blocks:
         self,
         index: int,
         number: int,
-        limits: Callable[[int], tuple[int | None, int | None]],
+        limits: Callable[[int], tuple[int | None, int | None, int]],
         error: Callable[[int, int, int, int], Exception | None],
         tell: Callable[[str, int, int, int], None],
     ) -> None:
@@ -290,8 +290,8 @@ class Blocks:
             return None
         if self.settings.expandable_segments:
             unit = self.settings.unit(is_small=pool.is_small)
-            return expandable_segments.expand(self.segments, self._expanding(pool), size, unit, limits.total)
-        return self.segments.obtain(pool, wanted, limits.total)
+            return expandable_segments.expand(self.segments, self._expanding(pool), size, unit, limits.room)
+        return self.segments.obtain(pool, wanted, limits.room)
 
     def release_cached(self) -> None:
         """Wait for the device, and return the segments without a block in use to the driver."""

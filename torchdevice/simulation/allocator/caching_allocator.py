@@ -102,7 +102,7 @@ class Device:
     def __init__(
         self,
         index: int,
-        limits: Callable[[int], tuple[int | None, int | None]] = lambda index: (None, None),
+        limits: Callable[[int], tuple[int | None, int | None, int]] = lambda index: (None, None, 0),
         error: Callable[[int, int, int, int], Exception | None] = lambda *bytes_: None,
         observers: list[Observer] | None = None,
     ) -> None:

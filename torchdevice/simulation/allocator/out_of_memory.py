@@ -23,10 +23,17 @@ class Limits(NamedTuple):
     Attributes:
         total: Its memory in bytes, or None for no limit.
         allowed: The bytes that the program allows itself, or None for no such limit.
+        taken: The bytes that CUDA's context takes.
     """
 
     total: int | None = None
     allowed: int | None = None
+    taken: int = 0
+
+    @property
+    def room(self) -> int | None:
+        """The bytes that the allocator can have."""
+        return None if self.total is None else self.total - self.taken
 
 
 def text(index: int, wanted: int, limits: Limits, figures: Figures, private: int) -> str:
@@ -41,14 +48,14 @@ def text(index: int, wanted: int, limits: Limits, figures: Figures, private: int
     """
     total = limits.total or 0
     # Never negative: a request for more than this machine has comes with this machine's total.
-    free = max(0, total - figures.reserved)
+    free = max(0, total - limits.taken - figures.reserved)
     allowed = "" if limits.allowed is None else f"{written(limits.allowed)} allowed; "
     in_private = f"with {written(private)} allocated in private pools (e.g., CUDA Graphs), " if private else ""
     sizes = {
         "wanted": wanted,
         "total": total,
         "free": free,
-        "reserved": figures.reserved,  # no other memory of a process is simulated
+        "reserved": figures.reserved + limits.taken,  # no memory of other processes is simulated
         "used": figures.allocated + private,
         "unused": figures.reserved - figures.allocated - private,
     }

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
 from torchdevice.foundation.stand_ins import mapped, tensors
 from torchdevice.foundation.torch_texts import text
 from torchdevice.journal.callers import program_line, warn_at
@@ -87,7 +86,7 @@ def _are_in_pieces(input: torch.Tensor, weights: list[torch.Tensor]) -> bool:
     real = all(type(each) is torch.nn.Parameter for each in weights)
     if not (real and is_on_cudnn(input) and policy.stands_for_cuda()):
         return False
-    if thread_state.state.context.shown_as != "cuda":  # modules look for weights on CUDA, and flatten no others
+    if policy.spelled(0) != "cuda:0":  # modules look for weights on CUDA, and flatten no others
         return False
     ordered = _in_order(weights)
     places = itertools.accumulate((each.nbytes for each in ordered), initial=ordered[0].data_ptr())

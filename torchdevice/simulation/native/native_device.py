@@ -130,7 +130,8 @@ class NativeDevice(Device):
 
     def limit(self) -> int:
         """Return the bytes that the device may reserve now; -1 for no limit."""
-        return min((each for each in self._resting.limits() if each is not None), default=-1)
+        limits = self._resting.limits()
+        return min((each for each in (limits.room, limits.allowed) if each is not None), default=-1)
 
     @property
     def has_pending(self) -> bool:

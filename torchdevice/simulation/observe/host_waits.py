@@ -1,7 +1,8 @@
-"""Tells the observers of streams of the operators at which the host waits: ``item()``, blocking copies, ``nonzero``."""
+"""Tells the observers of streams how long kernels took, and where the host waits: ``item()``, blocking copies ..."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,12 +25,17 @@ class HostWaits:
 
     def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a kernel. If the host waits for its result, it waits for the current streams of the kernel's devices."""
+        began = time.perf_counter()
         result = kernel(*args, **kwargs)
+        took = time.perf_counter() - began
         with torch._C.DisableTorchFunction():
-            if host_waits(self._context, op, args, kwargs, result):
-                for index in {index_of(tensor) for tensor, _ in touched(op, args, kwargs, result)}:
-                    for observer in self._context.stream_observers:
-                        observer.stream_synchronized((index, self._context.thread.streams.get(index, 0)))
+            waits = host_waits(self._context, op, args, kwargs, result)
+            for index in {index_of(tensor) for tensor, _ in touched(op, args, kwargs, result)}:
+                stream = index, self._context.thread.streams.get(index, 0)
+                for observer in self._context.stream_observers:
+                    observer.kernel_ran(stream, took)
+                    if waits:
+                        observer.stream_synchronized(stream)
         return result
 
 
