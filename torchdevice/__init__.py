@@ -34,8 +34,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'torchdevice' has no attribute {name!r}")
     importlib.import_module("torch")  # first, so that its entry point finds this package whole
-    importlib.import_module("torchdevice.foundation.torch_internals")  # before a private name of torch is read
     with importlib.import_module("torchdevice.foundation.garbage_collection").paused():
+        importlib.import_module("torchdevice.foundation.torch_internals")  # before a private name of torch is read
         value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

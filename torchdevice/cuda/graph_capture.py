@@ -99,10 +99,15 @@ class _Step(NamedTuple):
 
 _EASY = frozenset({torch.float32, torch.float64})
 
+_RESIZING = frozenset({"aten::mse_loss"})
+"""Operators whose kernel gives ``out`` another size on its way (torch 2.15), and so another memory."""
+
 
 @functools.cache
 def _with_out(op: Any) -> Any:
     """Return the overload of an operator that writes its only result to ``out`` by a kernel of the CPU, or None."""
+    if op._schema.name in _RESIZING:
+        return None
     packet, wanted = op._overloadpacket, [(each.name, str(each.type)) for each in op._schema.arguments]
     for each in (getattr(packet, overload) for overload in packet.overloads() if overload.endswith("out")):
         *others, out = [(argument.name, str(argument.type)) for argument in each._schema.arguments]

@@ -190,6 +190,10 @@ class Runtime(abc.ABC):
         """
         return "" if self.compiles else f"Inductor makes no code for {self.target!r}"
 
+    def is_on_cudnn(self, tensor: torch.Tensor) -> bool:
+        """Return whether ``torch.backends.cudnn`` accepts a tensor of the device."""
+        return False
+
     def runs_on_host(self) -> bool:
         """Return whether this thread runs compiled code with the host's tensors in the place of the device's."""
         return False

@@ -27,6 +27,7 @@ from torchdevice.simulation import (
     simulated_rewriters,
 )
 from torchdevice.simulation.allocator import allocator_settings, storages, stream_uses
+from torchdevice.simulation.kernels import recurrent_networks
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, index_of
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
@@ -81,6 +82,10 @@ class SimulatedRuntime(Runtime):
         if self.profile.lacks_anything:
             return f"Inductor's code has what {self.profile.name!r} lacks"
         return inductor.obstacle(gm)
+
+    def is_on_cudnn(self, tensor: torch.Tensor) -> bool:
+        with torch._C.DisableTorchFunction():
+            return self.profile.stands_for_cuda and recurrent_networks.is_on_cudnn(tensor)
 
     def runs_on_host(self) -> bool:
         return inductor.thread.calls > 0

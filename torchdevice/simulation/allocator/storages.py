@@ -150,9 +150,12 @@ class MetaRef(StorageRef):
 
     Attributes:
         meta: A tensor of torch's meta device, in the place of the CPU tensor.
+        forgotten: The CPU tensor of a storage that had values. Its memory has the storage's address, and a storage that
+            was resized does not keep it.
     """
 
-    __slots__ = ("meta",)
+    __slots__ = ("forgotten", "meta")
+    forgotten: torch.Tensor | None
     meta: torch.Tensor
 
     def release(self) -> None:
@@ -454,7 +457,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     address = 0 if block is None else block.address if memory.is_meta else memory.data_ptr()
     if isinstance(owner, MetaRef):
         _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
-        owner.meta, memory, old = memory, _NOTHING, None
+        owner.meta, owner.forgotten, memory, old = memory, None, _NOTHING, None
         _by_meta[owner.meta.untyped_storage()._cdata] = owner
     owner.tensor, owner.view, owner.viewer = memory, memory, 0
     _own(owner, address or emptied, block)
@@ -485,7 +488,7 @@ def forget_values(storage: Any) -> None:
         return
     new = _reference(storage, owner.on, _NOTHING, MetaRef)
     new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
-    new.address = address
+    new.address, new.forgotten = address, owner.tensor
     if isinstance(owner, NativeRef):
         native.disown(storage._cdata)
     else:
