@@ -94,9 +94,8 @@ class _Rewriting:
         accelerators = sorted(context.families - {context.device_type})
         index = " + spelled[len(accelerator):]" if context.device(0).index is not None else ""
         values = {"accelerators": accelerators, "target": context.device_type, "index": index}
-        self._replacements = torch.jit.CompilationUnit(
-            templates.filled(__file__, "script_functions.py.jinja", **values)
-        )
+        functions = templates.filled(__file__, "script_functions.py.jinja", **values)
+        self._replacements = torch.jit.CompilationUnit(functions)
 
     def rewrite(self, graph: Any) -> None:
         """Rewrite the devices of a graph: constants, devices made from text, attributes, arguments, and ``.cuda()``."""
