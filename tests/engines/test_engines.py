@@ -271,7 +271,7 @@ class TestEntryPoints:
         original = find()
         with torchdevice.portable("cpu", engine="wrap"):
             entry = find()
-            assert entry is not original and type(entry) is wrap.EntryPoint
+            assert entry is not original and issubclass(type(entry), wrap.EntryPoint)
             assert entry == original and original == entry and hash(entry) == hash(original)
             assert entry in [original] and original in {entry} and {original: 1}[entry] == 1
             assert entry != torch.ones
@@ -400,6 +400,66 @@ class TestDevice:
         with pytest.raises(EngineUnavailableError, match="cannot be determined"):
             patch.install()
         assert torch.device("cuda").type == "cuda"
+
+
+class TestNaming:
+    """Calls that name a device which the thread has named before do what the first one does."""
+
+    @pytest.mark.parametrize("enter", [lambda **o: torchdevice.portable("cpu", **o), torchdevice.simulate])
+    def test_each_call_is_reported_at_its_line(self, enter: Any) -> None:
+        counts = {}
+        for engine in ("mode", "wrap"):
+            with enter(engine=engine) as scope:
+                for _ in range(5):
+                    torch.zeros(3, device="cuda").cos().to("cuda")
+                    torch.ones(3).to("cuda")
+                    torch.device("cuda")
+            counts[engine] = [(each.site, each.requested, each.count) for each in scope.journal.entries]
+        assert counts["wrap"] == counts["mode"]
+        assert any(count >= 5 for *_, count in counts["wrap"])
+
+    def test_moves_copy_as_the_first_one_does(self, wrapped: torchdevice.Scope) -> None:
+        for _ in range(3):
+            host = torch.zeros(3)
+            moved = host.to("cuda")
+            assert moved is not host
+            assert moved.to("cuda") is moved
+            assert torch.ones(3, device="cuda").to("cuda").data_ptr() != moved.data_ptr()
+            made = torch.ones(3, device="cuda")
+            assert made.to("cuda") is made
+            assert made.cpu() is not made
+
+    @pytest.mark.parametrize(
+        "call", [lambda: torch.zeros(-1, device="cuda"), lambda: torch.zeros(2).to("cuda", 5, 6, 7, 8)]
+    )
+    def test_a_call_that_fails_has_the_text_of_the_first(self, call: Any, wrapped: torchdevice.Scope) -> None:
+        texts = set()
+        for _ in range(3):
+            with pytest.raises((RuntimeError, TypeError)) as caught:
+                call()
+            assert caught.value.__context__ is None
+            texts.add(str(caught.value))
+            torch.zeros(2, device="cuda").to("cuda")
+        assert len(texts) == 1
+
+    def test_the_cpu_that_a_scope_is_sent_to_counts(self, wrapped: torchdevice.Scope) -> None:
+        torch.zeros(2, device="cuda").to("cuda")
+        torch.device("cpu:-1")
+        assert torch.zeros(2, device="cuda").to("cuda").device.type == "cpu"
+
+    def test_a_dispatch_mode_sees_the_call_without_the_mode(self, wrapped: torchdevice.Scope) -> None:
+        seen = []
+
+        class Looks(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(thread_state.state.mode)
+                return func(*args, **(kwargs or {}))
+
+        torch.zeros(2, device="cuda")
+        with Looks():
+            torch.zeros(2, device="cuda")
+        assert seen == [None]
+        assert thread_state.state.mode is not None
 
 
 class TestImportedByValue:

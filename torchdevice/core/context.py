@@ -100,6 +100,7 @@ class Context:
         keeps_doubles: Whether tensors in those dtypes are kept on the CPU.
         lines_warned_of: File and line of each line of the program that was warned of such a dtype.
         fits_conversions: Whether conversions and moves of tensors must be fitted to the target.
+        redirects_only: Whether a call that names a device needs no more than the device, and perhaps its side marked.
         has_several_devices: Whether ``devices=`` shows the program several accelerators.
         folds_devices: Whether one device with a memory of its own is several of those accelerators.
         product_dtypes: Dtypes whose matrix products are computed in float32, which is faster on the target.
@@ -155,6 +156,7 @@ class Context:
         # `devices=` on a target with as many devices of its own folds nothing.
         own_memory = self.has_several_devices and not runtime.shares_host_memory
         self.folds_devices = own_memory and (options.devices or 1) > runtime.device_count()
+        self.redirects_only = runtime.has_peaks and not self.fits_conversions and not self.folds_devices
         self.product_dtypes = _computed_in_float32(options, runtime)
         self.thread = ThreadValues()
         self._shown: dict[torch.device, torch.device] = {}

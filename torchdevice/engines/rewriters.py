@@ -111,20 +111,11 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if redirected is None:
         return made
     shown, known = context.shown(redirected), context.thread.redirects.get(made)
-    # By a key that no device argument has: a tuple. A folded ordinal is reported each time, and so is not known.
+    # For the constructor in `wrap.py`, by a key that no device argument has: a tuple. A folded ordinal is reported each
+    # time, and so is not known.
     if type(lone) is str and known is not None:
         context.thread.redirects[args] = shown, *known[1:]
     return shown
-
-
-def made_before(context: Any, args: tuple[str]) -> torch.device | None:
-    """Return the device that ``torch.device`` made of this argument before, and count the call; None for none."""
-    known = context.thread.redirects.get(args)
-    if known is None:
-        return None
-    device, requested, done = known
-    context.journal.record(requested, done, Fidelity.EXACT, above=2)  # this function, and the constructor
-    return device
 
 
 def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

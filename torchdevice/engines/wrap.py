@@ -23,11 +23,17 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation, OwnModule, Patch, Replaced, loaded, put_in, stands_for, take_out
 from torchdevice.core.thread_state import ContextMode
-from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, retries, rewriters
+from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, moves, retries, rewriters
+from torchdevice.engines.error_texts import OF_TORCH
+from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 from torchdevice.lowlevel.replace_new import Call, Constructor
 
 _state = thread_state.state
+
+_DEVICE, _EXACT = moves.Side.DEVICE, Fidelity.EXACT  # reading a member of an enumeration takes longer
+
+_SIZES = frozenset({int, tuple, list, float, torch.Size})
 
 _stack_length = torch._C._len_torch_function_stack
 
@@ -128,6 +134,49 @@ class EntryPoint:
         return type(self.original)
 
 
+class _Naming(EntryPoint):
+    """A factory with a keyword ``device``, or ``Tensor.to``. A device that the thread has named before needs no mode.
+
+    A call that fails is repeated by the mode, which may have another way, or a better text.
+    """
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        mode: Any = _state.mode
+        original = self.original
+        context = None if mode is None or "pin_memory" in kwargs else mode.context
+        if context is not None and context.redirects_only:
+            rewriter = mode.find(original)
+            # Only texts: what a device means depends on the object. A tensor that a factory is given may be its result.
+            asked = None
+            if rewriter is rewriters.with_device_keyword and (not args or args[0].__class__ in _SIZES):
+                asked = kwargs.get("device")
+            elif rewriter is rewriters.move and len(args) == 2 and not kwargs:
+                asked = args[1]
+            known = context.thread.redirects.get(asked) if asked.__class__ is str else None
+            if known is not None and not _stack_length() and not is_torch_function_all_disabled():
+                device, requested, done = known
+                _state.mode = None
+                try:
+                    if rewriter is rewriters.move:
+                        result = original(args[0], device)
+                    else:
+                        result = original(*args, **{**kwargs, "device": device})
+                    if requested:
+                        context.journal.record(requested, done, _EXACT, above=1)
+                    if not context.runtime.shares_host_memory:
+                        return result
+                    return (
+                        moves.moved(context, args[0], result, _DEVICE)
+                        if args and result is args[0]
+                        else moves.mark(result, _DEVICE)
+                    )
+                except OF_TORCH:
+                    pass  # the mode repeats the call below, outside this clause, as in `LastResort`
+                finally:
+                    _state.mode = mode if mode.context is not None else None
+        return EntryPoint.__call__(self, *args, **kwargs)
+
+
 class LastResort(EntryPoint):
     """An entry point that calls the mode only after the original has failed, so that it costs next to nothing."""
 
@@ -202,9 +251,12 @@ def _new_device(original: Call) -> Any:
         if mode is None or _stack_length() or is_torch_function_all_disabled():
             return original(cls, args, kwargs)  # the program's modes call the class again
         if len(args) == 1 and args[0].__class__ is str and not kwargs:
-            device = rewriters.made_before(mode.context, args)
-            if device is not None:
-                return device
+            context: Any = mode.context
+            known = context.thread.redirects.get(args)
+            if known is not None:
+                device, requested, done = known
+                context.journal.record(requested, done, _EXACT, above=1)
+                return device  # type: ignore[no-any-return]
         return _ask(mode, cls, args, kwargs)
 
     return __new__
@@ -304,6 +356,8 @@ def _kind_for(function: Any) -> type[EntryPoint]:
     """Return the class of a function's entry point."""
     if function == _ATTENTION:
         return _Attention
+    if function == torch.Tensor.to or lookup.classify(function, {}) is rewriters.with_device_keyword:
+        return _Naming
     if function in half_precision_matmul.TABLE:
         return _Product
     if function in _may_be_refused():
