@@ -260,6 +260,11 @@ def given_tuples(out, values, pair):
 
 
 @triton.jit
+def in_bfloat16(out, value: tl.bfloat16):
+    tl.store(out, value)
+
+
+@triton.jit
 def of_one_element(x):
     if tl.load(x + tl.arange(0, 1)) > 1:
         tl.store(x, 0)

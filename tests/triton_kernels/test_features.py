@@ -63,12 +63,16 @@ def _copies() -> Pairs:
     yield out, values[4::4]
 
 
-@feature("scalar arguments: int32, int64, float32, bool, 1 as a constant")
+@feature("scalar arguments: int32, int64, float32, bool, annotated bfloat16, 1 as a constant")
 def _scalars() -> Pairs:
     for flag in (True, False):
         out = on_device(1)
         kernels.scalars[(1,)](out, 3, 2**40, 0.5, flag, 1)
         yield out, torch.tensor([3.5 if flag else 0.0])
+    for value in (42.1, float("nan")):
+        out = on_device(1)
+        kernels.in_bfloat16[(1,)](out, value)
+        yield out, torch.tensor([value], dtype=torch.bfloat16).float()
 
 
 def _arithmetic(*dtypes: torch.dtype) -> Pairs:
@@ -380,4 +384,4 @@ def test_a_feature(name: str, target: str) -> None:
         assert pairs
         for result, expected in pairs:
             tolerance = {"atol": 0, "rtol": 0} if FEATURES[name] == "exact" else {"atol": 1e-4, "rtol": 1e-5}
-            torch.testing.assert_close(result.cpu(), expected, **tolerance)
+            torch.testing.assert_close(result.cpu(), expected, equal_nan=True, **tolerance)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from torchdevice.triton_kernels import triton_internals as triton
-from torchdevice.triton_kernels.numpy_builder import NumpyBuilder
+from torchdevice.triton_kernels.numpy_builder import NumpyBuilder, encoded
 from torchdevice.triton_kernels.triton_internals import TensorHandle, core, numpy_dtype, tl
 
 
@@ -174,6 +174,8 @@ def _logical(name: str, *operands: Callable[[], Any]) -> Any:
 
 def tensor_of(value: Any, dtype: Any) -> Any:
     """Return a scalar of a kernel."""
+    if dtype.is_floating():
+        return core.tensor(encoded(np.array([value], np.float64), dtype), dtype)
     return core.tensor(TensorHandle(np.array([value], dtype=numpy_dtype(dtype)), dtype), dtype)
 
 
