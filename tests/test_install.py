@@ -128,15 +128,22 @@ class TestImport:
     def test_the_first_use_collects_no_garbage(self) -> None:
         """A full collection is due when torch has been imported, and would take longer than the first use."""
         program = """
-            import gc, torch, torchdevice
-            begun = []
-            gc.callbacks.append(lambda phase, info: begun.append(phase))
-            gc.set_threshold(100)
+            import gc, importlib.abc, sys, torch, torchdevice
+
+            class Seen(importlib.abc.MetaPathFinder):
+                def find_spec(self, name, path, target=None):
+                    print(gc.isenabled(), name)
+
+            sys.meta_path.insert(0, Seen())
             torchdevice.portable
-            del gc.callbacks[:]
-            print(gc.isenabled(), len(begun) < 20)
+            del sys.meta_path[0]
+            print(gc.isenabled(), "afterwards")
         """
-        assert run_python("-c", textwrap.dedent(program)).stdout.split() == ["True", "True"]
+        lines = run_python("-c", textwrap.dedent(program)).stdout.splitlines()
+        loaded = {line[5:] for line in lines if line.startswith("True ")} - {"torchdevice.foundation"}
+        pause = {"garbage_collection", "interrupt_safe_exit"}
+        assert loaded == {"afterwards", *(f"torchdevice.foundation.{name}" for name in pause)}
+        assert len(lines) > 50
 
     def test_a_run_loads_torch_without_a_full_collection(self) -> None:
         program = "import gc; print(gc.isenabled(), gc.get_stats()[2]['collections'])"

@@ -23,7 +23,7 @@ from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.registry import runtime
 from torchdevice.errors import PATCHERS, TorchDeviceError
 from torchdevice.foundation import pypi_conflict
-from torchdevice.foundation.environment import REPORT, SAID, SWITCH
+from torchdevice.foundation.environment import COLLECTED, REPORT, SAID, SWITCH
 from torchdevice.foundation.logs import FILE, LEVEL, configure_logging
 from torchdevice.foundation.run_folder import VARIABLE as RUN_FOLDER
 from torchdevice.foundation.tracebacks import FRAMES
@@ -210,7 +210,7 @@ _OTHERS = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ENABLE_MPS_FALLBACK", "NO_COLOR", "P
 def _variables() -> list[Finding]:
     own = {name: value for name, value in sorted(os.environ.items()) if name.startswith(SWITCH)}
     known = {_options.variable_of(name) for name in _options.declarations()}
-    known |= {SWITCH, LEVEL, FILE, FRAMES, REPORT, SAID, RUN_FOLDER}
+    known |= {SWITCH, LEVEL, FILE, FRAMES, COLLECTED, REPORT, SAID, RUN_FOLDER}
     found = [_unknown(name, known) for name in own if name not in known]
     for check in (_options.from_environment, configure_logging):
         try:

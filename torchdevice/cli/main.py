@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torchdevice.cli import check, doctor, native, plan, report, run
 from torchdevice.cli.parsing import CommandParser
+from torchdevice.cli.usage_errors import output
 from torchdevice.version import __version__
 
 
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 if the command line is invalid or cannot be carried out.
         BaseException: What the program of ``torchdevice run`` raises, ``SystemExit`` included.
     """
+<<<<<<< HEAD
     options = parser().parse_args(argv)
     if hasattr(options, "rest") or not isinstance(sys.stdout, io.TextIOWrapper):  # that of 'run' is the program's
         return options.action(options)
@@ -35,6 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # as in: torchdevice check --rules | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again at its end
         return 1
+=======
+    with output():
+        options = parser().parse_args(argv)
+        if not hasattr(options, "rest"):  # else the output is the program's
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not text
+            return options.action(options)
+    return options.action(options)
+>>>>>>> main
 
 
 def parser() -> CommandParser:

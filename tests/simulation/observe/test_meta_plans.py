@@ -164,3 +164,24 @@ def test_calls_of_one_plan_need_no_kernel_of_torchs(monkeypatch: pytest.MonkeyPa
             parts[i].mul_(parts[i + 1])
         with pytest.raises(TypeError):
             x + 1
+
+
+@pytest.mark.parametrize("size", [5, 40, 1000, 100_000])
+def test_forgotten_values_keep_their_address(size: int) -> None:
+    """Whose memory was freed would be the storage of a later tensor that gets the same memory."""
+    makers = [
+        lambda: torch.arange(size, device="cuda"),
+        lambda: torch.empty(0, dtype=torch.int64, device="cuda").resize_(size).zero_(),
+        lambda: torch.cumsum(torch.ones(size, device="cuda").long(), 0, out=torch.arange(0, device="cuda")),
+        lambda: torch.full((size,), 2, device="cuda"),
+    ]
+    with torchdevice.simulate(compute="meta"):
+        unknown = torch.rand(size, device="cuda")
+        forgotten = []
+        for make in makers * 20:
+            forgotten.append(make())
+            forgotten[-1].copy_(unknown)
+            later = torch.full((size,), 4, device="cuda") + 1
+            assert later.untyped_storage().nbytes() == 8 * size
+            assert later.tolist()[:2] == [5, 5]
+            assert later.data_ptr() not in {each.data_ptr() for each in forgotten}

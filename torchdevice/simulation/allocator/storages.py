@@ -8,9 +8,9 @@ exclude what a kernel needs while it runs.
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.devices.allocation_events import Block, Observer
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.per_thread import PerThread, having
 from torchdevice.foundation.view_bits import conj, with_bits
 from torchdevice.lowlevel.dlpack_alias import on_cpu, on_device, without_values
 from torchdevice.simulation import machine, policy
@@ -150,9 +150,12 @@ class MetaRef(StorageRef):
 
     Attributes:
         meta: A tensor of torch's meta device, in the place of the CPU tensor.
+        forgotten: The CPU tensor of a storage that had values. Its memory has the storage's address, and a storage that
+            was resized does not keep it.
     """
 
-    __slots__ = ("meta",)
+    __slots__ = ("forgotten", "meta")
+    forgotten: torch.Tensor | None
     meta: torch.Tensor
 
     def release(self) -> None:
@@ -287,23 +290,13 @@ def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
     return Block(index, address, block.size, block.requested, block.address)
 
 
-class _Meant(threading.local):
-    """The device that C++ means where it names none: while it makes a sparse tensor, that of the tensor."""
-
-    index = 0
+meant = PerThread(index=0)
+"""The device that C++ means where it names none: while it makes a sparse tensor, that of the tensor."""
 
 
-meant = _Meant()
-
-
-@block
-def meaning(index: int) -> Iterator[None]:
+def meaning(index: int) -> AbstractContextManager[None]:
     """Let a device without an index be this one, for this thread."""
-    before, meant.index = meant.index, index  # restored, since meanings nest
-    try:
-        yield
-    finally:
-        meant.index = before
+    return having(meant, index=index)
 
 
 def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
@@ -464,7 +457,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     address = 0 if block is None else block.address if memory.is_meta else memory.data_ptr()
     if isinstance(owner, MetaRef):
         _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
-        owner.meta, memory, old = memory, _NOTHING, None
+        owner.meta, owner.forgotten, memory, old = memory, None, _NOTHING, None
         _by_meta[owner.meta.untyped_storage()._cdata] = owner
     owner.tensor, owner.view, owner.viewer = memory, memory, 0
     _own(owner, address or emptied, block)
@@ -495,7 +488,7 @@ def forget_values(storage: Any) -> None:
         return
     new = _reference(storage, owner.on, _NOTHING, MetaRef)
     new.meta = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
-    new.address = address
+    new.address, new.forgotten = address, owner.tensor
     if isinstance(owner, NativeRef):
         native.disown(storage._cdata)
     else:
