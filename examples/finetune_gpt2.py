@@ -5,6 +5,7 @@
 import argparse
 import math
 import os
+import re
 
 import torch
 from torch.utils.data import Dataset
@@ -13,17 +14,25 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class ByteTokenizer:
-    """One token per byte; token 256 marks the end of a text."""
+class WordTokenizer:
+    """One token per word or punctuation mark of a text; the last token marks the end of a text."""
 
-    eos_token_id = 256
-    vocab_size = 257
+    def __init__(self, text):
+        self.words = sorted(set(self.split(text)))
+        self.ids = {word: index for index, word in enumerate(self.words)}
+        self.eos_token_id = len(self.words)
+        self.vocab_size = len(self.words) + 1
+
+    @staticmethod
+    def split(text):
+        return re.findall(r"\w+|[^\w\s]", text)
 
     def encode(self, text):
-        return list(text.encode("utf-8"))
+        return [self.ids[word] for word in self.split(text)]
 
     def decode(self, ids):
-        return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+        text = " ".join(self.words[i] for i in ids if i < self.eos_token_id)
+        return re.sub(r" ([.,;:!?])", r"\1", text)
 
 
 class Blocks(Dataset):
@@ -49,9 +58,10 @@ def main():
     print(f"GPU: {torch.cuda.get_device_name(0)}, capability {torch.cuda.get_device_capability(0)}")
 
     set_seed(0)
-    tokenizer = ByteTokenizer()
     with open(args.text, encoding="utf-8") as file:
-        ids = torch.tensor(tokenizer.encode(file.read()))
+        text = file.read()
+    tokenizer = WordTokenizer(text)
+    ids = torch.tensor(tokenizer.encode(text))
 
     config = GPT2Config(
         vocab_size=tokenizer.vocab_size,
@@ -90,9 +100,9 @@ def main():
     print(f"peak memory {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")
 
     model.eval()
-    prompt = torch.tensor([tokenizer.encode("The harbour ")], device="cuda")
+    prompt = torch.tensor([tokenizer.encode("The harbour")], device="cuda")
     with torch.inference_mode(), torch.autocast("cuda", dtype=torch.float16):
-        written = model.generate(prompt, max_new_tokens=60, do_sample=True, top_k=5, pad_token_id=tokenizer.eos_token_id)
+        written = model.generate(prompt, max_new_tokens=30, do_sample=True, top_k=5, pad_token_id=tokenizer.eos_token_id)
     print("wrote:", repr(tokenizer.decode(written[0].tolist())))
 
 

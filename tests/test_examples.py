@@ -25,7 +25,7 @@ OPTIONS = {"model_parallel": ["--devices", "2"]}
 
 EXPECTED = {
     "model_parallel": ["ToDevice(", "epoch 4: loss 0.0", "cuda:1 holds"],
-    "finetune_gpt2": ["trained in", "wrote: 'The harbour "],
+    "finetune_gpt2": ["trained in", "wrote: 'The harbour"],
     "train_nanogpt": ["step 20: loss", "saved"],
     "classify_images": ["epoch 1: loss", "accuracy"],
     "demo_tensors": ["copied back unchanged: True", "reproducible: True"],

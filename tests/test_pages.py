@@ -67,8 +67,8 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_every_block_says_its_language() -> None:
     # ini, yaml, and the Python of nox: tests/test_recipes.py. ipython: tests/test_magics.py. toml:
-    # tests/devices/test_device_models.py. text: what is printed.
-    known = {"python", "sh", "ini", "yaml", "toml", "ipython", "text", "markdown"}
+    # tests/devices/test_device_models.py. json, dockerfile: tests/test_ci_page.py. text: what is printed.
+    known = {"python", "sh", "ini", "yaml", "toml", "ipython", "text", "markdown", "json", "dockerfile"}
     assert {(block.page, block.line) for block in blocks() if block.language not in known} == set()
     assert all((ROOT / page).read_text().count("```") % 2 == 0 for page in PAGES)
 

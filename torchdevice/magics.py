@@ -89,7 +89,7 @@ def _parser() -> _Parser:
     parser = _Parser(prog=f"%{_NAME}", usage=_USAGE.replace("%", "%%"), formatter_class=argparse.HelpFormatter)
     parser.allow_abbrev = False
     parser.add_argument("first", nargs="?", metavar="TARGET", help=f"the target, or {_ON}, or {_OFF}")
-    parser.add_argument(_HELP, action="store_true", help="list the options")
+    parser.add_argument(_HELP, action="store_true", default=argparse.SUPPRESS, help="list the options")
     _options.add_flags(parser.add_argument)
     return parser
 
@@ -101,7 +101,6 @@ def _given(words: list[str]) -> dict[str, Any]:
         UsageError: An option does not exist, or the target is given twice.
     """
     given = vars(_parser().parse_args(words))
-    del given["help"]
     first = given.pop("first")
     if first is not None and given["target"] is not None:
         raise UsageError(f"{first!r} and {given['target']!r} are both given as the target. Name one.")

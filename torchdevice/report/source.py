@@ -49,8 +49,7 @@ def printable(text: str) -> str:
 
 def short(file: str) -> str:
     """Return the name of a file, fit to be printed, without the folders that say nothing; IPython names its cells."""
-    session = ipython()
-    if session and (cell := session.compile.format_code_name(file)):
+    if (session := ipython()) and (cell := session.compile.format_code_name(file)):
         return cell[1]
     file = printable(file)
     if not os.path.isabs(file):
