@@ -87,7 +87,8 @@ def _are_in_pieces(input: torch.Tensor, weights: list[torch.Tensor]) -> bool:
     real = all(type(each) is torch.nn.Parameter for each in weights)
     if not (real and is_on_cudnn(input) and policy.stands_for_cuda()):
         return False
-    if thread_state.state.context.shown_as != "cuda":  # modules look for weights on CUDA, and flatten no others
+    context = thread_state.state.context
+    if context is None or context.shown_as != "cuda":  # modules look for weights on CUDA, and flatten no others
         return False
     ordered = _in_order(weights)
     places = itertools.accumulate((each.nbytes for each in ordered), initial=ordered[0].data_ptr())
