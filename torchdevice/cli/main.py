@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections.abc import Sequence
 
@@ -26,18 +25,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 if the command line is invalid or cannot be carried out.
         BaseException: What the program of ``torchdevice run`` raises, ``SystemExit`` included.
     """
-<<<<<<< HEAD
-    options = parser().parse_args(argv)
-    if hasattr(options, "rest") or not isinstance(sys.stdout, io.TextIOWrapper):  # that of 'run' is the program's
-        return options.action(options)
-    # Names of files need not be text. Line by line, so that a reader who has gone is noticed here.
-    sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
-    try:
-        return options.action(options)
-    except BrokenPipeError:  # as in: torchdevice check --rules | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again at its end
-        return 1
-=======
     with output():
         options = parser().parse_args(argv)
         if not hasattr(options, "rest"):  # else the output is the program's
@@ -45,7 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not text
             return options.action(options)
     return options.action(options)
->>>>>>> main
 
 
 def parser() -> CommandParser:
